@@ -256,3 +256,41 @@ def batches_job(folder: Path) -> einmpi.Job:
 
 if __name__ == "__main__":
     main()
+
+
+UPDATES = """
+P[b,j] = sum(X[b,i] * W[i,j]) - D[b,j]
+loss = sum(P[b,j]**2)
+G[i,j] = sum(X[b,i] * P[b,j])
+W_next[i,j] = W[i,j] - 0.01 * G[i,j]
+cache_next[u,j] = where(u == step % 7, P[0,j], cache[u,j])
+m[u] = max[j](abs(M[u,j]))
+M_next[u,j] = M[u,j] / (1 + m[u])
+"""
+
+
+def updates_job() -> tuple[einmpi.Job, dict[str, np.ndarray], dict[str, str]]:
+    """A loop that updates all it carries in place: a job, its inputs, and what it carries."""
+    rng = np.random.default_rng(9)
+    inputs = {
+        "X": rng.normal(size=(3, 40)),
+        "D": rng.normal(size=(3, 12)),
+        "W": rng.normal(size=(40, 12)),
+        "cache": rng.normal(size=(7, 12)),
+        "M": rng.normal(size=(1200, 12)),
+    }
+    job = einmpi.program(UPDATES, step=np.array(0), **inputs)
+    return job, inputs, {"W": "W_next", "cache": "cache_next", "M": "M_next"}
+
+
+def updated_by_numpy(inputs: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
+    """What `updates_job` carries after some steps."""
+    W = inputs["W"]
+    cache = inputs["cache"].copy()
+    M = inputs["M"]
+    for step in range(steps):
+        P = inputs["X"] @ W - inputs["D"]
+        W = W - 0.01 * (inputs["X"].T @ P)
+        cache[step % 7] = P[0]
+        M = M / (1 + abs(M).max(axis=1))[:, None]
+    return {"W": W, "cache": cache, "M": M}

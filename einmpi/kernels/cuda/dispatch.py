@@ -26,6 +26,7 @@ from einmpi.kernels.cuda.launch import (
     Launch,
     PreparedCalls,
     compile_kernel,
+    is_in_place,
     key_of,
     prepare_launch,
 )
@@ -59,13 +60,14 @@ def compute_einsum(
     tf32: bool = False,
     strict: bool = False,
 ) -> None:
-    """Fill `target`, which must not share memory with an operand.
+    """Fill `target`, which shares no memory with operands, or is one that is read where it writes.
 
     The extents of the EinSum are those of the arrays. `fast_math` allows methods that round more;
     `tf32` allows float32 products with a fraction of ten bits; `strict` allows only methods that
     give inf and nan where the program as written does.
     """
-    key = (*map(key_of, operands), key_of(target), index, fast_math, tf32, strict)
+    in_place = is_in_place(operands, target)
+    key = (*map(key_of, operands), key_of(target), in_place, index, fast_math, tf32, strict)
 
     def prepare() -> PreparedCall:
         return prepare_einsum(einsum, operands, target, index, fast_math, tf32, strict)
@@ -299,7 +301,14 @@ def _prepare_generated(
             aligned = False
         layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
     kernel = _GeneratedKernel(
-        einsum, function, tuple(layouts), first_values, aligned, fast_math, split_runs_of
+        einsum,
+        function,
+        tuple(layouts),
+        first_values,
+        aligned,
+        fast_math,
+        split_runs_of,
+        is_in_place(operands, target),
     )
     run_kernel = kernel.prepare(target)
 
@@ -323,6 +332,7 @@ class _GeneratedKernel:
     aligned: bool
     fast_math: bool
     split_runs_of: RunsOf | None = None
+    in_place: bool = False  # the target is one of the operands
 
     def split(self, target: DeviceArray) -> WorkSplit:
         layout = IndexedArray(target.dtype.name, target.shape, target.strides, self.einsum.output)
@@ -344,7 +354,7 @@ class _GeneratedKernel:
         split = self.split(target)
         if split.parts > 1:
             return self.prepare_parts(target)
-        launch = _launch(split, self.first_values, self.fast_math)
+        launch = _launch(split, self.first_values, self.fast_math, self.in_place)
         return lambda addresses, target: launch([*addresses, target.data.ptr])
 
     def prepare_parts(self, target: DeviceArray) -> Callable[[list[int], DeviceArray], None]:
@@ -376,7 +386,7 @@ class _GeneratedKernel:
 
 
 def _launch(
-    split: WorkSplit, first_values: Mapping[int, int], fast_math: bool
+    split: WorkSplit, first_values: Mapping[int, int], fast_math: bool, in_place: bool = False
 ) -> Callable[[list[int]], None]:
     """Return a function of the addresses of all arrays that starts a kernel."""
     nest = split.nest
@@ -392,7 +402,8 @@ def _launch(
         return split.argument(parameter)
 
     grid = ((split.blocks, split.parts), (BLOCK_THREADS,))
-    launch = prepare_launch(compiled_nest(nest, fast_math), grid, nest.parameters(), argument)
+    kernel = compiled_nest(nest, fast_math, in_place)
+    launch = prepare_launch(kernel, grid, nest.parameters(), argument)
     return _with_index_check(launch, split) if nest.gathers else launch
 
 
@@ -427,5 +438,5 @@ def _with_index_check(launch: Launch, split: WorkSplit) -> Callable[[list[int]],
 
 
 @lru_cache(maxsize=4096)
-def compiled_nest(nest: CudaNest, fast_math: bool) -> Any:
-    return compile_kernel(kernel_source(nest), fast_math)
+def compiled_nest(nest: CudaNest, fast_math: bool, in_place: bool = False) -> Any:
+    return compile_kernel(kernel_source(nest), fast_math, in_place)

@@ -22,6 +22,7 @@ from einmpi.kernels.cuda.launch import (
     Launch,
     PreparedCalls,
     compile_kernel,
+    is_in_place,
     key_of,
     prepare_launch,
 )
@@ -82,7 +83,8 @@ def compute_group(step: Group, arrays: Mapping[str, DeviceArray], fast_math: boo
     Return False if it has to be computed kernel by kernel.
     """
     names = sorted(arrays)
-    key = (*names, *(key_of(arrays[name]) for name in names), fast_math)
+    in_place = _is_in_place(step, arrays)
+    key = (*names, *(key_of(arrays[name]) for name in names), in_place, fast_math)
     prepared = CALLS.get(step, key, lambda: _prepare_group(step, arrays, fast_math))
     if prepared is None:
         return False
@@ -106,10 +108,16 @@ def _prepare_group(
     nest = split.nest
     row_count = prod(split.extents[: nest.row_loops])
     grid = (-(-row_count // nest.teams), 1), (nest.team * nest.teams,)
-    kernel = compiled_group(nest, fast_math)
+    kernel = compiled_group(nest, fast_math, _is_in_place(step, arrays))
     return prepare_launch(kernel, grid, nest.parameters(), split.argument), split.slots
 
 
 @lru_cache(maxsize=1024)
-def compiled_group(nest: GroupNest, fast_math: bool) -> Any:
-    return compile_kernel(group_source(nest), fast_math)
+def compiled_group(nest: GroupNest, fast_math: bool, in_place: bool = False) -> Any:
+    return compile_kernel(group_source(nest), fast_math, in_place)
+
+
+def _is_in_place(step: Group, arrays: Mapping[str, DeviceArray]) -> bool:
+    """Return whether a group writes over an array that it reads."""
+    read = [arrays[slot.name] for slot in step.reads]
+    return any(is_in_place(read, arrays[slot.name]) for slot in step.writes)

@@ -24,12 +24,15 @@ Grid = tuple[tuple[int, int], tuple[int]]  # blocks in both directions, threads 
 T = TypeVar("T")
 
 
-def compile_kernel(text: str, fast: bool) -> Any:
+def compile_kernel(text: str, fast: bool, in_place: bool = False) -> Any:
     """Compile the function `kernel` of a CUDA text.
 
+    With `in_place`, the kernel may write over an array that it reads, element by element.
     CuPy caches compiled kernels on disk, and several processes may compile at the same time.
     """
     options = FAST_OPTIONS if fast else EXACT_OPTIONS
+    if in_place:
+        text = f"#define __restrict__\n{text}"
     with first_use(COMPILING):
         return driver.cupy().RawModule(code=text, options=options).get_function("kernel")
 
@@ -85,6 +88,11 @@ class PreparedCalls:
             entry = self.entries[id(owner), key] = owner, call
         found: T = entry[1]
         return found
+
+
+def is_in_place(operands: Iterable[DeviceArray], target: DeviceArray) -> bool:
+    """Return whether a target is one of the operands."""
+    return any(array.data.ptr == target.data.ptr for array in operands)
 
 
 def key_of(array: DeviceArray) -> Hashable:

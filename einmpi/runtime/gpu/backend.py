@@ -16,7 +16,7 @@ from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import PreparedCalls
+from einmpi.kernels.cuda.launch import PreparedCalls, is_in_place
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.views import view_operands
@@ -186,9 +186,8 @@ class CupyBackend:
     ) -> None:
         # The arrays of a step always have the same shapes and strides, but not the same addresses.
         alignments = tuple([array.data.ptr % PACK_BYTES for array in (*operands, target)])
-        self.calls.get(step, alignments, lambda: self._prepare(step, operands, target))(
-            operands, target
-        )
+        key = alignments, is_in_place(operands, target)
+        self.calls.get(step, key, lambda: self._prepare(step, operands, target))(operands, target)
 
     def _prepare(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray

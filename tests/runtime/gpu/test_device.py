@@ -13,7 +13,7 @@ from distributed import assert_close, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import finished, run_all
-from run_cases import JOBS, batches_job, cases
+from run_cases import JOBS, batches_job, cases, updated_by_numpy, updates_job
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
@@ -23,6 +23,7 @@ from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
 from einmpi.kernels.cuda import driver
+from einmpi.planner import memory
 from einmpi.process.variables import TRANSPORT_VARIABLE
 from einmpi.runtime.gpu import binding
 from einmpi.runtime.gpu import comm as gpu_comm
@@ -110,6 +111,35 @@ def test_batches(tmp_path, monkeypatch, small_pieces):
             np.testing.assert_allclose(found, expected, rtol=1e-12)
     plan = einmpi.plan(on_gpu(job), 2)
     assert plan.loop.batches.bytes_ahead > 0 and plan.ahead == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_updates_in_place(ranks, monkeypatch, small_pieces):
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(memory, "PRODUCT_BLOCK_BYTES", 500)
+    monkeypatch.setattr(memory, "LEAST_BLOCK_ROWS", 1)
+    job, inputs, carry = updates_job()
+
+    def on_rank(comm):
+        result = einmpi.loop(on_gpu(job), inputs, comm, carry=carry, steps=9, record=["loss"])
+        return {name: result.outputs[name].gather() for name in carry}
+
+    for found in run_threads(ranks, on_rank):
+        for name, expected in updated_by_numpy(inputs, 9).items():
+            np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
+
+
+def test_a_step_takes_what_it_is_given(monkeypatch):
+    fake_cupy.install(monkeypatch)
+    job = on_gpu(einmpi.program("Y[i] = X[i] / 2", X=(5,)))
+    step = einmpi.compile(job, ALONE, carry={"X": "Y"}, donate=True)
+    given_array = driver.cupy().asarray(8 * np.ones(5))
+    first = step(X=given_array)["Y"]
+    address = first.local.data.ptr
+    second = step(X=first)["Y"]
+    assert second.local.data.ptr == address
+    np.testing.assert_array_equal(second.gather(), 2 * np.ones(5))
+    np.testing.assert_array_equal(driver.cupy().asnumpy(given_array), 8 * np.ones(5))
 
 
 def test_results_stay_on_the_gpu(monkeypatch):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from distributed import assert_close
 from paths import ROOT
-from run_cases import batches_job, cases
+from run_cases import batches_job, cases, updated_by_numpy, updates_job
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda import driver
+from einmpi.planner import memory
 from einmpi.report.compare import TOLERANCE, relative_error
 from einmpi.runtime.gpu import binding
 
@@ -100,6 +101,17 @@ def test_batches(tmp_path):
     found = einmpi.loop(on_gpu(job), comm=ALONE)
     expected = einmpi.reference(job)["w"]
     np.testing.assert_allclose(found.outputs["w"].gather(), expected, rtol=1e-12)
+
+
+def test_updates_in_place(monkeypatch):
+    monkeypatch.setattr(memory, "PRODUCT_BLOCK_BYTES", 500)
+    monkeypatch.setattr(memory, "LEAST_BLOCK_ROWS", 1)
+    job, inputs, carry = updates_job()
+    result = einmpi.loop(on_gpu(job), inputs, ALONE, carry=carry, steps=9, record=["loss"])
+    for name, expected in updated_by_numpy(inputs, 9).items():
+        np.testing.assert_allclose(
+            result.outputs[name].gather(), expected, rtol=1e-10, err_msg=name
+        )
 
 
 def test_results_stay_on_the_gpu():
