@@ -12,8 +12,8 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
+from einmpi.loops.planning import plan_loop
 from einmpi.loops.running import LoopRun
-from einmpi.loops.stages import plan_loop
 from einmpi.planner import memory
 from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.lower import lower
@@ -437,7 +437,7 @@ def test_weights_of_one_unit_need_one_unit():
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", 9, {"W": "W_next"}, None, ["loss"])
     for ranks in (1, 4):
-        plan = plan_loop(job, loop, ranks, options_of(job))
+        plan = plan_loop(job, loop, ranks, options_of(job), {})
         assert plan.peak < 1.35 * weights / ranks if ranks == 1 else plan.peak < weights
         assert peak_bytes(lower(plan, 0)) <= plan.peak
 
