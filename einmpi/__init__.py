@@ -7,7 +7,20 @@ from einmpi.errors import EinmpiError, InputError
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
-    from einmpi.api import compile, einsum, load, loop, open_dataset, plan, program, reference, run
+    from einmpi.api import (
+        compile,
+        einsum,
+        grad,
+        load,
+        loop,
+        open_dataset,
+        plan,
+        program,
+        reference,
+        run,
+        value_and_grad,
+        vjp,
+    )
     from einmpi.compiled.dist_array import DistArray
     from einmpi.job.job import Job
 
@@ -19,6 +32,7 @@ __all__ = [
     "__version__",
     "compile",
     "einsum",
+    "grad",
     "load",
     "loop",
     "open_dataset",
@@ -26,6 +40,8 @@ __all__ = [
     "program",
     "reference",
     "run",
+    "value_and_grad",
+    "vjp",
 ]
 # The public names that bring numpy and most of the package along, and the modules that define them.
 _MODULES = {
@@ -33,6 +49,7 @@ _MODULES = {
     "Job": "einmpi.job.job",
     "compile": "einmpi.api",
     "einsum": "einmpi.api",
+    "grad": "einmpi.api",
     "load": "einmpi.api",
     "loop": "einmpi.api",
     "open_dataset": "einmpi.api",
@@ -40,6 +57,8 @@ _MODULES = {
     "program": "einmpi.api",
     "reference": "einmpi.api",
     "run": "einmpi.api",
+    "value_and_grad": "einmpi.api",
+    "vjp": "einmpi.api",
 }
 
 

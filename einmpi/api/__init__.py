@@ -1,7 +1,8 @@
-"""The Python interface: load, program, plan, compile, run, loop, reference, einsum and others."""
+"""The Python interface: load, program, plan, compile, run, loop, grad, einsum and others."""
 
 from einmpi.api.datasets import open_dataset
 from einmpi.api.einsums import einsum
+from einmpi.api.gradients import grad, value_and_grad, vjp
 from einmpi.api.jobs import load, program
 from einmpi.api.loops import loop
 from einmpi.api.planning import options_of, plan
@@ -10,6 +11,7 @@ from einmpi.api.running import compile, reference, run
 __all__ = [
     "compile",
     "einsum",
+    "grad",
     "load",
     "loop",
     "open_dataset",
@@ -18,4 +20,6 @@ __all__ = [
     "program",
     "reference",
     "run",
+    "value_and_grad",
+    "vjp",
 ]

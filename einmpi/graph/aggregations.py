@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from einmpi.errors import OperationError
+from einmpi.graph.derivatives import aggregations as derivatives
+from einmpi.graph.derivatives.aggregations import AggregateDerivative
 from einmpi.graph.dtypes import Type, kind_of
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Number, Scalar
-
-# From the aggregated expression, the result and the result's own derivative: the derivative by
-# the expression, for every combination of labels.
-AggregateDerivative: TypeAlias = Callable[[Scalar, Scalar, Scalar], Scalar]
+from einmpi.graph.scalar import Number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +59,9 @@ class Aggregation:
     mpi : str
         The MPI reduction that is ⊕, "" if there is none.
     derivative : callable or None
-        The rule of the derivative, None if there is none.
+        What the adjoint of an aggregate sends to its values. None if that is not known.
+    is_flat : bool
+        Whether nothing is sent to the values, because aggregates are true or false.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Aggregation:
     is_idempotent: bool = False
     mpi: str = ""
     derivative: AggregateDerivative | None = None
+    is_flat: bool = False
 
 
 AGGREGATIONS: dict[str, Aggregation] = {}
@@ -203,6 +204,7 @@ register_aggregation(
         modular_over=frozenset({"*"}),
         is_rounded=True,
         mpi="SUM",
+        derivative=derivatives.of_sum,
     )
 )
 register_aggregation(
@@ -218,6 +220,7 @@ register_aggregation(
         result_text=_WIDENED_TEXT,
         is_rounded=True,
         mpi="PROD",
+        derivative=derivatives.of_product,
     )
 )
 register_aggregation(
@@ -235,6 +238,7 @@ register_aggregation(
         distributes_over=frozenset({"+", "minimum"}),
         exact_over=frozenset({"minimum"}),
         is_idempotent=True,
+        derivative=derivatives.of_extreme,
     )
 )
 register_aggregation(
@@ -252,6 +256,7 @@ register_aggregation(
         distributes_over=frozenset({"+", "maximum"}),
         exact_over=frozenset({"maximum"}),
         is_idempotent=True,
+        derivative=derivatives.of_extreme,
     )
 )
 register_aggregation(
@@ -269,6 +274,7 @@ register_aggregation(
         exact_over=frozenset({"&"}),
         is_idempotent=True,
         mpi="LOR",
+        is_flat=True,
     )
 )
 register_aggregation(
@@ -286,5 +292,6 @@ register_aggregation(
         exact_over=frozenset({"|"}),
         is_idempotent=True,
         mpi="LAND",
+        is_flat=True,
     )
 )

@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.graph.derivatives import operations as derivatives
+from einmpi.graph.derivatives.operations import Derivative
 from einmpi.graph.operation_records import Operation, register_operation
-from einmpi.graph.promotion import as_common_type, as_real_part, as_rounding, as_ufunc, as_where
+from einmpi.graph.promotion import (
+    as_argument,
+    as_common_type,
+    as_real_part,
+    as_rounding,
+    as_ufunc,
+    as_where,
+)
 
 
 def _function(
@@ -17,11 +26,12 @@ def _function(
     ufunc: np.ufunc,
     documentation: str,
     cpu: Mapping[str, str],
+    derivative: Derivative | None,
     takes_complex: bool = True,
     cpu_is_long: bool = False,
     parameters: str = "",
 ) -> None:
-    """Register the function that a numpy ufunc computes."""
+    """Register the function that a numpy ufunc computes. It is flat if it has no derivative."""
     arguments = ", ".join(f"{{{k}}}" for k in range(ufunc.nin))
     register_operation(
         Operation(
@@ -35,6 +45,8 @@ def _function(
             cpu=cpu,
             cpu_is_long=cpu_is_long,
             cuda=f"{name}_({arguments})",
+            derivative=derivative,
+            is_flat=derivative is None,
         )
     )
 
@@ -63,6 +75,10 @@ def _sigmoid(values: Any) -> Any:
     return (np.where(is_positive, 1, exponential) / (1 + exponential)).astype(dtype)
 
 
+def _itself(values: Any) -> Any:
+    return values
+
+
 def _clip(values: Any, low: Any, high: Any) -> Any:
     return np.minimum(np.maximum(values, low), high)
 
@@ -77,15 +93,24 @@ register_operation(
         dtypes=as_where,
         cpu={"": "pick({0}, {1}, {2})"},
         cuda="pick({0}, {1}, {2})",
+        derivative=derivatives.of_where,
     )
 )
-_function("exp", np.exp, "e to the power x", {"f": "exp({0})"}, cpu_is_long=True)
-_function("log", np.log, "natural logarithm", {"f": "math.log({0})"})
-_function("log1p", np.log1p, "log(1 + x), precise near 0", {"f": "math.log1p({0})"})
-_function("expm1", np.expm1, "exp(x) − 1, precise near 0", {"f": "math.expm1({0})"})
-_function("log2", np.log2, "logarithm to the base 2", {"f": "math.log2({0})"})
-_function("log10", np.log10, "logarithm to the base 10", {"f": "math.log10({0})"})
-_function("sqrt", np.sqrt, "square root", {"f": "math.sqrt({0})"})
+_function(
+    "exp", np.exp, "e to the power x", {"f": "exp({0})"}, derivatives.of_exp, cpu_is_long=True
+)
+_function("log", np.log, "natural logarithm", {"f": "math.log({0})"}, derivatives.of_log)
+_function(
+    "log1p", np.log1p, "log(1 + x), precise near 0", {"f": "math.log1p({0})"}, derivatives.of_log1p
+)
+_function(
+    "expm1", np.expm1, "exp(x) − 1, precise near 0", {"f": "math.expm1({0})"}, derivatives.of_expm1
+)
+_function("log2", np.log2, "logarithm to the base 2", {"f": "math.log2({0})"}, derivatives.of_log2)
+_function(
+    "log10", np.log10, "logarithm to the base 10", {"f": "math.log10({0})"}, derivatives.of_log10
+)
+_function("sqrt", np.sqrt, "square root", {"f": "math.sqrt({0})"}, derivatives.of_sqrt)
 register_operation(
     Operation(
         name="rsqrt",
@@ -95,6 +120,7 @@ register_operation(
         dtypes=as_ufunc(np.sqrt),
         cpu={"f": "{t}(1) / math.sqrt({0})"},
         cuda="rsqrt_({0})",
+        derivative=derivatives.of_rsqrt,
     )
 )
 _function(
@@ -108,12 +134,14 @@ _function(
         "f": "abs({0})",
         "c": "math.hypot({0}.real, {0}.imag)",
     },
+    derivatives.of_abs,
 )
 _function(
     "sign",
     np.sign,
     "−1, 0 or 1",
     {"": "{n}s = {t}({0} > 0) - {t}({0} < 0); pick({0} == {0}, {t}({n}s), {0})"},
+    None,
     takes_complex=False,
 )
 
@@ -136,6 +164,7 @@ def _rounding(name: str, ufunc: np.ufunc, documentation: str, cpu: Mapping[str, 
             takes_complex="c" in cpu,
             cpu={"b": "{0}", "i": "{0}", **cpu},
             cuda=f"{name}_({{0}})",
+            is_flat=True,
         )
     )
 
@@ -153,6 +182,7 @@ _function(
     np.isnan,
     "whether x, or a part of it, is nan",
     {"c": "({0}.real != {0}.real) | ({0}.imag != {0}.imag)", "": "{0} != {0}"},
+    None,
 )
 _function(
     "isfinite",
@@ -163,10 +193,13 @@ _function(
         "c": "({0}.real - {0}.real == {r}(0)) & ({0}.imag - {0}.imag == {r}(0))",
         "": "{0} == {0}",
     },
+    None,
 )
-_function("sinh", np.sinh, "hyperbolic sine", {"f": "math.sinh({0})"})
-_function("cosh", np.cosh, "hyperbolic cosine", {"f": "math.cosh({0})"})
-_function("tanh", np.tanh, "hyperbolic tangent", {"f": "tanh({0})"}, cpu_is_long=True)
+_function("sinh", np.sinh, "hyperbolic sine", {"f": "math.sinh({0})"}, derivatives.of_sinh)
+_function("cosh", np.cosh, "hyperbolic cosine", {"f": "math.cosh({0})"}, derivatives.of_cosh)
+_function(
+    "tanh", np.tanh, "hyperbolic tangent", {"f": "tanh({0})"}, derivatives.of_tanh, cpu_is_long=True
+)
 register_operation(
     Operation(
         name="erf",
@@ -178,16 +211,18 @@ register_operation(
         cpu={"f": "{t}(math.erf(float64({0})))"},
         cpu_is_long=True,
         cuda="erf_({0})",
+        derivative=derivatives.of_erf,
     )
 )
-_function("sin", np.sin, "sine", {"f": "math.sin({0})"})
-_function("cos", np.cos, "cosine", {"f": "math.cos({0})"})
-_function("tan", np.tan, "tangent", {"f": "math.tan({0})"})
+_function("sin", np.sin, "sine", {"f": "math.sin({0})"}, derivatives.of_sin)
+_function("cos", np.cos, "cosine", {"f": "math.cos({0})"}, derivatives.of_cos)
+_function("tan", np.tan, "tangent", {"f": "math.tan({0})"}, derivatives.of_tan)
 _function(
     "arctan2",
     np.arctan2,
     "the angle of the point (x, y), from −π to π",
     {"f": "math.atan2({0}, {1})"},
+    derivatives.of_arctan2,
     takes_complex=False,
     parameters="y, x",
 )
@@ -203,6 +238,7 @@ register_operation(
         },
         cpu_is_long=True,
         cuda="sigmoid_({0})",
+        derivative=derivatives.of_sigmoid,
     )
 )
 _function(
@@ -210,6 +246,7 @@ _function(
     np.maximum,
     "the greater of two",
     {"b": "{0} | {1}", "i": "pick({0} > {1}, {0}, {1})", "f": "fmax({0}, {1})"},
+    derivatives.of_maximum,
     takes_complex=False,
 )
 _function(
@@ -217,6 +254,7 @@ _function(
     np.minimum,
     "the lesser of two",
     {"b": "{0} & {1}", "i": "pick({0} < {1}, {0}, {1})", "f": "fmin({0}, {1})"},
+    derivatives.of_minimum,
     takes_complex=False,
 )
 register_operation(
@@ -234,6 +272,7 @@ register_operation(
             "f": "fmin(fmax({0}, {1}), {2})",
         },
         cuda="minimum_(maximum_({0}, {1}), {2})",
+        derivative=derivatives.of_clip,
     )
 )
 _function(
@@ -241,6 +280,7 @@ _function(
     np.conjugate,
     "complex conjugate",
     {"c": "complex({0}.real, -{0}.imag)", "": "{0}"},
+    derivatives.of_conj,
 )
 register_operation(
     Operation(
@@ -251,6 +291,7 @@ register_operation(
         dtypes=as_real_part,
         cpu={"c": "{0}.real", "": "{0}"},
         cuda="real_({0})",
+        derivative=derivatives.of_real,
     )
 )
 register_operation(
@@ -262,5 +303,18 @@ register_operation(
         dtypes=as_real_part,
         cpu={"c": "{0}.imag", "": "{t}(0)"},
         cuda="imag_({0})",
+        derivative=derivatives.of_imag,
+    )
+)
+register_operation(
+    Operation(
+        name="stop",
+        arity=1,
+        documentation="x itself, which `grad` takes for a constant",
+        function=_itself,
+        dtypes=as_argument,
+        cpu={"": "{0}"},
+        cuda="{0}",
+        is_flat=True,
     )
 )

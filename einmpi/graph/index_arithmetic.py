@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -13,6 +13,8 @@ LARGEST_INDEX = 2**62  # and more might wrap around in 64 bits
 # What a comparison becomes if its sides change places, or both are multiplied by −1.
 MIRRORED_COMPARISONS = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 Interval: TypeAlias = tuple[int, int]  # the least value and the greatest one
+# A condition, and whether it holds where an expression is used.
+Guard: TypeAlias = tuple[Scalar, bool]
 
 
 def interval_of(entry: Scalar, labels: Mapping[str, Interval]) -> Interval | None:
@@ -171,3 +173,45 @@ def _added(one: Affine, two: Affine) -> Affine:
         coefficients[label] = coefficients.get(label, 0) + coefficient
     terms = tuple((label, factor) for label, factor in coefficients.items() if factor)
     return Affine(one.constant + two.constant, terms)
+
+
+def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:
+    """Return an index kept inside of a dimension, given its own bounds."""
+    if high >= extent:
+        index = Call("minimum", (index, Const(extent - 1)))
+    if low < 0:
+        index = Call("maximum", (index, Const(0)))
+    return index
+
+
+def is_remainder(index: Scalar, extent: int) -> bool:
+    """Return whether an index is a remainder that is always inside of a dimension."""
+    if not isinstance(index, Call) or index.op != "%":
+        return False
+    divisor = index.args[1]
+    if not isinstance(divisor, Const) or type(divisor.value) is not int:
+        return False
+    return 0 < divisor.value <= extent
+
+
+def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
+    """Return whether an index is 0 already where the guards do not hold."""
+    for condition, holds in reversed(guards):
+        if not isinstance(index, Call) or index.op != "where" or index.args[0] != condition:
+            return False
+        index, other = index.args[1:] if holds else index.args[:0:-1]
+        if other != Const(0):
+            return False
+    return True
+
+
+def guarded_index(index: Scalar, guards: Sequence[Guard]) -> Scalar:
+    """Return an index that is 0 where the conditions of `where` around it do not hold."""
+    if is_guarded(index, guards):
+        return index
+    for condition, holds in guards:
+        if holds:
+            index = Call("where", (condition, index, Const(0)))
+        else:
+            index = Call("where", (condition, Const(0), index))
+    return index

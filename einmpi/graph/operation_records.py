@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
+from einmpi.graph.derivatives.operations import Derivative
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.promotion import DtypeRule
-from einmpi.graph.scalar import Scalar
-
-# From the arguments and the result: the partial derivative by each argument.
-Derivative: TypeAlias = Callable[[Sequence[Scalar], Scalar], tuple[Scalar, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +52,10 @@ class Operation:
     cuda_source : str
         C++ functions that `cuda` calls in addition to those of device_functions, "" for none.
     derivative : callable or None
-        The partial derivatives, None if there are none.
+        What the adjoint of the result sends to the arguments. None if that is not known.
+    is_flat : bool
+        Whether nothing is sent to the arguments: the operation is constant between jumps, or not
+        a function of real numbers.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Operation:
     cuda: str = ""
     cuda_source: str = ""
     derivative: Derivative | None = None
+    is_flat: bool = False
 
     @property
     def is_function(self) -> bool:

@@ -12,10 +12,10 @@ import numpy as np
 
 import einmpi.graph.functions
 import einmpi.graph.operators  # noqa: F401  # both add their records to the table
+from einmpi.graph.derivatives.operations import Derivative, of_cast
 from einmpi.graph.dtypes import DTYPES, DType
 from einmpi.graph.operation_records import (
     OPERATIONS,
-    Derivative,
     Operation,
     functions,
     register_operation,
@@ -53,12 +53,15 @@ def _convert(values: Any, dtype: str) -> Any:
 
 def cast_operation(dtype: DType) -> Operation:
     """Return the cast to a dtype. Kernels write conversions themselves."""
+    is_continuous = dtype.kind in "fc"
     return Operation(
         name=dtype.name,
         arity=1,
         documentation=f"conversion to {dtype.name}",
         function=partial(_convert, dtype=dtype.name),
         dtypes=as_cast(dtype),
+        derivative=of_cast if is_continuous else None,
+        is_flat=not is_continuous,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.graph.derivatives import operations as derivatives
 from einmpi.graph.operation_records import Operation, register_operation
 from einmpi.graph.promotion import as_comparison, as_ufunc
 
@@ -24,6 +25,7 @@ def _comparison(name: str, ufunc: np.ufunc, cuda: str, documentation: str) -> No
             is_comparison=True,
             cpu={"": f"{{0}} {name} {{1}}"},
             cuda=f"{cuda}({{0}}, {{1}})",
+            is_flat=True,
         )
     )
 
@@ -46,6 +48,7 @@ register_operation(
         precedence=3,
         cpu={"": "{0} | {1}"},
         cuda="bit_or({0}, {1})",
+        is_flat=True,
     )
 )
 register_operation(
@@ -60,6 +63,7 @@ register_operation(
         precedence=4,
         cpu={"": "{0} & {1}"},
         cuda="bit_and({0}, {1})",
+        is_flat=True,
     )
 )
 register_operation(
@@ -73,6 +77,7 @@ register_operation(
         precedence=5,
         cpu={"b": "{0} | {1}", "": "{0} + {1}"},
         cuda="add({0}, {1})",
+        derivative=derivatives.of_sum,
     )
 )
 register_operation(
@@ -86,6 +91,7 @@ register_operation(
         precedence=5,
         cpu={"": "{0} - {1}"},
         cuda="sub({0}, {1})",
+        derivative=derivatives.of_difference,
     )
 )
 register_operation(
@@ -99,6 +105,7 @@ register_operation(
         precedence=6,
         cpu={"b": "{0} & {1}", "": "{0} * {1}"},
         cuda="mul({0}, {1})",
+        derivative=derivatives.of_product,
     )
 )
 # numpy divides complex numbers by Smith's method.
@@ -127,6 +134,7 @@ register_operation(
         precedence=6,
         cpu={"f": "{0} / {1}", "c": _SMITH},
         cuda="divide({0}, {1})",
+        derivative=derivatives.of_quotient,
     )
 )
 register_operation(
@@ -161,6 +169,7 @@ register_operation(
             ),
         },
         cuda="floor_divide({0}, {1})",
+        is_flat=True,
     )
 )
 register_operation(
@@ -184,6 +193,7 @@ register_operation(
             ),
         },
         cuda="remainder_({0}, {1})",
+        derivative=derivatives.of_remainder,
     )
 )
 register_operation(
@@ -197,6 +207,7 @@ register_operation(
         precedence=7,
         cpu={"u": "{t}(0) - {0}", "": "-{0}"},
         cuda="minus({0})",
+        derivative=derivatives.of_negative,
     )
 )
 register_operation(
@@ -211,6 +222,7 @@ register_operation(
         precedence=7,
         cpu={"b": "not {0}", "i": "~{0}"},
         cuda="invert({0})",
+        is_flat=True,
     )
 )
 
@@ -240,5 +252,6 @@ register_operation(
         precedence=8,
         cpu={"f": "math.pow({0}, {1})"},
         cuda="power({0}, {1})",
+        derivative=derivatives.of_power,
     )
 )

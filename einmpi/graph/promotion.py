@@ -75,6 +75,12 @@ def as_rounding(ufunc: np.ufunc) -> DtypeRule:
     return rule
 
 
+def as_argument(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+    """The rule of a function that returns its argument."""
+    dtype = np.dtype(types[0])
+    return dtype, dtype
+
+
 def as_real_part(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
     """The rule of real(x) and imag(x)."""
     dtype = np.dtype(types[0])

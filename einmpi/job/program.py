@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from einmpi.files.specs import InputSpec
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job
+from einmpi.job.job import Job, with_half
 from einmpi.language.parse import build_graphs
 from einmpi.language.statements import Inputs
-from einmpi.language.syntax import Source
+from einmpi.language.syntax import Source, Statement, statements
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 
 
@@ -45,3 +46,35 @@ def program_job(
         graph=graphs.rewritten,
         written=graphs.written,
     )
+
+
+def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) -> Job:
+    """Return a job whose program has more statements and inputs, and these outputs.
+
+    Results are not written to files. Statements that the job does not need are left out.
+    """
+    source = replace(job.source, text=f"{job.source.text}\n{text}")
+    own_statements = len(statements(job.source))
+    items = []
+    for number, item in enumerate(statements(source)):
+        is_needed = item.name in job.written.by_name or number >= own_statements
+        if is_needed or not isinstance(item, Statement):
+            items.append(item)
+    tensors: dict[str, tuple[Sequence[int], str]] = dict(inputs)
+    types = {}
+    for spec in job.inputs:
+        tensors[spec.name] = spec.shape or (), spec.dtype or ""
+        if spec.value is not None:
+            types[spec.name] = type(spec.value)
+    for vertex in job.written.inputs:
+        tensors[vertex.name] = vertex.bound, vertex.dtype
+    graphs = build_graphs(source, tensors, job.sizes, outputs, job.strict, items, types)
+    changed = replace(
+        job,
+        source=source,
+        outputs=(),
+        half="float32",
+        graph=graphs.rewritten,
+        written=graphs.written,
+    )
+    return with_half(changed, job.half)

@@ -10,6 +10,7 @@ from einmpi.errors import InputError
 from einmpi.graph.index_arithmetic import (
     MIRRORED_COMPARISONS,
     Affine,
+    Guard,
     Interval,
     affine_of,
     interval_of,
@@ -108,9 +109,6 @@ def index_from_start(where: str, index: int, extent: int) -> int:
 
 
 # ---- guards -------------------------------------------------------------------------------------
-
-# A condition, and whether it holds where an expression is used.
-Guard = tuple[Scalar, bool]
 
 _OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
 
@@ -217,33 +215,3 @@ def has_computed_index(node: ast.AST) -> bool:
             if not isinstance(index, ast.Name | ast.Constant | ast.Slice):
                 return True
     return False
-
-
-def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:
-    """Return an index kept inside of a dimension, given its own bounds."""
-    if high >= extent:
-        index = Call("minimum", (index, Const(extent - 1)))
-    if low < 0:
-        index = Call("maximum", (index, Const(0)))
-    return index
-
-
-def is_remainder(index: Scalar, extent: int) -> bool:
-    """Return whether an index is a remainder that is always inside of a dimension."""
-    if not isinstance(index, Call) or index.op != "%":
-        return False
-    divisor = index.args[1]
-    if not isinstance(divisor, Const) or type(divisor.value) is not int:
-        return False
-    return 0 < divisor.value <= extent
-
-
-def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
-    """Return whether an index is 0 already where the guards do not hold."""
-    for condition, holds in reversed(guards):
-        if not isinstance(index, Call) or index.op != "where" or index.args[0] != condition:
-            return False
-        index, other = index.args[1:] if holds else index.args[:0:-1]
-        if other != Const(0):
-            return False
-    return True

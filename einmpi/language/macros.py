@@ -18,6 +18,9 @@ class Macro:
         of values that are aggregated, p for the number of the value at hand, counted from 0 to
         end - 1 with the last label running fastest. Lines before the last one name values that are
         used twice.
+    differentiable : str
+        The definition in programs with `grad`, "" if it is the same: equal values, but with
+        derivatives that are precise and short.
     documentation : str
         One line for the language reference.
     reduces : bool
@@ -33,14 +36,18 @@ class Macro:
     reduces: bool = False
     needs_labels: bool = False
     options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    differentiable: str = ""
 
 
 # Aggregates of all values up to an index, by the name of the scan.
 SCANS = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
 
 MACROS: dict[str, Macro] = {
-    "relu": Macro("maximum(x, 0)", "x, or 0 where x is negative"),
-    "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid"),
+    # The derivative of relu is 0 at 0; that of maximum is a half there. A nan stays one.
+    "relu": Macro(
+        "maximum(x, 0)", "x, or 0 where x is negative", differentiable="where(x <= 0, 0, x)"
+    ),
+    "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid", differentiable="x * sigmoid(x)"),
     "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))", "x times the normal distribution function"),
     "mean": Macro("sum[L](x) / n", "mean", reduces=True),
     # The mean is subtracted first: a difference of two large sums would lose all digits.
@@ -75,12 +82,17 @@ MACROS: dict[str, Macro] = {
         "m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))",
         "log of the sum of exp(x)",
         reduces=True,
+        # The value does not depend on what is subtracted, so the derivative need not either.
+        differentiable=(
+            "m = max[L](x)\nc = stop(where(abs(m) == inf, 0, m))\nc + log(sum[L](exp(x - c)))"
+        ),
     ),
     # One division for each row. The sum is at least 1, so nothing overflows.
     "softmax": Macro(
         "e = exp(x - max[L](x))\ne * (1 / sum[L](e))",
         "exp(x), scaled to the sum 1",
         needs_labels=True,
+        differentiable="e = exp(x - stop(max[L](x)))\ne * (1 / sum[L](e))",
     ),
     "rmsnorm": Macro(
         "x * rsqrt(sum[L](x * x) / n + eps)",

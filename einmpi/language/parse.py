@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import heapq
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.gradients.differentiate import finished
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_LABELS
 from einmpi.graph.rewrite import optimize, prune
+from einmpi.language.expressions.gradients import gradients_in, losses_in
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
@@ -108,33 +110,40 @@ def parse_program(
         if isinstance(item, Declaration):
             add_declaration(symbols, item)
     check_names(symbols, program)
+    symbols.differentiated = gradients_in(program)
     reads = _reads(program)
+    used: set[str] = set()
+    for names in _reads(program, losses_in(program)).values():
+        used.update(names)
     for statement in _in_order(source, program, reads):
         add_statement(symbols, statement)
     defined = [item.name for item in program]
     if not outputs:
-        used: set[str] = set()
-        for names in reads.values():
-            used.update(names)
         outputs = [name for name in defined if name not in used]
     known = set(defined)
     for name in outputs:
         if name not in known:
             raise InputError(source.name, f"unknown output {name!r}", nearest_of(defined, name))
-    return EinGraph(tuple(symbols.known.values()), tuple(outputs))
+    known_tensors: Mapping[str, Vertex] = symbols.known
+    if symbols.is_differentiated or "stop" in words:
+        known_tensors = finished(symbols.known)
+    return EinGraph(tuple(known_tensors.values()), tuple(outputs))
 
 
-def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
+def _reads(
+    program: Sequence[Statement], ignored: Collection[int] = ()
+) -> dict[str, tuple[str, ...]]:
     """Return for each statement the statements whose results it uses.
 
-    In Z[i] = n * sum(Y[i,j]) these are Y and n, unless n is a label or a size.
+    In Z[i] = n * sum(Y[i,j]) these are Y and n, unless n is a label or a size. `ignored` are the
+    ids of names in syntax trees that do not count.
     """
     names = {item.name for item in program}
     scalars = {item.name for item in program if not item.labels}
     reads = {}
     for item in program:
         found: dict[str, None] = {}
-        for name, has_brackets in _names_in(item):
+        for name, has_brackets in _names_in(item, ignored):
             candidates = names if has_brackets else scalars
             if name in candidates:
                 found[name] = None
@@ -142,9 +151,10 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
     return reads
 
 
-def _names_in(item: Statement) -> Iterator[tuple[str, bool]]:
+def _names_in(item: Statement, ignored: Collection[int]) -> Iterator[tuple[str, bool]]:
     """Yield the names in a statement that may be tensors, and whether brackets follow them."""
-    in_brackets: set[int] = set()  # ids of names directly in brackets: labels, not tensors
+    # ids of names directly in brackets, which are labels, not tensors, and of others
+    in_brackets = set(ignored)
     for tree in item.trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Subscript):

@@ -50,6 +50,13 @@ class SymbolTable:
         self.slices: dict[str, str] = {}  # vertex of a slice → its text in the program
         self._being_inferred: list[str] = []  # labels whose extent is being looked for
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
+        self.differentiated: Mapping[str, Sequence[str]] = {}  # loss → tensors that grad is by
+        self.gradients: dict[tuple[str, str], str] = {}  # loss, tensor → the gradient
+
+    @property
+    def is_differentiated(self) -> bool:
+        """Whether the program has a gradient."""
+        return len(self.differentiated) > 0
 
     def where(self, node: ast.AST) -> str:
         """Return the position to report for a node."""

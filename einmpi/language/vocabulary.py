@@ -10,11 +10,12 @@ from einmpi.graph.operations import OPERATIONS, functions
 from einmpi.language.macros import MACROS, SCANS
 
 CONSTANTS = {"inf": inf, "nan": nan, "pi": pi}
+GRADIENT = "grad"  # can be called, and may still name a tensor
 
 
 def callables() -> tuple[str, ...]:
-    """Return the names that can be called: aggregations, scans, macros and functions."""
-    return (*AGGREGATIONS, *SCANS, *MACROS, *functions())
+    """Return the names that can be called: aggregations, scans, macros, functions and grad."""
+    return (*AGGREGATIONS, *SCANS, *MACROS, *functions(), GRADIENT)
 
 
 def is_callable(name: str) -> bool:
@@ -55,6 +56,8 @@ def called_name(node: ast.AST) -> tuple[str, ast.expr | None] | None:
 
 def call_form(name: str) -> str:
     """Return how a function, an aggregation, a scan or a macro is called, for messages."""
+    if name == GRADIENT:
+        return "grad(loss, W[labels])"
     if name in SCANS:
         return f"{name}[label](expression)"
     if name in OPERATIONS:

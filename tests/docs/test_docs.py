@@ -451,7 +451,7 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
         made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
-    for name in ("language.md", "job_file.md"):
+    for name in ("language.md", "job_file.md", "gradients.md"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         Page(PAGES[name], tmp_path / name).run(skip=["console"])

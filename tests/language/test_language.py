@@ -340,6 +340,7 @@ def test_every_function_is_tested() -> None:
         *BINARY,
         "where",
         *("isnan", "isfinite", "clip"),  # in test_functions.py
+        "stop",  # in tests/gradients
         *numpy_dtypes(),
         "bfloat16",
     }  # the last in test_bfloat16.py

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.graph.index_arithmetic import Guard
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Call, Const, Scalar, labels_of
 from einmpi.language.expressions.reader import ExpressionReader, MacroNames
-from einmpi.language.indices import Guard, has_computed_index
+from einmpi.language.indices import has_computed_index
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
 

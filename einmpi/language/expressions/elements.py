@@ -9,14 +9,17 @@ import numpy as np
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.arithmetic import call
 from einmpi.graph.eingraph import Vertex
-from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
+from einmpi.graph.index_arithmetic import (
+    arithmetic_labels,
+    clamped,
+    guarded_index,
+    interval_of,
+    is_remainder,
+)
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
 from einmpi.language.expressions.reader import ExpressionReader, MacroNames
 from einmpi.language.indices import (
-    clamped,
     index_from_start,
-    is_guarded,
-    is_remainder,
     reach_of_branch,
     stays_inside,
 )
@@ -95,7 +98,7 @@ def _checked_index(
     if labels is None:
         if is_remainder(scalar, extent):
             return scalar
-        return _guarded(reader, scalar)
+        return guarded_index(scalar, reader.guards)
     bounds = {}
     for label in labels:
         label_extent = reader.symbols.extent(scope, label, node)
@@ -104,7 +107,7 @@ def _checked_index(
         bounds[label] = 0, label_extent - 1
     reached = interval_of(scalar, bounds)
     if reached is None:  # it may wrap around
-        return _guarded(reader, scalar)
+        return guarded_index(scalar, reader.guards)
     low, high = reached
     if low >= 0 and high < extent:
         return scalar
@@ -114,23 +117,12 @@ def _checked_index(
     if reader.guards:
         reached_in_branch = reach_of_branch(scalar, bounds, reader.guards)
         if reached_in_branch is None or extent == 0:
-            return _guarded(reader, scalar)  # it depends on values, and is checked in the run
+            # It depends on values, and is checked in the run.
+            return guarded_index(scalar, reader.guards)
         low, high = reached_in_branch
         hint = "the condition of where has to exclude the rest"
     what = f"the index {reader.symbols.written(node)} goes from {low} to {high}"
     raise InputError(reader.where(node), what, f"0 to {extent - 1}", hint)
-
-
-def _guarded(reader: ExpressionReader, index: Scalar) -> Scalar:
-    """Return an index that is 0 where the conditions of `where` around it do not hold."""
-    if is_guarded(index, reader.guards):
-        return index
-    for condition, holds in reader.guards:
-        if holds:
-            index = Call("where", (condition, index, Const(0)))
-        else:
-            index = Call("where", (condition, Const(0), index))
-    return index
 
 
 # ---- tensors without elements -------------------------------------------------------------------
@@ -180,7 +172,7 @@ def _element_of_empty(
     values = TypedScalar(Element(tensor.name, labels), dtype)
     aggregation = "any" if tensor.dtype == "bool" else "sum"
     total = symbols.emit(name, (single, *kept), values, aggregation, summed, sum_scope, node)
-    element = Element(name, (_guarded(reader, outside), *kept_index))
+    element = Element(name, (guarded_index(outside, reader.guards), *kept_index))
     if total.type == dtype:
         return TypedScalar(element, dtype)
     return TypedScalar(Call(tensor.dtype, (element,)), dtype)

@@ -16,6 +16,7 @@ from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Const, Element, Index
 from einmpi.language.expressions.aggregates import read_aggregation, read_scan
 from einmpi.language.expressions.elements import read_element
+from einmpi.language.expressions.gradients import read_gradient
 from einmpi.language.expressions.macro_calls import read_macro_call
 from einmpi.language.expressions.reader import (
     OUTSIDE_MACROS,
@@ -29,6 +30,7 @@ from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.vocabulary import (
     CONSTANTS,
+    GRADIENT,
     aggregation_named,
     callables,
     called_name,
@@ -156,7 +158,7 @@ class Expressions(ExpressionReader):
         return result
 
     def _call(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
-        """Return a call: of an aggregation, of a scan, of a macro, or of a function."""
+        """Return a call: of an aggregation, a scan, a macro, a gradient, or a function."""
         called = called_name(node)
         if called is None:
             raise self._unknown_function(node, self.symbols.written(node.func)[:60])
@@ -168,6 +170,8 @@ class Expressions(ExpressionReader):
             return read_scan(self, node, name, brackets, scope, macro)
         if name in MACROS:
             return read_macro_call(self, node, name, brackets, scope, macro)
+        if name == GRADIENT:
+            return read_gradient(self, node, brackets, scope, macro)
         if not is_callable(name):
             raise self._unknown_function(node, name)
         if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:

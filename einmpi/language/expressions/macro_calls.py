@@ -91,6 +91,8 @@ def _read_body(
     """Return the value of a macro for an argument, which is x in its body."""
     scope = given.scope
     body = _parsed(macro.body)
+    if reader.symbols.is_differentiated and macro.differentiable:
+        body = _parsed(macro.differentiable)
     count = prod(reader.symbols.extent(scope, label, node) for label in given.labels)
     number = TypedScalar(Const(count), int)
     values: dict[str, TypedScalar] = {"n": number, "end": number, **options}

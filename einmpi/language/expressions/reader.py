@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from einmpi.errors import InputError, OperationError
 from einmpi.graph.arithmetic import call, call_type
+from einmpi.graph.index_arithmetic import Guard
 from einmpi.graph.scalar import Call, Const, Number, Scalar, labels_of
 from einmpi.graph.segments import without_guard
-from einmpi.language.indices import Guard
 from einmpi.language.parameters import adapting_type, with_cast_parameters
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import SymbolTable, TypedScalar

@@ -1,0 +1,1 @@
+"""Derivatives of operations and aggregations, which their records name."""

@@ -1,0 +1,302 @@
+"""Gradients in programs and from Python: what they look like, loops, ranks, dtypes, messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributed import run_on_threads
+from gradient_programs import arrays_of, gradient_text
+from graph_helpers import build, results
+
+import einmpi
+from einmpi.errors import InputError
+from einmpi.language.parse import build_graphs
+from einmpi.language.syntax import Source
+
+
+def lines(text, inputs):
+    """The statements that the gradients of a program need, rewritten, without inputs."""
+    outputs = [name for name in build(text, inputs).outputs if name != "loss"]
+    return [str(vertex) for vertex in build(text, inputs, outputs=outputs).computed]
+
+
+def test_a_classifier_reads_as_written_by_hand():
+    text = """
+    H[b,h] = relu(sum(X[b,i] * W1[i,h]) + b1[h])
+    Z[b,l] = sum(H[b,h] * W2[h,l])
+    loss   = mean[b](logsumexp[l](Z[b,l]) - Z[b,y[b]])
+    dW1[i,h] = grad(loss, W1[i,h])
+    dW2[h,l] = grad(loss, W2[h,l])
+    db1[h]   = grad(loss, b1[h])
+    """
+    inputs = {
+        "X": ((16, 6), "float64"),
+        "y": ((16,), "int64"),
+        "W1": ((6, 5), "float64"),
+        "b1": ((5,), "float64"),
+        "W2": ((5, 4), "float64"),
+    }
+    found = lines(text, inputs)
+    assert found[6:] == [
+        "dloss_3[b] ← 0.0625 / loss_3[b]",
+        "dZ[b,l] ← dloss_3[b] × exp(Z[b,l] - loss_2[b]) + where(y[b] == l, -0.0625, 0)",
+        "dH[b,h] ← Σ[l](dZ[b,l] × W2[h,l])",
+        "dH_2[b,h] ← where(H[b,h] <= 0, 0, dH[b,h])",
+        "dW1[i,h] ← Σ[b](dH_2[b,h] × X[b,i])",
+        "dW2[h,l] ← Σ[b](dZ[b,l] × H[b,h])",
+        "db1[h] ← Σ[b](dH_2[b,h])",
+    ]
+    assert found[1] == "H[b,h] ← maximum(H_1[b,h] + b1[h], 0)"
+
+
+def test_nothing_is_multiplied_by_one():
+    inputs = {"x": ((4,), "float64"), "w": ((4,), "float64")}
+    assert lines("loss = sum(x[i] * w[i]); g[i] = grad(loss, x[i])", inputs) == ["g[i] ← w[i]"]
+    assert lines("loss = sum(x[i]); g[i] = grad(loss, x[i])", inputs) == ["g[i_1:4] ← float64(1.0)"]
+    assert lines("loss = sum(x[i]**2); g[i] = grad(loss, x[i])", inputs) == ["g[i_1] ← 2 × x[i_1]"]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "E[b,a] = W[tok[b],a]; loss = sum(E[b,a] * v[b])",
+            "Σ[b](where(tok[b] == place, v[b], 0))",
+        ),
+        ("Y[tok[b]:9] = sum(v[b] * s); loss = sum(Y[k] * u[k])", "u[where("),
+    ],
+)
+def test_a_gather_and_a_scatter_are_adjoint(text, expected):
+    arrays = {
+        "W": np.ones((9, 2)),
+        "tok": np.arange(5),
+        "v": np.ones(5),
+        "u": np.ones(9),
+        "s": np.ones(()),
+    }
+    name = "W[i,a]" if "W[" in text else "v[i]"
+    target = "g[i,a]" if "W[" in text else "g[i]"
+    graph = build(f"{text}; {target} = grad(loss, {name})", arrays)
+    assert expected in str(graph)
+    assert graph.outputs == ("loss", "g")  # a gradient does not use its loss
+    for vertex in graph.computed:
+        assert vertex.einsum.operations() < 9 * 5  # sparse in work
+
+
+def test_work_of_an_embedding_is_sparse():
+    text = "E[b,a] = W[tok[b],a]; loss = sum(E[b,a]**2 * v[a]); g[i,a] = grad(loss, W[i,a])"
+    inputs = {"W": ((32000, 64), "float32"), "tok": ((100,), "int64"), "v": ((64,), "float32")}
+    graphs = build_graphs(Source("p", text), inputs)
+    assert graphs.rewritten.operations() < 100 * 64 * 10
+    assert any(vertex.einsum.segments for vertex in graphs.rewritten.computed)
+
+
+def test_adjoint_of_a_convolution_is_a_convolution():
+    inputs = {"x": ((10,), "float64"), "w": ((3,), "float64"), "v": ((8,), "float64")}
+    text = "y[i] = sum(x[i+k] * w[k]); loss = sum(y[i] * v[i]); g[p] = grad(loss, x[p])"
+    (line,) = lines(text, inputs)
+    assert line == (
+        "g[place:10] ← Σ[k](where((place - k >= 0) & (place - k < 8), "
+        "v[maximum(minimum(place - k, 7), 0)] × w[k], 0))"
+    )
+
+
+def test_adjoint_of_a_reshape_is_a_reshape():
+    inputs = {"x": ((12,), "float64"), "w": ((3, 4), "float64")}
+    text = "h[n:3,d:4] = x[n*4+d]; loss = sum(h[n,d] * w[n,d]); g[p] = grad(loss, x[p])"
+    assert lines(text, inputs) == ["g[i:12] ← w[i // 4,i % 4]"]
+
+
+def test_second_derivatives():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=4)
+    v = rng.normal(size=4)
+    text = """
+    loss  = sum(exp(x[i]) * x[i]) + sum(softmax[i](x[i])**2)
+    slope = sum(grad(loss, x[i]) * v[i])
+    Hv[i] = grad(slope, x[i])
+    g[i]  = grad(loss, x[i])
+    """
+    found = results(text, {"x": x, "v": v}, outputs=["Hv", "g"])
+    moved = [results(text, {"x": x + s * 1e-6 * v, "v": v}, outputs=["g"])["g"] for s in (1, -1)]
+    np.testing.assert_allclose(found["Hv"], (moved[0] - moved[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+def test_by_intermediates_inside_expressions_and_of_expressions():
+    x = np.array([1.0, 2.0, 3.0])
+    text = """
+    h[i]  = x[i]**2
+    loss  = sum(h[i] * x[i])
+    a[i]  = grad(loss, h[i])
+    b[i]  = x[i] - 0.1 * grad(loss, x[i])
+    c     = sum(grad(loss, x[i])**2)
+    d[i]  = grad(sum(x[k]**3), x[i])
+    e     = grad(loss, x[1])
+    """
+    found = results(text, {"x": x})
+    np.testing.assert_allclose(found["a"], x)
+    np.testing.assert_allclose(found["b"], x - 0.3 * x**2)
+    np.testing.assert_allclose(found["c"], np.sum(9 * x**4))
+    np.testing.assert_allclose(found["d"], 3 * x**2)
+    np.testing.assert_allclose(found["e"], 12)
+
+
+def test_a_program_without_gradients_stays_as_it_is():
+    inputs = {"x": ((3, 4), "float64")}
+    text = "y[i,j] = softmax[j](relu(x[i,j])); z[i] = logsumexp[j](silu(x[i,j]))"
+    graph = build(text, inputs)
+    assert "maximum(x[i,j], 0)" in str(graph) and "sigmoid" not in str(graph)
+    assert "stop" not in str(build("y[i] = stop(x[i]) + 1", {"x": ((3,), "float64")}))
+
+
+def test_grad_may_still_name_a_tensor():
+    found = results("grad[i] = 2 * x[i]; y[i] = grad[i] + 1", {"x": np.ones(3)})
+    np.testing.assert_array_equal(found["y"], [3, 3, 3])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_gradients_have_the_dtype_of_their_tensor(dtype):
+    text = "Y[i,k] = sum(A[i,j] * B[j,k]); loss = sum(float64(abs(Y[i,k]))**2) / 8"
+    rng = np.random.default_rng(2)
+    arrays = {
+        "A": rng.normal(size=(3, 4)).astype(dtype),
+        "B": rng.normal(size=(4, 2)).astype(dtype),
+    }
+    job = einmpi.program(text, **arrays)
+    _, gradients = einmpi.value_and_grad(job, "loss", ["A"], arrays)
+    assert gradients["A"].dtype == np.dtype(dtype)
+    wide = {
+        name: array.astype("complex128" if dtype == "complex64" else float)
+        for name, array in arrays.items()
+    }
+    expected = (wide["A"] @ wide["B"]) @ np.conj(wide["B"].T) / 4
+    rtol = {"float16": 1e-2, "bfloat16": 8e-2}.get(dtype, 1e-5)
+    np.testing.assert_allclose(
+        gradients["A"].gather().astype(expected.dtype), expected, rtol=rtol, atol=rtol
+    )
+
+
+@pytest.mark.parametrize(
+    "name, ranks",
+    [
+        ("cross_entropy", 1),
+        ("cross_entropy", 4),
+        ("cross_entropy", 9),
+        ("convolution", 3),
+        ("embedding", 4),
+        ("messages", 6),
+        ("cumsum", 2),
+        ("causal", 8),
+        ("max", 5),
+        ("segment_max", 7),
+    ],
+)
+def test_on_ranks(name, ranks):
+    """Bytes that move are those of the plan, and results are those of one rank."""
+    text, arrays, parameters = arrays_of(name)
+    job = einmpi.program(gradient_text(text, parameters, arrays), **arrays)
+    done = run_on_threads(job, ranks, arrays)
+    expected = einmpi.reference(job, arrays)
+    for output, array in done.outputs.items():
+        np.testing.assert_allclose(array, expected[output], rtol=1e-11, atol=1e-12)
+
+
+def test_a_loop_that_descends():
+    """A step with a gradient inside; what does not change is computed once."""
+    rng = np.random.default_rng(4)
+    A = rng.normal(size=(12, 3))
+    b = rng.normal(size=12)
+    text = """
+    S[j,k] = sum(A[i,j] * A[i,k])
+    r[i]   = sum(A[i,j] * x[j]) - b[i]
+    loss   = sum(r[i]**2) + 0.1 * sum(x[j] * S[j,k] * x[k])
+    x_next[j] = x[j] - 0.01 * grad(loss, x[j])
+    """
+    job = einmpi.program(text, A=A, b=b, x=(3,))
+    inputs = {"A": A, "b": b, "x": np.zeros(3)}
+    result = einmpi.loop(job, inputs, carry={"x": "x_next"}, steps=20, record=["loss"])
+    x = np.zeros(3)
+    losses = []
+    for _ in range(20):
+        residual = A @ x - b
+        losses.append(residual @ residual + 0.1 * x @ (A.T @ A) @ x)
+        x = x - 0.01 * (2 * A.T @ residual + 0.2 * (A.T @ A) @ x)
+    np.testing.assert_allclose(result.outputs["x"].gather(), x, rtol=1e-12)
+    np.testing.assert_allclose(result.history["loss"], losses, rtol=1e-12)
+
+
+def test_vjp():
+    rng = np.random.default_rng(6)
+    A = rng.normal(size=(3, 4)) + 1j * rng.normal(size=(3, 4))
+    x = rng.normal(size=4)
+    dY = rng.normal(size=3) + 1j * rng.normal(size=3)
+    job = einmpi.program("Y[i] = sum(A[i,j] * x[j]); n = sum(x[j]**2)", A=A, x=x)
+    product = einmpi.vjp(job, {"Y": "dY", "n": "dn"}, ["A", "x"])
+    found = einmpi.run(product, {"A": A, "x": x, "dY": dY, "dn": np.array(2.0)})
+    np.testing.assert_allclose(found["dA"].gather(), np.outer(dY, x))
+    np.testing.assert_allclose(found["dx"].gather(), np.real(A.conj().T @ dY) + 4 * x)
+
+
+def test_grad_of_a_job_with_a_size_a_parameter_and_other_outputs():
+    x = np.array([1.0, 2.0])
+    text = "Y[i,c:n] = rate * X[i]; loss = sum(Y[i,c]); other = sum(V[k])"
+    job = einmpi.program(text, X=x, V=(3,), n=5, rate=0.5, outputs=["loss"])
+    changed = einmpi.grad(job, "loss", ["X", "rate"])
+    assert changed.graph.outputs == ("loss", "dX", "drate")
+    found = einmpi.run(changed, {"X": x})
+    np.testing.assert_allclose(found["dX"].gather(), [2.5, 2.5])
+    np.testing.assert_allclose(found["drate"].gather(), 15)
+
+
+NO_DERIVATIVE = "by anything that has a derivative; expected"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("g[i] = grad(loss, V[i])", f"loss does not depend on V {NO_DERIVATIVE} X"),
+        (
+            "g[i] = grad(loss, k[i])",
+            "the gradient is by k, which is int64; "
+            "expected a tensor of floating-point or complex numbers",
+        ),
+        (
+            "n = sum(sign(X[i])); g[i] = grad(n, X[i])",
+            f"n does not depend on X {NO_DERIVATIVE} a tensor that it is computed from",
+        ),
+        (
+            "g[i] = grad(X, V[i])",
+            "grad is of X, which has labels; expected a real number without labels; "
+            "add up its elements: grad(sum(Y[i]), X[i])",
+        ),
+        ("g[i] = grad(loss)", "grad is not called like this; expected grad(loss, W[labels])"),
+        (
+            "g[i] = grad(loss, 2 * X[i])",
+            "grad is by 2 * X[i]; expected a tensor with labels, such as W[i,j]",
+        ),
+        (
+            "m = sum(k[i]); g[i] = grad(m, X[i])",
+            "grad is of m, which is int64; expected a real number in floating point",
+        ),
+    ],
+)
+def test_messages(text, message):
+    program = f"loss = sum(X[i]**2)\n{text}"
+    with pytest.raises(InputError) as error:
+        einmpi.program(program, X=(3,), V=(3,), k=np.zeros(3, int))
+    assert str(error.value).partition(": ")[2] == message
+
+
+def test_messages_from_python():
+    job = einmpi.program("loss = sum(X[i]**2)", X=(3,))
+    for arguments, message in [
+        (("los", ["X"]), "grad: 'los' is not computed; expected loss (did you mean loss?)"),
+        (("loss", ["Y"]), "grad: unknown tensor 'Y'; expected one of X, loss"),
+        (("loss", []), 'grad: wrt is empty; expected a list of names such as ["W"]'),
+        (("loss", ["X", "X"]), "grad: X is in wrt twice; expected each name once"),
+    ]:
+        with pytest.raises(InputError) as error:
+            einmpi.grad(job, *arguments)
+        assert str(error.value) == message
+    with pytest.raises(InputError, match="vjp: loss is given the derivative 'X'"):
+        einmpi.vjp(job, {"loss": "X"}, ["X"])
