@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Graphs are small and run once: compiling them takes longer than anything else.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +109,7 @@ def gradients(graph: EinGraph, loss, parameters, inputs):
     def loss_of(values):
         return evaluate(graph, {**inputs, **values})[loss]
 
+    inputs = {name: jnp.asarray(array) for name, array in inputs.items()}
     chosen = {name: jnp.asarray(inputs[name]) for name in parameters}
     value, found = jax.jit(jax.value_and_grad(loss_of))(chosen)
     return np.asarray(value), {name: np.asarray(array) for name, array in found.items()}
