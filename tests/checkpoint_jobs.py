@@ -21,8 +21,8 @@ A6[i,k] = sum(A5[i,j] * A3[j,k])
 Z[i,k] = sum(A6[i,j] * W[j,k]) / s[i]
 """
 INPUTS = """
-X = { shape = [21, 21], random = "normal", seed = 1 }
-Y = { shape = [21, 21], random = "normal", seed = 2 }
+X = { shape = [21, 21], random = "uniform", seed = 1 }
+Y = { shape = [21, 21], random = "uniform", seed = 2 }
 W = { file = "w.h5", dataset = "/W" }
 """
 OUTPUTS = 'Z = "out.h5:/Z"\ns = "out.h5:/s"'

@@ -113,8 +113,8 @@ class Failing:
         self.noted = bool(in_kernel) or "now" in at_start
         job = (
             'program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); Z[i,k] = exp(Y[i,k]) - m"\n'
-            'inputs.A = { shape = [96, 12], random = "normal" }\n'
-            'inputs.B = { shape = [12, 96], random = "normal" }\n'
+            'inputs.A = { shape = [96, 12], random = "uniform" }\n'
+            'inputs.B = { shape = [12, 96], random = "uniform" }\n'
             'outputs.Z = "out.h5:/Z"\n'
         )
         (folder / "other").mkdir()

@@ -717,7 +717,7 @@ def test_an_input_file_that_has_changed_is_refused(stopped, tmp_path):
 def test_other_rows_of_a_file_are_another_input(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(42.0 * 21).reshape(42, 21))
     rows = INPUTS.replace(
-        '{ shape = [21, 21], random = "normal", seed = 1 }', '{ file = "x.npy", rows = "0:21" }'
+        '{ shape = [21, 21], random = "uniform", seed = 1 }', '{ file = "x.npy", rows = "0:21" }'
     )
     go(einmpi.load(write_job(tmp_path, inputs=rows)), 2, tmp_path / "saved", every=0)
     other = einmpi.load(write_job(tmp_path, inputs=rows.replace("0:21", "21:42")))

@@ -305,7 +305,7 @@ def test_a_disk_that_is_really_full(folder):
     write_job(
         folder,
         "A[i,k] = sum(X[i,j] * X[j,k]); z = sum(A[i,k] * X[k,i])",
-        'X = { shape = [200, 200], random = "normal" }',
+        'X = { shape = [200, 200], random = "uniform" }',
         'z = "out.h5:/z"',
     )
 

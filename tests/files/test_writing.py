@@ -808,7 +808,7 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
 
 # ---- processes ----------------------------------------------------------------------------------
 
-BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], random = "normal" }\n'
+BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], random = "uniform" }\n'
 # A limit on the size of files is what a full disk looks like from inside, and needs no disk.
 LIMITED = """
 import resource, signal, sys

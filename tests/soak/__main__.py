@@ -27,7 +27,7 @@ MPI_RANKS = (2, 3, 4, 5, 8, 1, 7, 6)
 MPI_CHUNK_CASES = 200
 # Of this many chunks one is run under mpirun, unless the command line says how many cases.
 CHUNKS_BETWEEN_MPIRUNS = 5
-LEAST_CHUNK_CASES = 50
+LEAST_CHUNK_CASES = 100
 
 
 def main(argv: list[str]) -> int:

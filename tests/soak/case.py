@@ -59,6 +59,7 @@ class Case:
     layouts: Mapping[str, str] = field(default_factory=dict)
     distributed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     files: bool = False  # whether the inputs are in files, with a job file
+    stores: tuple[str, ...] = ()  # those of these inputs that are in zarr stores
     stop_at: float | None = None  # where a run is interrupted and resumed, from 0 to 1
     compiled: bool = False  # whether every kernel is compiled, however small
     verify: bool = False  # whether the schedules of all ranks are checked against each other
@@ -73,7 +74,8 @@ class Case:
 # a hundred times as long as running.
 COMPILED_PROGRAMS = 16
 COMPILED_SHARE = 0.03
-LOOP_SHARE = 0.03
+LOOP_SHARE = 0.02
+ZARR_SHARE = 0.3  # of the inputs in files
 
 
 def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
@@ -139,6 +141,10 @@ def with_options(case: Case, draw: Draw) -> Case:
         elif choice < 0.18 and not files:
             distributed[item.name] = cut(draw, case.ranks, item.values.shape)
         layouts[item.name] = draw.weighted(LAYOUTS)
+    stores = []
+    if files:
+        draw_stores = Draw("zarr", case.seed, case.number)
+        stores = [item.name for item in case.program.inputs if draw_stores.chance(ZARR_SHARE)]
     for statement in case.program.statements:
         if statement.name in case.program.output_names() and draw.chance(0.08):
             shape = tuple(case.program.sizes[label.size] for label in statement.labels)
@@ -146,6 +152,7 @@ def with_options(case: Case, draw: Draw) -> Case:
     return replace(
         case,
         files=files,
+        stores=tuple(stores),
         memory=memory,
         stop_at=stop_at,
         pins=pins,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CHUNK_CASES = 250  # cases of a process; its start, numba included, takes as long as about 25
+CHUNK_CASES = 400  # cases of a process; its start, numba included, takes as long as about 25
 SILENT_SECONDS = 200.0  # without a line from a process: its case hangs
 SHOWN_FAILURES = 5
 BACKEND_VARIABLE = "EINMPI_SOAK_BACKEND"  # set by --backend, for all processes of a soak

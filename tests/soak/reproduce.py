@@ -31,6 +31,8 @@ def run_text(case: Case) -> str:
         words.append(f"layouts {odd}")
     if case.files:
         words.append("inputs in files")
+    if case.stores:
+        words.append(f"{', '.join(case.stores)} in zarr stores")
     if case.stop_at is not None:
         words.append(f"interrupted at {case.stop_at:.2f} of its steps and resumed")
     if case.compiled:

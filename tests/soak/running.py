@@ -83,6 +83,8 @@ def _check(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
         outcome.notes.append("compiled kernels")
     if case.strict:
         outcome.notes.append("strict")
+    if case.stores:
+        outcome.notes.append("zarr")
     if case.program.loop is not None:
         check_loop(case, folder, outcome, comm)
         return
@@ -144,7 +146,10 @@ def _written_job(case: Case, folder: Path, comm: Any) -> einmpi.Job:
     if case.files:
         if comm is None or comm.rank == 0:
             for item in case.program.inputs:
-                np.save(folder / f"{item.name}.npy", item.values)
+                if item.name in case.stores:
+                    write_store(folder / f"{item.name}.zarr", item.values)
+                else:
+                    np.save(folder / f"{item.name}.npy", item.values)
             (folder / "job.toml").write_text(job_text(case))
         if comm is not None:
             comm.barrier()
@@ -154,11 +159,25 @@ def _written_job(case: Case, folder: Path, comm: Any) -> einmpi.Job:
     return with_strict(job, case.strict)
 
 
+def write_store(path: Path, values: np.ndarray) -> None:
+    """Write an array to a zarr store, in up to two chunks along each dimension."""
+    import zarr  # slow to import, and few cases need it
+
+    chunks = tuple(max(1, (extent + 1) // 2) for extent in values.shape)
+    array = zarr.create_array(
+        path, name="values", shape=values.shape, dtype=values.dtype, chunks=chunks
+    )
+    array[...] = values
+
+
 def job_text(case: Case) -> str:
-    """Return the job file of a case; its inputs are .npy files beside it."""
+    """Return the job file of a case; its inputs are .npy files and zarr stores beside it."""
     lines = [f'program = """\n{program_text(case.program)}\n"""', "", "[inputs]"]
     for item in case.program.inputs:
-        lines.append(f'{item.name} = {{ file = "{item.name}.npy" }}')
+        if item.name in case.stores:
+            lines.append(f'{item.name} = "{item.name}.zarr:/values"')
+        else:
+            lines.append(f'{item.name} = {{ file = "{item.name}.npy" }}')
     if case.strict:
         lines += ["", "[run]", "strict = true"]
     if case.program.loop is not None:
