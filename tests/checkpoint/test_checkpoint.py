@@ -675,7 +675,7 @@ FOREIGN = {
     "dtype": ({"dtype": "float32"}, "the program with its sizes"),
     "seed": ({"inputs": INPUTS.replace("seed = 2", "seed = 3")}, "the input Y differs"),
     "generator": (
-        {"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')},
+        {"inputs": INPUTS.replace('"uniform", seed = 2', '"normal", seed = 2')},
         "the input Y differs",
     ),
     "outputs": ({"outputs": 'Z = "out.h5:/Z"'}, "the program with its sizes"),
