@@ -129,17 +129,20 @@ def _no_path(
     return OperationError(what, expected)
 
 
-def finished(vertices: Mapping[str, Vertex]) -> dict[str, Vertex]:
+def finished(vertices: Mapping[str, Vertex], has_gradients: bool) -> dict[str, Vertex]:
     """Return the vertices without what has a meaning for gradients only, once all are there.
 
-    These are `stop`, and relu as where(x <= 0, 0, x), which becomes maximum(x, 0) again.
+    These are `stop`, and in a program with gradients relu as where(x <= 0, 0, x), which becomes
+    maximum(x, 0) again.
     """
     known: dict[str, Vertex] = {}
     for name, vertex in vertices.items():
         if vertex.einsum is not None:
             einsum = vertex.einsum
             expression = reopen(einsum, vertex.inputs)
-            plain = _finished(expression)
+            plain = _without_stop(expression)
+            if has_gradients:
+                plain = _with_relu(plain)
             if plain != expression:
                 changed, inputs = make_einsum(
                     einsum.output, plain, einsum.aggregation, einsum.aggregated, einsum.extent
@@ -149,15 +152,21 @@ def finished(vertices: Mapping[str, Vertex]) -> dict[str, Vertex]:
     return known
 
 
-def _finished(node: Scalar) -> Scalar:
+def _without_stop(node: Scalar) -> Scalar:
+    if isinstance(node, Element):
+        return Element(node.tensor, with_gathers(node.index, _without_stop))
+    if not isinstance(node, Call):
+        return node
+    if node.op == "stop":
+        return _without_stop(node.args[0])
+    return Call(node.op, tuple(_without_stop(argument) for argument in node.args))
+
+
+def _with_relu(node: Scalar) -> Scalar:
+    if not isinstance(node, Call):
+        return node
     match node:
-        case Element():
-            return Element(node.tensor, with_gathers(node.index, _finished))
-        case Call("stop", (inner,)):
-            return _finished(inner)
         case Call("where", (Call("<=", (x, limit)), this, that)) if x == that and limit == this:
             if is_number(limit, 0):
-                return Call("maximum", (_finished(x), limit))
-    if isinstance(node, Call):
-        return Call(node.op, tuple(_finished(argument) for argument in node.args))
-    return node
+                return Call("maximum", (_with_relu(x), limit))
+    return Call(node.op, tuple(_with_relu(argument) for argument in node.args))

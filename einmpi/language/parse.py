@@ -126,7 +126,7 @@ def parse_program(
             raise InputError(source.name, f"unknown output {name!r}", nearest_of(defined, name))
     known_tensors: Mapping[str, Vertex] = symbols.known
     if symbols.is_differentiated or "stop" in words:
-        known_tensors = finished(symbols.known)
+        known_tensors = finished(symbols.known, symbols.is_differentiated)
     return EinGraph(tuple(known_tensors.values()), tuple(outputs))
 
 

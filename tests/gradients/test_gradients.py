@@ -146,7 +146,9 @@ def test_a_program_without_gradients_stays_as_it_is():
     text = "y[i,j] = softmax[j](relu(x[i,j])); z[i] = logsumexp[j](silu(x[i,j]))"
     graph = build(text, inputs)
     assert "maximum(x[i,j], 0)" in str(graph) and "sigmoid" not in str(graph)
-    assert "stop" not in str(build("y[i] = stop(x[i]) + 1", {"x": ((3,), "float64")}))
+    graph = build("y[i,j] = where(x[i,j] <= 0, 0, x[i,j]) + stop(x[i,j])", inputs)
+    (line,) = [str(vertex) for vertex in graph.computed]
+    assert line == "y[i,j] ← where(x[i,j] <= 0, 0, x[i,j]) + x[i,j]"
 
 
 def test_grad_may_still_name_a_tensor():
