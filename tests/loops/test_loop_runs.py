@@ -83,6 +83,24 @@ def test_moved_as_planned_under_mpirun(folder):
     assert data["bytes_predicted"] == 120 * data["loop"]["bytes_a_step"]
 
 
+@needs_mpirun
+@pytest.mark.mpirun
+def test_updates_in_place_under_mpirun(folder):
+    """Several ranks copy halos and write over the old values; one rank needs both."""
+    lines = JOB.splitlines()
+    kept = [line for line in lines if not line.startswith(("change", "record", "history"))]
+    (folder / "job.toml").write_text("\n".join(kept))
+    assert alone(folder, "-m", "einmpi", "job.toml").returncode == 0
+    expected = result(folder)
+    done = run_mpi(3, ["-m", "einmpi", "job.toml", "--json", "found.json"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(result(folder), expected)
+    data = json.loads((folder / "found.json").read_text())
+    assert data["bytes_moved"] == data["bytes_predicted"] > 0
+    plan = alone(folder, "-m", "einmpi", "plan", "job.toml", "-n", "3")
+    assert "in place     u" in plan.stdout
+
+
 @pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
