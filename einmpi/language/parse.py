@@ -112,8 +112,11 @@ def parse_program(
     check_names(symbols, program)
     symbols.differentiated = gradients_in(program)
     reads = _reads(program)
+    uses = reads
+    if symbols.is_differentiated:
+        uses = _reads(program, losses_in(program))
     used: set[str] = set()
-    for names in _reads(program, losses_in(program)).values():
+    for names in uses.values():
         used.update(names)
     for statement in _in_order(source, program, reads):
         add_statement(symbols, statement)
