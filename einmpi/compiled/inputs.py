@@ -15,6 +15,7 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
 from einmpi.job.job import Job
+from einmpi.kernels.prepared import address_of
 from einmpi.runtime.backend import ALIGNMENT, aligned_empty
 from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
@@ -190,7 +191,7 @@ def _as_vector(array: Array) -> Array:
 def is_own_memory(array: Array) -> bool:
     """Return whether an array can take the place of one that `aligned_empty` has made."""
     flags = array.flags
-    is_aligned = array.ctypes.data % ALIGNMENT == 0
+    is_aligned = address_of(array) % ALIGNMENT == 0
     return bool(flags.writeable and flags.c_contiguous) and is_aligned
 
 

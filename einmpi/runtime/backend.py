@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -11,11 +12,10 @@ import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
-from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.grouping import group_kernels
-from einmpi.kernels.index_sets import split_index_sets
-from einmpi.kernels.views import view_operands
+from einmpi.kernels.prepared import PreparedCalls, address_of, stored_as
+from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
@@ -50,6 +50,8 @@ class Backend(Protocol):
     arrays are of one kind, except that inputs which stay in memory between runs may be packed
     into the slow tier or unpacked from there.
     """
+
+    calls: PreparedCalls  # by the steps that they belong to
 
     def reserve(self, nbytes: int) -> None:
         """Prepare for a run that takes so much memory."""
@@ -118,7 +120,8 @@ class NumpyBackend:
     ) -> None:
         self.threads = threads
         self.fast_math = fast_math
-        self.strict = strict
+        self.options = KernelOptions(threads, fast_math, strict)
+        self.calls = PreparedCalls()
         self.scratch = Scratch(scratch)
 
     def reserve(self, nbytes: int) -> None: ...
@@ -164,15 +167,9 @@ class NumpyBackend:
     def compute_kernel(
         self, step: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> None:
-        chosen = select_operands(step, operands)
-        dtypes = tuple([array.dtype.name for array in operands])
-        for part in split_index_sets(step.einsum, step.index, dtypes):
-            taken = part.operands(step.einsum, chosen)
-            out = part.output(step.einsum, target)
-            einsum, arrays = view_operands(part.einsum, taken, part.index, _as_strided)
-            numbers = einsum.labels_as_numbers
-            index = {label: indices(runs) for label, runs in part.index if label in numbers}
-            compute_einsum(einsum, arrays, out, index, self.threads, self.fast_math, self.strict)
+        stored = stored_as((*operands, target))
+        prepare = partial(prepare_kernel, step, operands, target, self.options)
+        self.calls.get(step, stored, prepare)(operands, target)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, cpu_grouping(self.fast_math))
@@ -194,46 +191,38 @@ class NumpyBackend:
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> HostArray:
     """Return a new array with any values, aligned like those of all ranks."""
-    nbytes = prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def _as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
-    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
-
-
-def select_operands(
-    step: Kernel,
-    operands: Sequence[Array],
-    as_index: Callable[[npt.NDArray[np.intp]], Any] = np.asarray,
-) -> list[Array]:
-    """Return what a kernel takes of its operands.
-
-    `as_index` turns indices into what these arrays accept as an index.
-    """
-    chosen = list(operands)
-    for operand, dimension, runs in step.select:
-        taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
-        chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
-    return chosen
+    kind = np.dtype(dtype)
+    raw = np.empty(prod(shape) * kind.itemsize + ALIGNMENT, np.uint8)
+    return np.ndarray(shape, kind, raw, -address_of(raw) % ALIGNMENT)
 
 
 def as_region(packed: Array, region: Region) -> Array:
     """Return a packed region in its shape."""
-    return packed.reshape(shape(region))
+    return packed.reshape(_cached_shape(region))
 
 
-def region_indices(region: Region) -> Iterator[tuple[Any, Any]]:
-    """Yield pairs of indices, into an array and into the packed region of it.
+def region_indices(region: Region) -> Iterable[tuple[Any, Any]]:
+    """Return pairs of indices, into an array and into the packed region of it.
 
     One pair for each box of the region, or, where there are many, one pair for all of it.
     """
-    if prod(map(len, region)) > MANY_BOXES:
-        yield np.ix_(*map(indices, region)), (slice(None),) * len(region)
-        return
-    yield from boxes(region, packed(region))
+    number_of_boxes = prod(map(len, region))
+    if number_of_boxes == 1:
+        return (_only_box(region),)
+    if number_of_boxes > MANY_BOXES:
+        return ((np.ix_(*map(indices, region)), (slice(None),) * len(region)),)
+    return boxes(region, packed(region))
+
+
+@lru_cache(maxsize=4096)
+def _cached_shape(region: Region) -> tuple[int, ...]:
+    return shape(region)
+
+
+@lru_cache(maxsize=4096)
+def _only_box(region: Region) -> tuple[Any, Any]:
+    (box,) = boxes(region, packed(region))
+    return box
 
 
 class _CompletedCopy:
@@ -244,6 +233,9 @@ class _CompletedCopy:
 
 class ShapeBackend:
     """Arrays without values, of any size, which take no memory: for dry runs."""
+
+    def __init__(self) -> None:
+        self.calls = PreparedCalls()
 
     def reserve(self, nbytes: int) -> None: ...
 

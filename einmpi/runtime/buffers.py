@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from einmpi.runtime.backend import Array, Backend, Copy
 from einmpi.schedule.steps import Slot
 
@@ -40,7 +37,7 @@ class Buffers:
         """Use an array as the memory of a slot."""
         assert slot.name not in self.arrays
         self.arrays[slot.name] = array
-        self._grow(array.nbytes)
+        self.grow(array.nbytes)
 
     def reuse(self, slot: Slot, source: Slot) -> None:
         """Use the memory of another slot, which is counted already."""
@@ -91,23 +88,17 @@ class Buffers:
 
     # ---- messages -------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def message_buffer(self, count: int, slot: Slot) -> Iterator[Array]:
+    def message_buffer(self, count: int, slot: Slot) -> CountedArray:
         """Lend a buffer of `count` elements for a message of a slot."""
         array = self.backend.allocate_message(count, slot.dtype, slow=slot.name not in self.arrays)
-        with self.counted(array):
-            yield array
+        return CountedArray(self, array)
 
-    @contextlib.contextmanager
-    def counted(self, array: Array) -> Iterator[Array]:
-        """Count the bytes of an array as long as this lasts."""
-        self._grow(array.nbytes)
-        try:
-            yield array
-        finally:
-            self.bytes_in_use -= array.nbytes
+    def counted(self, array: Array) -> CountedArray:
+        """Count the bytes of an array as long as a `with` block lasts."""
+        return CountedArray(self, array)
 
-    def _grow(self, nbytes: int) -> None:
+    def grow(self, nbytes: int) -> None:
+        """Count bytes of memory that are in use from here on."""
         self.bytes_in_use += nbytes
         if self.bytes_in_use > self.peak:
             self.peak = self.bytes_in_use
@@ -126,3 +117,18 @@ class Buffers:
         if slot.name in self.fetching:
             self.fetching.pop(slot.name).join()
         return self.arrays[slot.name]
+
+
+class CountedArray:
+    """An array whose bytes are counted in a `with` block."""
+
+    def __init__(self, buffers: Buffers, array: Array) -> None:
+        self.buffers = buffers
+        self.array = array
+
+    def __enter__(self) -> Array:
+        self.buffers.grow(self.array.nbytes)
+        return self.array
+
+    def __exit__(self, *_: object) -> None:
+        self.buffers.bytes_in_use -= self.array.nbytes

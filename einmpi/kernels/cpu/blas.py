@@ -5,7 +5,8 @@ Which copies are made, and of which parts, is decided in lowering and contractio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from einmpi.kernels.contraction import (
 from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import PreparedCall, view_maker
 
 numpy_einsum = np.einsum  # whatever a caller puts in its place, such as einmpi.einsum
 MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here
@@ -59,6 +61,52 @@ def compute_by_blas(contraction: Contraction, operands: Sequence[Array], out: Ar
     with np.errstate(all="ignore"):
         for summands in split_to_fit_memory(contraction, stored, dtype, {}):
             _compute_part(contraction, summands, arrays, dtype)
+
+
+def prepare_by_blas(
+    contraction: Contraction, operands: Sequence[Array], out: Array
+) -> PreparedCall:
+    """Return `compute_by_blas` for arrays that are stored as these are.
+
+    Where numpy multiplies views of the arrays, without copies, the views and the call are
+    prepared. The values of integers decide how they are multiplied, so nothing is.
+    """
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        compute_by_blas(contraction, operands, out)
+
+    if out.dtype.kind in "iu" or 0 in (extent for _, extent in contraction.extents):
+        return compute
+    arrays = [*(operands[k] for k in contraction.positions), out]
+    dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
+    parts = list(split_to_fit_memory(contraction, tuple(map(_stored, arrays)), dtype, {}))
+    if len(parts) > 1 or len(parts[0]) > 1:
+        return compute
+    lowering, part = parts[0][0]
+    is_copied = any(order is not None for order in lowering.copies)
+    if is_copied or any(lowering.conjugated) or contraction.scale != 1:
+        return compute
+    views = []
+    for array, index in zip(arrays, contraction.indices, strict=True):
+        views.append(_view(array, index, part))
+    product = _product(lowering, views)
+    makers = []
+    for number, view in zip(product.parts, product.views, strict=True):
+        make_view = view_maker(arrays[number], view)
+        if make_view is None:
+            return compute
+        makers.append(make_view)
+    function = product.function
+    (*sources, make_target) = makers
+    factors = [contraction.positions[number] for number in product.parts[:-1]]
+    chosen = tuple(zip(factors, sources, strict=True))
+
+    def multiply(operands: Sequence[Array], out: Array) -> None:
+        views = [make_view(operands[position]) for position, make_view in chosen]
+        with np.errstate(all="ignore"):
+            function(*views, make_target(out))
+
+    return multiply
 
 
 def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:
@@ -146,7 +194,7 @@ def _execute(lowering: Lowering, views: list[LabelledArray], scale: Number) -> N
     output = len(parts) - 1
     for k, (array, _) in enumerate(parts):
         if k == output:
-            _multiply(lowering, parts)
+            _product(lowering, parts).compute()
         elif parts[k] is not views[k]:
             _copy_into(parts[k], views[k])
         if lowering.conjugated[k]:
@@ -164,37 +212,49 @@ def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
     return scale
 
 
-def _multiply(lowering: Lowering, parts: list[LabelledArray]) -> None:
-    """Write the product of the first parts, computed as the lowering says, into the last one."""
+class _Product(NamedTuple):
+    """A numpy function of views of the parts, the output's last, and which part each view is of."""
+
+    function: Callable[..., Any]
+    views: tuple[Array, ...]
+    parts: tuple[int, ...]
+
+    def compute(self) -> None:
+        self.function(*self.views)
+
+
+def _product(lowering: Lowering, parts: list[LabelledArray]) -> _Product:
+    """Return the product of the first parts into the last one, as the lowering says."""
     out, labels = parts[-1]
     if lowering.kernel == "reduce":
-        _copy_into(parts[1], parts[0])
-    elif lowering.kernel == "multiply":
+        copy = _copy(parts[1], parts[0])
+        return _Product(copy.function, copy.views, (0, 1))
+    if lowering.kernel == "multiply":
         # numpy is faster if its innermost loop walks along the first factor.
-        first, second = parts[:2]
-        if labels and labels[-1] not in first.labels:
-            first, second = second, first
-        left = _stack(first, labels)
-        right = _stack(second, labels)
-        np.multiply(left, right, out=out, dtype=lowering.dtype, casting="unsafe")
-    elif lowering.kernel == "einsum":
+        first, second = 0, 1
+        if labels and labels[-1] not in parts[0].labels:
+            first, second = 1, 0
+        left = _stack(parts[first], labels)
+        right = _stack(parts[second], labels)
+        multiply = partial(np.multiply, dtype=np.dtype(lowering.dtype), casting="unsafe")
+        return _Product(multiply, (left, right, out), (first, second, 2))
+    if lowering.kernel == "einsum":
         names = unique(parts[0].labels, parts[1].labels)
-        left_axes, right_axes, out_axes = (list(map(names.index, part.labels)) for part in parts)
-        numpy_einsum(
-            parts[0].array,
-            left_axes,
-            parts[1].array,
-            right_axes,
-            out_axes,
-            out=out,
-            dtype=np.dtype(lowering.dtype),
-            casting="unsafe",
-        )
-    else:
-        rows, contracted, columns = lowering.matrix
-        left = _stack(parts[0], lowering.loops, rows, contracted)
-        right = _stack(parts[1], lowering.loops, contracted, columns)
-        np.matmul(left, right, out=_stack(parts[2], lowering.loops, rows, columns))
+        axes = [list(map(names.index, part.labels)) for part in parts]
+        contract = partial(_sum_products, axes, np.dtype(lowering.dtype))
+        return _Product(contract, (parts[0].array, parts[1].array, out), (0, 1, 2))
+    rows, contracted, columns = lowering.matrix
+    left = _stack(parts[0], lowering.loops, rows, contracted)
+    right = _stack(parts[1], lowering.loops, contracted, columns)
+    target = _stack(parts[2], lowering.loops, rows, columns)
+    return _Product(np.matmul, (left, right, target), (0, 1, 2))
+
+
+def _sum_products(
+    axes: list[list[int]], dtype: np.dtype[Any], left: Array, right: Array, out: Array
+) -> None:
+    """Multiply two arrays and sum along the axes that the output does not have."""
+    numpy_einsum(left, axes[0], right, axes[1], axes[2], out=out, dtype=dtype, casting="unsafe")
 
 
 def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
@@ -230,8 +290,15 @@ def _stack(part: LabelledArray, loops: Labels, *groups: Labels) -> Array:
     return array.transpose([labels.index(label) for label in order]).reshape(shape)
 
 
-def _copy_into(target: LabelledArray, source: LabelledArray) -> None:
-    """Copy an array into another one, whatever the order of their labels and their dtypes.
+class _Copy(NamedTuple):
+    """A numpy function of a view of an array and of the array that it is copied to."""
+
+    function: Callable[..., Any]
+    views: tuple[Array, Array]
+
+
+def _copy(target: LabelledArray, source: LabelledArray) -> _Copy:
+    """Return a copy into another array, whatever the order of their labels and their dtypes.
 
     Labels that only the source has are summed; along those that only the target has, it repeats.
     """
@@ -239,6 +306,20 @@ def _copy_into(target: LabelledArray, source: LabelledArray) -> None:
     array = _stack(source, target.labels + summed)
     if summed:
         axes = tuple(range(-len(summed), 0))
-        np.add.reduce(array, axis=axes, dtype=target.array.dtype, out=target.array)
-    else:
-        np.copyto(target.array, array, casting="unsafe")
+        dtype = target.array.dtype
+        return _Copy(partial(_sum_axes, axes, dtype), (array, target.array))
+    return _Copy(_convert, (array, target.array))
+
+
+def _sum_axes(axes: tuple[int, ...], dtype: np.dtype[Any], source: Array, target: Array) -> None:
+    np.add.reduce(source, axes, dtype, out=target)
+
+
+def _convert(source: Array, target: Array) -> None:
+    np.copyto(target, source, casting="unsafe")
+
+
+def _copy_into(target: LabelledArray, source: LabelledArray) -> None:
+    """Copy an array into another one, whatever the order of their labels and their dtypes."""
+    copy = _copy(target, source)
+    copy.function(*copy.views)

@@ -14,7 +14,8 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Scalar, labels_in, walk
 from einmpi.kernels.boxes import Box, boxes, halve_step
 from einmpi.kernels.operands import Array, check_index_range, expressions_of
-from einmpi.kernels.ufuncs import apply, reduce_block
+from einmpi.kernels.prepared import PreparedCall, view_maker
+from einmpi.kernels.ufuncs import apply, prepare_expression, reduce_block
 
 BLOCK_ELEMENTS = 2**17  # of a temporary: a few MiB in all, so that they stay in the cache
 # Longer expressions may hold more temporaries at once, so they are computed in smaller blocks.
@@ -61,6 +62,56 @@ def compute_by_broadcasting(
             out[target] = rule.empty if total is None else total
 
 
+def prepare_by_broadcasting(
+    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
+) -> PreparedCall:
+    """Return `compute_by_broadcasting` for arrays that are stored as these are.
+
+    What is a single block, and gathers nothing, is prepared.
+    """
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        compute_by_broadcasting(einsum, operands, out, index)
+
+    steps = _block_steps(einsum)
+    is_one_block = all(steps[label] == extent for label, extent in einsum.extents)
+    if not is_one_block:  # nor is one without elements
+        return compute
+    labels = einsum.labels
+    box = {label: slice(0, extent) for label, extent in einsum.extents}
+    views = []
+    for operand, entries in zip(operands, einsum.operands, strict=True):
+        plain = labels_in(entries)
+        if len(set(plain)) < len(entries):  # a gather, or a diagonal
+            return compute
+        make_view = view_maker(operand, operand_view(operand, plain, labels, box))
+        if make_view is None:
+            return compute
+        views.append(make_view)
+    dtypes = [operand.dtype for operand in operands]
+    evaluate = prepare_expression(einsum.function, dtypes, labels)
+    if evaluate is None:
+        return compute
+    _, indices = _label_values(einsum, index, box)
+    label_values = [indices[label] for label in labels]
+    shape = tuple(einsum.extent[label] for label in labels)
+    aggregation = einsum.aggregation
+    aggregated_axes = tuple(range(len(einsum.output), len(labels)))
+    out_dtype = out.dtype.name
+
+    def compute_block(operands: Sequence[Array], out: Array) -> None:
+        values = [make_view(operand) for make_view, operand in zip(views, operands, strict=True)]
+        with np.errstate(all="ignore"):
+            result = evaluate(values + label_values)
+            if np.shape(result) != shape:
+                result = np.broadcast_to(result, shape)
+            if aggregation is not None:
+                result = reduce_block(aggregation, result, aggregated_axes, out_dtype)
+            out[...] = result
+
+    return compute_block
+
+
 def _block_steps(einsum: EinSum) -> dict[str, int]:
     """Return how far a block reaches along each label.
 
@@ -82,21 +133,9 @@ def _blocks(einsum: EinSum, labels: Sequence[str], steps: Mapping[str, int]) -> 
 def _compute_block(
     einsum: EinSum, operands: Sequence[Array], index: Mapping[str, Array], box: Box
 ) -> Array:
-    """Return ⊗ on a block, with one axis for each label: the output's, then the aggregated ones.
-
-    Each label's positions, and the indices these stand for, become arrays along their own axis, so
-    that broadcasting combines them.
-    """
+    """Return ⊗ on a block, with one axis for each label: the output's, then the aggregated ones."""
     labels = einsum.labels
-    positions: dict[str, Array] = {}
-    indices: dict[str, Array] = {}
-    for axis, label in enumerate(labels):
-        shape = [1] * len(labels)
-        shape[axis] = -1
-        positions[label] = np.arange(box[label].start, box[label].stop).reshape(shape)
-        indices[label] = positions[label]
-        if label in index:
-            indices[label] = index[label][box[label]].reshape(shape)
+    positions, indices = _label_values(einsum, index, box)
     values: list[Any] = []
     for operand, entries in zip(operands, einsum.operands, strict=True):
         plain = labels_in(entries)
@@ -108,12 +147,32 @@ def _compute_block(
     return np.broadcast_to(result, [box[label].stop - box[label].start for label in labels])
 
 
+def _label_values(
+    einsum: EinSum, index: Mapping[str, Array], box: Box
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return each label's positions in a block, and the indices that these stand for.
+
+    They are arrays along the label's own axis, so that broadcasting combines them.
+    """
+    positions: dict[str, Array] = {}
+    indices: dict[str, Array] = {}
+    for axis, label in enumerate(einsum.labels):
+        shape = [1] * len(einsum.labels)
+        shape[axis] = -1
+        positions[label] = np.arange(box[label].start, box[label].stop).reshape(shape)
+        indices[label] = positions[label]
+        if label in index:
+            indices[label] = index[label][box[label]].reshape(shape)
+    return positions, indices
+
+
 def operand_view(operand: Array, index: Sequence[str], labels: Sequence[str], box: Box) -> Array:
     """Return an operand's part of a block as a view, with its axes in the order of the labels."""
-    part = operand[tuple(box[label] for label in index)]
+    place: Any = tuple(box[label] for label in index)
+    part = operand[(..., *place)]
     order = [index.index(label) for label in labels if label in index]
     new_axes = tuple(slice(None) if label in index else None for label in labels)
-    return part.transpose(order)[new_axes]
+    return part.transpose(order)[(..., *new_axes)]  # a view, even without dimensions
 
 
 def gathered_operand(

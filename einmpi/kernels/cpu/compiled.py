@@ -32,6 +32,7 @@ from einmpi.kernels.operands import (
     expressions_of,
     number_operands,
 )
+from einmpi.kernels.prepared import address_of
 from einmpi.process.first_use import COMPILING, first_use
 
 CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
@@ -358,8 +359,3 @@ def _shares(
     cuts = [start + sizes[loop] * k // (pieces * grain) * grain for k in range(pieces)]
     for share in itertools.pairwise([*cuts, stop]):
         yield loop, share
-
-
-def address_of(array: Array | Counter) -> int:
-    """Return the address of an array's first element."""
-    return int(array.__array_interface__["data"][0])

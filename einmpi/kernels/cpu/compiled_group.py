@@ -18,7 +18,6 @@ from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
     OperandView,
     Parameters,
-    address_of,
     bind_to_arrays,
     check_gathers,
     kernel_of,
@@ -26,6 +25,7 @@ from einmpi.kernels.cpu.compiled import (
 )
 from einmpi.kernels.loop_nest import BoundNest, Counter, counted
 from einmpi.kernels.operands import Array, number_operands
+from einmpi.kernels.prepared import address_of
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, Slot
 

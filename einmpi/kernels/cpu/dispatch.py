@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
-from einmpi.kernels.cpu.blas import compute_by_blas
+from einmpi.kernels.cpu.blas import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
 from einmpi.kernels.picks import as_gather, out_of_range
+from einmpi.kernels.prepared import PreparedCall
 
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
@@ -49,61 +51,113 @@ def compute_einsum(
     strict
         Allow only kernels that give inf and nan where the program as written does.
     """
+    prepare_einsum(einsum, operands, out, index, threads, fast, strict)(operands, out)
+
+
+def prepare_einsum(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int = 1,
+    fast: bool = False,
+    strict: bool = False,
+) -> PreparedCall:
+    """Choose the kernel of an EinSum, and prepare it for arrays that are stored as these are.
+
+    The parameters are those of `compute_einsum`. The values of the arrays are not looked at.
+    """
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
-        distance.compute_distance(squared_distance, operands, out, threads, WORTH_COMPILING)
-        return
-    if einsum.scan is not None:
-        compute_scan(einsum.scan, einsum, operands[0], out, index)
-        return
+        return lambda operands, out: distance.compute_distance(
+            squared_distance, operands, out, threads, WORTH_COMPILING
+        )
+    scan = einsum.scan
+    if scan is not None:
+        return lambda operands, out: compute_scan(scan, einsum, operands[0], out, index)
     if is_in_whole_blocks(einsum, index, out.dtype.name):
-        compute_in_blocks(einsum, operands, out, index)
-        return
-    if einsum.segments is not None:
-        scatter = Scatter(einsum, einsum.segments, tuple(operands), index)
-        compute_scatter(scatter, out, threads, WORTH_COMPILING)
-        return
-    if einsum.pick is not None and _compute_pick(einsum, operands, out, index, threads):
-        return
+        return lambda operands, out: compute_in_blocks(einsum, operands, out, index)
+    segments = einsum.segments
+    if segments is not None:
+
+        def scatter(operands: Sequence[Array], out: Array) -> None:
+            prepared = Scatter(einsum, segments, tuple(operands), index)
+            compute_scatter(prepared, out, threads, WORTH_COMPILING)
+
+        return scatter
+    by_pick = None
+    if einsum.pick is not None:
+        by_pick = _prepare_pick(einsum, operands, out, index, threads)
+    if by_pick is not None:
+        return by_pick
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
-    if contraction is not None and not _may_wrap(contraction, operands):
-        compute_by_blas(contraction, operands, out)
-        return
-    dtypes = [array.dtype for array in operands]
-    if einsum.calls() >= WORTH_COMPILING and compiled.supports_compiled_loops(einsum, dtypes):
-        compiled.compute_by_compiled_loops(einsum, operands, out, index, threads)
-        return
-    broadcast.compute_by_broadcasting(einsum, operands, out, index)
+    if contraction is None:
+        return _prepare_loops(einsum, operands, out, index, threads)
+    by_blas = prepare_by_blas(contraction, operands, out)
+    if _factor_dtype(contraction, operands).kind not in "iu":
+        return by_blas
+    by_loops = _prepare_loops(einsum, operands, out, index, threads)
+
+    def by_values(operands: Sequence[Array], out: Array) -> None:
+        chosen = by_loops if _may_wrap(contraction, operands) else by_blas
+        chosen(operands, out)
+
+    return by_values
 
 
-def _compute_pick(
+def _prepare_loops(
     einsum: EinSum,
     operands: Sequence[Array],
     out: Array,
     index: Mapping[str, Array],
     threads: int,
-) -> bool:
-    """Compute what an index picks by reading only that; return False if it cannot be done so."""
+) -> PreparedCall:
+    """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
+    dtypes = [array.dtype for array in operands]
+    if einsum.calls() >= WORTH_COMPILING and compiled.supports_compiled_loops(einsum, dtypes):
+        return lambda operands, out: compiled.compute_by_compiled_loops(
+            einsum, operands, out, index, threads
+        )
+    return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
+
+
+def _factor_dtype(contraction: Contraction, operands: Sequence[Array]) -> np.dtype[Any]:
+    """Return numpy's dtype of a product of the factors."""
+    return np.result_type(*(operands[position] for position in contraction.positions))
+
+
+def _prepare_pick(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int,
+) -> PreparedCall | None:
+    """Prepare to read only what an index picks; return None if it cannot be done so."""
     assert einsum.pick is not None
     label = einsum.pick.label
     first = 0
     if label in index and len(index[label]) > 0:
         first = int(index[label][0])
         if int(index[label][-1]) - first + 1 != len(index[label]):
-            return False  # the label's indices have gaps here
+            return None  # the label's indices have gaps here
     gather = as_gather(einsum, first, tuple([array.dtype for array in operands]))
     if gather is None:
-        return False
+        return None
     gathering, numbers = gather
-    arrays = [operands[number] for number in numbers]
-    try:
-        compute_einsum(gathering, arrays, out, index, threads)
-    except IndexError as error:
-        if einsum.picked_extent is None:
-            raise
-        raise out_of_range(einsum) from error
-    return True
+    chosen = [operands[number] for number in numbers]
+    compute = prepare_einsum(gathering, chosen, out, index, threads)
+
+    def pick(operands: Sequence[Array], out: Array) -> None:
+        try:
+            compute([operands[number] for number in numbers], out)
+        except IndexError as error:
+            if einsum.picked_extent is None:
+                raise
+            raise out_of_range(einsum) from error
+
+    return pick
 
 
 def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:
@@ -113,7 +167,7 @@ def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:
     operand that is squared counts twice.
     """
     factors = [operands[position] for position in contraction.positions]
-    product = np.result_type(*factors)
+    product = _factor_dtype(contraction, operands)
     if product.kind not in "iu" or product.itemsize == 8:
         return False  # sums have 64 bits too, so that both wrap around alike
     if not all(array.size for array in factors):

@@ -16,7 +16,6 @@ from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
     Parameters,
-    address_of,
     check_gathers,
     indexed_array,
     kernel_of,
@@ -35,6 +34,7 @@ from einmpi.kernels.loop_nest import (
     counted,
 )
 from einmpi.kernels.operands import Array, number_operands
+from einmpi.kernels.prepared import address_of
 
 MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
 

@@ -24,7 +24,6 @@ from einmpi.kernels.cuda.distance import prepare_distance
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import (
     Launch,
-    PreparedCalls,
     compile_kernel,
     is_in_place,
     key_of,
@@ -40,6 +39,7 @@ from einmpi.kernels.cuda.work_split import problem_of, split_work
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
 from einmpi.kernels.picks import as_gather, out_of_range
+from einmpi.kernels.prepared import PreparedCalls
 from einmpi.schedule.regions import Runs, indices, length, whole
 
 PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]

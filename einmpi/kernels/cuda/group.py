@@ -20,7 +20,6 @@ from einmpi.kernels.cuda.group_split import (
 )
 from einmpi.kernels.cuda.launch import (
     Launch,
-    PreparedCalls,
     compile_kernel,
     is_in_place,
     key_of,
@@ -28,6 +27,7 @@ from einmpi.kernels.cuda.launch import (
 )
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import GroupingRule
+from einmpi.kernels.prepared import PreparedCalls
 from einmpi.schedule.steps import Group, Kernel
 
 MAX_TEAM_THREADS = 512

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
@@ -18,10 +18,8 @@ from einmpi.process.first_use import COMPILING, first_use
 # would not be 0. Kernels ask for a fused operation where they want one.
 EXACT_OPTIONS = ("-std=c++17", "--fmad=false")
 FAST_OPTIONS = ("-std=c++17", "--use_fast_math")
-MAX_PREPARED_CALLS = 4096
 
 Grid = tuple[tuple[int, int], tuple[int]]  # blocks in both directions, threads of a block
-T = TypeVar("T")
 
 
 def compile_kernel(text: str, fast: bool, in_place: bool = False) -> Any:
@@ -66,28 +64,6 @@ def prepare_launch(
         else:
             values.append(argument(parameter))
     return Launch(kernel, grid, tuple(values), tuple(pointers))
-
-
-class PreparedCalls:
-    """Prepared calls by the object they belong to and a key.
-
-    Objects are compared by identity: hashing an EinSum takes longer than a small kernel.
-    """
-
-    def __init__(self) -> None:
-        self.entries: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
-
-    def get(self, owner: Any, key: Hashable, prepare: Callable[[], T]) -> T:
-        """Return the call of an owner and a key; prepare it if there is none yet."""
-        entry = self.entries.get((id(owner), key))
-        if entry is None:
-            call = prepare()
-            if len(self.entries) >= MAX_PREPARED_CALLS:
-                self.entries.clear()
-            # Keep a reference to the owner, so that no other object gets the same id.
-            entry = self.entries[id(owner), key] = owner, call
-        found: T = entry[1]
-        return found
 
 
 def is_in_place(operands: Iterable[DeviceArray], target: DeviceArray) -> bool:

@@ -16,11 +16,13 @@ from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import PreparedCalls, is_in_place
+from einmpi.kernels.cuda.launch import is_in_place
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.prepared import PreparedCalls
 from einmpi.kernels.views import view_operands
-from einmpi.runtime.backend import NumpyBackend, as_region, region_indices, select_operands
+from einmpi.runtime.backend import NumpyBackend, as_region, region_indices
+from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray

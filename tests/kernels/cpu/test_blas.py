@@ -206,8 +206,14 @@ NAMED = {
 @pytest.fixture
 def filled(monkeypatch):
     """Record every copy from one array to another."""
-    calls, fill = [], blas._copy_into
-    monkeypatch.setattr(blas, "_copy_into", lambda *parts: (calls.append(parts), fill(*parts)))
+    calls = []
+    copy = blas._copy
+
+    def recorded(*parts):
+        calls.append(parts)
+        return copy(*parts)
+
+    monkeypatch.setattr(blas, "_copy", recorded)
     return calls
 
 
@@ -215,10 +221,14 @@ def filled(monkeypatch):
     "kernel, copies, subscripts", [(*key, x) for key, text in NAMED.items() for x in text.split()]
 )
 def test_copies(kernel, copies, subscripts, filled, monkeypatch):
-    kernels, apply = [], blas._multiply
-    monkeypatch.setattr(
-        blas, "_multiply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts))
-    )
+    kernels = []
+    product = blas._product
+
+    def recorded(lowering, parts):
+        kernels.append(lowering.kernel)
+        return product(lowering, parts)
+
+    monkeypatch.setattr(blas, "_product", recorded)
     einsum = einsum_of(subscripts, **LARGE)
     check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
     assert (kernels, len(filled)) == ([kernel], copies)

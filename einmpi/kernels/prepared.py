@@ -1,0 +1,78 @@
+"""Calls that are prepared once and then repeated: all that depends on shapes and strides alone is
+worked out the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+# An EinSum on arrays of the shapes, strides and dtypes that it was prepared for: the operands, and
+# the target. It keeps nothing from call to call, so that several threads may use it.
+PreparedCall: TypeAlias = Callable[[Sequence[Array], Array], None]
+ViewMaker: TypeAlias = Callable[[Array], Array]
+
+MAX_PREPARED_CALLS = 4096
+
+T = TypeVar("T")
+
+
+class PreparedCalls:
+    """Prepared calls by the object they belong to and a key.
+
+    Objects are compared by identity: hashing an EinSum takes longer than a small kernel.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
+
+    def get(self, owner: Any, key: Hashable, prepare: Callable[[], T]) -> T:
+        """Return the call of an owner and a key; prepare it if there is none yet."""
+        entry = self.entries.get((id(owner), key))
+        if entry is None:
+            call = prepare()
+            if len(self.entries) >= MAX_PREPARED_CALLS:
+                self.entries.clear()
+            # Keep a reference to the owner, so that no other object gets the same id.
+            entry = self.entries[id(owner), key] = owner, call
+        found: T = entry[1]
+        return found
+
+
+def stored_as(arrays: Sequence[Array]) -> Hashable:
+    """Return all that a prepared call depends on, for the arrays of a known step."""
+    return tuple([(array.dtype, array.strides, array.flags.aligned) for array in arrays])
+
+
+def view_maker(array: Array, view: Array) -> ViewMaker | None:
+    """Return what makes the same view of other arrays, with the shape and strides of this one.
+
+    Return None if there is no such function: the view is a copy, the array has gaps, or numpy has
+    no buffer of its dtype.
+    """
+    if view is array:
+        return _unchanged
+    has_buffer = array.dtype.isbuiltin == 1 and array.flags.c_contiguous
+    if not has_buffer or view.size == 0 or view.dtype != array.dtype:
+        return None
+    if not np.may_share_memory(array, view):
+        return None
+    if view.shape == array.shape and view.strides == array.strides:
+        return _unchanged
+    shape = view.shape
+    dtype = view.dtype
+    strides = view.strides
+    offset = address_of(view) - address_of(array)
+    return lambda other: np.ndarray(shape, dtype, other, offset, strides)
+
+
+def address_of(array: Any) -> int:
+    """Return the address of the first element of an array, or of what stands for one."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _unchanged(array: Array) -> Array:
+    return array

@@ -1,0 +1,132 @@
+"""Kernel steps on the CPU: which parts of its operands each EinSum of a kernel reads, prepared
+once for all calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.einsum import EinSum
+from einmpi.kernels.cpu.dispatch import prepare_einsum
+from einmpi.kernels.index_sets import Part, split_index_sets
+from einmpi.kernels.prepared import PreparedCall, ViewMaker, view_maker
+from einmpi.kernels.views import view_operands
+from einmpi.schedule.regions import indices
+from einmpi.schedule.steps import Kernel
+
+HostArray: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels may compute: see `compute_einsum`."""
+
+    threads: int = 1
+    fast_math: bool = False
+    strict: bool = False
+
+
+class _Views(NamedTuple):
+    """What a part of a kernel computes, and the arrays that it reads and writes."""
+
+    einsum: EinSum
+    operands: list[HostArray]
+    out: HostArray
+
+
+def prepare_kernel(
+    step: Kernel, operands: Sequence[HostArray], target: HostArray, options: KernelOptions
+) -> PreparedCall:
+    """Return a kernel as a function of arrays that are stored as these are."""
+    dtypes = tuple([array.dtype.name for array in operands])
+    calls = []
+    for part in split_index_sets(step.einsum, step.index, dtypes):
+        views = _views(step, part, operands, target)
+        numbers = views.einsum.labels_as_numbers
+        index = {label: indices(runs) for label, runs in part.index if label in numbers}
+        call = prepare_einsum(
+            views.einsum,
+            views.operands,
+            views.out,
+            index,
+            options.threads,
+            options.fast_math,
+            options.strict,
+        )
+        calls.append(_on_views(call, step, part, views, operands, target))
+    if len(calls) == 1:
+        return calls[0]
+
+    def compute_parts(operands: Sequence[HostArray], target: HostArray) -> None:
+        for call in calls:
+            call(operands, target)
+
+    return compute_parts
+
+
+def _views(step: Kernel, part: Part, operands: Sequence[HostArray], target: HostArray) -> _Views:
+    """Return what a part of a kernel reads of the operands, and writes of the target."""
+    taken = part.operands(step.einsum, select_operands(step, operands))
+    einsum, arrays = view_operands(part.einsum, taken, part.index, _as_strided)
+    return _Views(einsum, arrays, part.output(step.einsum, target))
+
+
+def _on_views(
+    call: PreparedCall,
+    step: Kernel,
+    part: Part,
+    views: _Views,
+    operands: Sequence[HostArray],
+    target: HostArray,
+) -> PreparedCall:
+    """Return a call on the views of a part as a call on the whole arrays of the step."""
+    makers: list[tuple[int, ViewMaker]] = []
+    is_whole = views.out is target and len(views.operands) == len(operands)
+    can_be_made = True
+    for position, view in zip(part.taken, views.operands, strict=True):
+        is_whole = is_whole and view is operands[position]
+        make_view = view_maker(operands[position], view)
+        if make_view is None:
+            can_be_made = False
+        else:
+            makers.append((position, make_view))
+    if is_whole:
+        return call
+    make_out = view_maker(target, views.out)
+    if make_out is None or not can_be_made:  # a part of the indices is copied in every call
+
+        def compute(operands: Sequence[HostArray], target: HostArray) -> None:
+            views = _views(step, part, operands, target)
+            call(views.operands, views.out)
+
+        return compute
+
+    def compute_views(operands: Sequence[HostArray], target: HostArray) -> None:
+        arrays = [make_view(operands[position]) for position, make_view in makers]
+        call(arrays, make_out(target))
+
+    return compute_views
+
+
+def _as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+
+
+def select_operands(
+    step: Kernel,
+    operands: Sequence[Any],
+    as_index: Callable[[npt.NDArray[np.intp]], Any] = np.asarray,
+) -> list[Any]:
+    """Return what a kernel takes of its operands, which may be of any library.
+
+    `as_index` turns indices into what these arrays accept as an index.
+    """
+    chosen = list(operands)
+    for operand, dimension, runs in step.select:
+        taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
+        chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
+    return chosen

@@ -1,0 +1,137 @@
+"""Prepared kernels give the bits of unprepared ones, on any arrays that are stored alike."""
+
+import numpy as np
+import pytest
+
+import einmpi
+from einmpi.comm.local import ALONE
+from einmpi.compiled.program import Compiled
+from einmpi.kernels.cpu import blas, broadcast
+from einmpi.kernels.prepared import view_maker
+from einmpi.planner.plan import Options
+from einmpi.runtime import cpu_kernels
+from einmpi.runtime.backend import NumpyBackend
+
+STATEMENTS = [
+    "Z[i] = sum(A[i,j] * x[j])",
+    "Z[i,k] = sum[j](A[i,j] * B[j,k])",
+    "Z[k,i] = sum[j](A[i,j] * B[j,k])",
+    "Z[i,k] = -2 * sum[j](A[i,j] * B[j,k])",
+    "Z[i,j] = A[i,j] * x[j]",
+    "Z[i,j] = y[i] * x[j]",
+    "Z = sum(x[j] * x[j])",
+    "Z = s * s + 2",
+    "Z[j] = sum[i](abs(A[i,j] - y[i]) ** 2)",
+    "Z[i] = A[i,i] + x[0]",
+    "Z[i] = sum[j](A[i,j] * B[j,j])",
+    "Z[i] = y[i] * s - 1",
+    "Z[i,j] = A[j,i] + i",
+    "Z[i] = x[5-i] - x[i]",
+    "Z[i,j] = where(i < j, A[i,j], x[i])",
+    "Z[j] = sum[i](A[i,j])",
+]
+REAL_STATEMENTS = [
+    "Z[i] = max[j](A[i,j] - x[j])",
+    "Z = sqrt(abs(s)) + 2",
+    "Z[j] = sign(s) * x[j] + maximum(x[j], 0.5)",
+    "Z[i] = y[i] / sqrt(abs(s))",
+    "Z[i] = sum[j](where(A[i,j] < B[i,j], 1, 0))",
+]
+SHAPES = {"A": (6, 6), "B": (6, 6), "x": (6,), "y": (6,), "s": ()}
+REAL_DTYPES = ["float64", "float32", "float16", "int32", "int8"]
+
+
+def kernel_steps(statement, dtype):
+    """Return the kernels of a program on one rank."""
+    used = {name: shape for name, shape in SHAPES.items() if name in statement.partition("=")[2]}
+    job = einmpi.program(statement, dtype=dtype, **used)
+    _, schedule = Compiled(job, ALONE, Options(job.strategy)).make_ready()
+    found = []
+    for step in schedule.steps:
+        found += step.kernels
+    return found
+
+
+def operands_of(step, random):
+    found = []
+    for slot in step.operands:
+        values = 4 * random.standard_normal(slot.shape)
+        if np.dtype(slot.dtype).kind == "c":
+            values = values + 1j * random.standard_normal(slot.shape)
+        found.append(np.asarray(values).astype(slot.dtype))
+    return found
+
+
+def computed(backend, step, operands):
+    target = np.full(step.target.shape, 1, step.target.dtype)
+    backend.compute_kernel(step, operands, target)
+    return target
+
+
+def check(statement, dtype, monkeypatch):
+    random = np.random.default_rng(0)
+    prepared = NumpyBackend()
+    for step in kernel_steps(statement, dtype):
+        computed(prepared, step, operands_of(step, random))
+        for _ in range(2):
+            operands = operands_of(step, random)
+            found = computed(prepared, step, operands)
+            with monkeypatch.context() as patch:
+                for module in (blas, broadcast, cpu_kernels):
+                    patch.setattr(module, "view_maker", lambda array, view: None)
+                wanted = computed(NumpyBackend(), step, operands)
+            assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_prepared_kernels_give_the_bits_of_unprepared_ones(statement, monkeypatch):
+    for dtype in (*REAL_DTYPES, "complex128"):
+        check(statement, dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("statement", REAL_STATEMENTS)
+def test_prepared_kernels_of_real_numbers(statement, monkeypatch):
+    for dtype in REAL_DTYPES:
+        check(statement, dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("statement", ["Z[i,k] = sum[j](A[i,j] * B[j,k])", "Z[i,j] = A[j,i] + i"])
+def test_arrays_that_are_stored_otherwise_are_prepared_again(statement, monkeypatch):
+    random = np.random.default_rng(1)
+    backend = NumpyBackend()
+    (step,) = kernel_steps(statement, "float64")
+    operands = operands_of(step, random)
+    wanted = computed(backend, step, operands)
+    by_columns = [np.asfortranarray(operand) for operand in operands]
+    unaligned = []
+    for operand in operands:
+        raw = np.zeros(operand.nbytes + 1, np.uint8)
+        view = raw[1:].view(operand.dtype).reshape(operand.shape)
+        view[...] = operand
+        unaligned.append(view)
+    for stored_otherwise in (by_columns, unaligned, operands):
+        found = computed(backend, step, stored_otherwise)
+        np.testing.assert_allclose(found, wanted, rtol=1e-14)
+
+
+def test_a_prepared_kernel_keeps_no_value_of_the_arrays_it_was_prepared_with():
+    """Numbers are read when the kernel is called, not when it is prepared."""
+    backend = NumpyBackend()
+    (step,) = kernel_steps("Z = s * s + 2", "float64")
+    number = np.array(3.0)
+    assert computed(backend, step, [number] * len(step.operands)) == 11
+    number[()] = 5
+    assert computed(backend, step, [number] * len(step.operands)) == 27
+
+
+def test_views_are_made_of_contiguous_arrays_alone():
+    array = np.arange(24.0).reshape(4, 6)
+    other = -array
+    for view in (array.T, array[1:3, ::2], array[::-1], array[2, 3, ...], array.reshape(2, 2, 6)):
+        make_view = view_maker(array, view)
+        made = make_view(other)
+        assert np.shares_memory(made, other)
+        np.testing.assert_array_equal(made, -view)
+    assert view_maker(array, array.copy()) is None
+    assert view_maker(array.T, array) is None
+    assert view_maker(array[:, :3], array[1, :3]) is None
