@@ -84,6 +84,7 @@ class Compiled:
         self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # inputs from files that stay between calls
+        self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
 
@@ -275,7 +276,22 @@ class Compiled:
         wait: bool = True,
         failure: RankFailure | None = None,
     ) -> tuple[dict[str, DistArray], Measured]:
-        """Execute the schedule, and return the outputs and what was measured.
+        """Execute the schedule, and return the outputs and what was measured."""
+        blocks, measured = self.run_blocks(
+            plan, schedule, sources, checkpoints, wait=wait, failure=failure
+        )
+        return self.outputs(plan, blocks, sources.given), measured
+
+    def run_blocks(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        sources: Inputs,
+        checkpoints: Keeper | None = None,
+        wait: bool = True,
+        failure: RankFailure | None = None,
+    ) -> tuple[dict[str, Any], Measured]:
+        """Execute the schedule, and return this rank's blocks of the outputs and what was measured.
 
         Without `wait`, kernels on a GPU may still run on return; uses of the outputs follow them.
         With `failure`, a rank notes its first error there and goes on without computing.
@@ -315,11 +331,26 @@ class Compiled:
             LOGGER.debug(
                 "computed %s in %.6f s, received %d bytes", names, seconds, measured.received
             )
-        origin = self.origin(plan, sources.given)
-        outputs = {}
+        return blocks, measured
+
+    def outputs(
+        self, plan: Plan, blocks: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, DistArray]:
+        """Return the outputs of a run, given this rank's blocks of them and the inputs."""
+        origin = self.origin(plan, given)
+        found = {}
         for name in self.job.graph.outputs:
-            outputs[name] = self.output(plan, name, blocks.get(name), origin)
-        return outputs, measured
+            found[name] = self.output(plan, name, blocks.get(name), origin)
+        return found
+
+    def layout_of(self, plan: Plan, name: str) -> Layout:
+        """Return the layout of an output: the same object for all runs of a plan."""
+        plan_layouts = self.layouts.setdefault(id(plan), {})
+        layout = plan_layouts.get(name)
+        if layout is None:
+            layout = Layout(plan.mesh, self.job.graph[name].bound, plan.layouts[name])
+            plan_layouts[name] = layout
+        return layout
 
     def origin(self, plan: Plan, given: Mapping[str, Any]) -> Origin:
         """Return where the results of a run with these inputs come from."""
@@ -337,10 +368,9 @@ class Compiled:
     ) -> DistArray:
         """Return an output, given this rank's block of it."""
         vertex = self.job.graph[name]
-        layout = Layout(plan.mesh, vertex.bound, plan.layouts[name])
         if local is None:
             local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
-        result = DistArray(local, layout, self.comm)
+        result = DistArray(local, self.layout_of(plan, name), self.comm)
         result.origin = origin
         result.tensor = name
         return result

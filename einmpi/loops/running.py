@@ -31,9 +31,9 @@ from einmpi.loops.arrival import (
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.checkpoints import LoopCheckpoints
+from einmpi.loops.condition import Condition
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.nans import NanFinder
-from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
     kept_outputs,
@@ -120,7 +120,7 @@ class LoopRun:
         self.once_plan: Plan | None = None
         self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
-        self.rows: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in loop.record}
+        self.rows: dict[str, list[Any]] = {name: [] for name in loop.record}
         self.steps_done = 0
         self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
@@ -247,7 +247,8 @@ class LoopRun:
             on_first_rank(self.comm, self.start_history)
         own_failure = RankFailure()
         is_done = False
-        outputs: dict[str, DistArray] = {}
+        condition = None if self.loop.until is None else Condition(self.loop.until)
+        blocks: dict[str, Any] = {}
         first = self.steps_done
         next_agreement = first + 1
         in_step = self.stages.step.graph.by_name
@@ -258,23 +259,21 @@ class LoopRun:
                     self.values[name] = np.array(self.loop.numbers(number)[name])
                 if self.batches is not None:
                     self.batches.place(number, self.values)
-                outputs, measured = self.step.run_schedule(
+                blocks, measured = self.step.run_blocks(
                     self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
                 if self.batches is not None:
                     measured = self.batches.added(measured)
                 self.measured = added(self.measured, measured)
-                watched = self.watched(outputs, number)
+                watched = self.watched(blocks, number)
                 row = {name: watched[name] for name in self.loop.record}
                 if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
                     self.agree(own_failure)
                     self.explain_nan(number, row, sources)
-                for name, output in self.loop.carry.items():
-                    self.values[name] = outputs[output]
-                    sources.overwritable.add(name)
+                self.carry(blocks, sources)
                 self.add_row(number, row)
-                if self.loop.until is not None:
-                    is_done = condition_holds(self.loop.until, watched)
+                if condition is not None:
+                    is_done = condition.holds(watched)
                 is_last = is_done or number + 1 == self.loop.steps
                 if is_last or number + 1 == next_agreement:
                     self.agree(own_failure)
@@ -282,13 +281,24 @@ class LoopRun:
                     break
                 if number + 1 == next_agreement:
                     next_agreement += self.steps_until_agreement(number + 1, first)
-        return self.result(outputs, is_done)
+        return self.result(self.step.outputs(self.plan, blocks, self.values), is_done)
+
+    def carry(self, blocks: Mapping[str, Any], sources: Inputs) -> None:
+        """Make results of a step the inputs of the next one."""
+        for name, output in self.loop.carry.items():
+            if name not in sources.overwritable:  # it was given, or loaded
+                layout = self.step.layout_of(self.plan, output)
+                empty = np.empty((0,) * (len(layout.bound) or 1))
+                self.values[name] = DistArray(empty, layout, self.comm)
+                sources.overwritable.add(name)
+            if output in blocks:  # not on an idle rank
+                self.values[name].local = blocks[output]
 
     def add_row(self, number: int, row: Values) -> None:
         """Keep the values that a step has recorded."""
         self.steps_done = number + 1
         for name, value in row.items():
-            self.rows[name].append(value)
+            self.rows[name].append(value[()])  # without the memory that the step has given it
         if self.history_file is not None:
             self.history_file.append(number, row)
         if self.on_row is not None:
@@ -354,13 +364,15 @@ class LoopRun:
             self.step.forget_inputs()
             raise first_failed
 
-    def watched(self, outputs: Mapping[str, DistArray], number: int) -> Values:
+    def watched(self, blocks: Mapping[str, Any], number: int) -> Values:
         """Return the values that a condition or the history needs, the same on all ranks."""
         values: Values = {}
         numbers = self.loop.numbers(number)
         for name in self.loop.watched:
-            if name in outputs:
-                values[name] = np.asarray(on_host(outputs[name].local))
+            if name in blocks:
+                values[name] = np.asarray(on_host(blocks[name]))
+            elif name in self.stages.step.graph.outputs:  # on an idle rank
+                values[name] = np.empty((), self.stages.step.graph[name].dtype)
             elif name in numbers:
                 values[name] = np.array(numbers[name])
             else:

@@ -95,7 +95,7 @@ def execute(
         for step in steps:
             if on_step is not None:
                 on_step(step)
-            if failure is not None and failure.skips(step):
+            if failure is not None and failure.error is not None and failure.skips(step):
                 stand_in(step, buffers)
                 continue
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -59,9 +60,15 @@ class Layout:
 
     def block(self, rank: int) -> Region | None:
         """Return the elements that a rank holds; None for a rank that is not in the mesh."""
-        if rank >= self.mesh.ranks:
-            return None
-        return self.region(self.mesh.digits(rank))
+        if rank not in self._blocks:
+            is_idle = rank >= self.mesh.ranks
+            self._blocks[rank] = None if is_idle else self.region(self.mesh.digits(rank))
+        return self._blocks[rank]
+
+    @cached_property
+    def _blocks(self) -> dict[int, Region | None]:
+        """The blocks that were asked for, by rank."""
+        return {}
 
     def owns(self, rank: int) -> bool:
         """Return whether the rank is the first of those that hold the same elements."""
