@@ -39,16 +39,17 @@ _Operand = TypeVar("_Operand")
 
 def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
     """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
-    kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+    key = tuple([(array.shape, array.dtype) for array in arrays])
 
     def make_job() -> Job:
+        kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
         common_dtype = ""
         if arrays:
             common_dtype = _common_dtype([array.dtype for array in arrays])
         text = program_text(subscripts, kinds, common_dtype)
         return program_job(text, _by_name(kinds), {}, common_dtype, None)
 
-    return compiled_once(comm, ("einsum", subscripts, kinds), make_job)
+    return compiled_once(comm, ("einsum", subscripts, key), make_job)
 
 
 def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:

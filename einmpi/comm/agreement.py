@@ -61,9 +61,9 @@ def require_same_version(comm: Comm) -> None:
 
     This is the first thing ranks ask each other: other versions need not understand anything else.
     """
-    different = comm.same(__version__)
-    if different is not None:
-        versions = comm.allgather_text(__version__)
+    versions = comm.differing_texts(__version__) if isinstance(comm, MpiComm) else None
+    if versions is not None:
+        different = next(rank for rank, text in enumerate(versions) if text != versions[0])
         raise failure(
             EinmpiError.status,
             f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
@@ -101,6 +101,19 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
         "all ranks must do the same",
         everywhere=True,
     )
+
+
+def all_say(comm: Comm, text: str) -> bool:
+    """Return on all ranks whether they say the same; raise if one of them has ended its program."""
+    if comm in _ended_ranks:
+        raise _error_of_ended_rank(comm)
+    if comm.same(text) is None:
+        return True
+    found = comm.allgather_text(text)
+    if _ENDED in found:
+        _ended_ranks[comm] = found.index(_ENDED)
+        raise _error_of_ended_rank(comm)
+    return False
 
 
 def _error_of_ended_rank(comm: Comm) -> EinmpiError:

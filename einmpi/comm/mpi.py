@@ -375,6 +375,36 @@ class MpiComm:
         return int(lowest[0])
 
     def same_in_steps(self, text: str) -> Steps[int | None]:
+        # All numbers are equal if the least is also the greatest: one message tells that usually.
+        numbers = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.int64)
+        least = np.concatenate((numbers, ~numbers))
+        target = [least, self._mpi.INT64_T]
+        yield self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)
+        if (least[: numbers.size] == ~least[numbers.size :]).all():
+            return None
+        return (yield from self._first_different_in_steps(text))
+
+    def allgather_text_in_steps(self, text: str) -> Steps[list[str]]:
+        different = yield from self.same_in_steps(text)
+        if different is None:  # the usual case, whose cost does not grow with the ranks
+            return [text] * self.size
+        return (yield from self._gather_in_steps(text))
+
+    def differing_texts(self, text: str) -> list[str] | None:
+        """Return the texts of all ranks if they differ, None otherwise.
+
+        These messages stay as they are, so that ranks of different versions understand them.
+        """
+        return self._finish(self._differing_texts_in_steps(text))
+
+    def _differing_texts_in_steps(self, text: str) -> Steps[list[str] | None]:
+        for _ in range(2):  # as the first versions did
+            different = yield from self._first_different_in_steps(text)
+            if different is None:
+                return None
+        return (yield from self._gather_in_steps(text))
+
+    def _first_different_in_steps(self, text: str) -> Steps[int | None]:
         own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
         first = own.copy()
         yield self._all.Ibcast([first, self._mpi.BYTE], root=0)
@@ -382,10 +412,7 @@ class MpiComm:
         different = yield from self._lowest_in_steps(self.size if is_same else self.rank)
         return None if different == self.size else different
 
-    def allgather_text_in_steps(self, text: str) -> Steps[list[str]]:
-        different = yield from self.same_in_steps(text)
-        if different is None:  # the usual case, whose cost does not grow with the ranks
-            return [text] * self.size
+    def _gather_in_steps(self, text: str) -> Steps[list[str]]:
         own = np.frombuffer(text.encode(), np.uint8)
         length = np.array([own.size], np.int64)
         lengths = np.empty(self.size, np.int64)

@@ -72,8 +72,7 @@ class DistArray(ArrayMethods, ArrayCreation):
         self.layout = layout
         self.own_comm = comm
         if local.size:
-            block = layout.block(comm.rank)
-            assert block is not None and local.shape == shape(block), (local.shape, str(layout))
+            assert local.shape == layout.block_shape(comm.rank), (local.shape, str(layout))
 
     # ---- properties -----------------------------------------------------------------------------
 

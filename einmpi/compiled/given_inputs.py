@@ -145,11 +145,21 @@ def is_array(given: Any) -> bool:
     return isinstance(given, np.ndarray) or is_device_array(given)
 
 
-def outline_of(given: Mapping[str, Any]) -> Hashable:
-    """Return all that checks and plans depend on; None if anything but arrays is given."""
-    if not all(map(is_array, given.values())):
-        return None
-    return tuple([(name, type(array), array.shape, array.dtype) for name, array in given.items()])
+def outline_of(given: Mapping[str, Any], comm: Comm) -> Hashable:
+    """Return all that checks and plans depend on; None if it is not just arrays and DistArrays."""
+    found: list[Hashable] = []
+    for name, array in given.items():
+        if type(array) is np.ndarray:
+            found.append((name, np.ndarray, array.shape, array.dtype))
+        elif isinstance(array, DistArray):
+            if array.own_comm is not comm:
+                return None
+            found.append((name, array.layout, type(array.local), array.local.dtype))
+        elif is_array(array):
+            found.append((name, type(array), array.shape, array.dtype))
+        else:
+            return None
+    return tuple(found)
 
 
 def kind_of(array: Any) -> InputKind:

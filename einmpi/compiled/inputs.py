@@ -92,6 +92,9 @@ class Inputs:
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
+            is_stored_alike = given.flags.c_contiguous and given.dtype.isnative
+            if is_stored_alike and given.shape == step.slot.shape:
+                return given
             return block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
         return self.kept(step, comm)
 

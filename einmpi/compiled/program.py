@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from logging import DEBUG
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arguments import named_inputs
-from einmpi.comm.agreement import find_first_failure, together
+from einmpi.comm.agreement import all_say, find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
@@ -36,6 +36,9 @@ from einmpi.compiled.origin import Origin
 from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.scalar import gathers_in
 from einmpi.job.job import Job
 from einmpi.late import late
 from einmpi.log import LOGGER
@@ -58,6 +61,18 @@ from einmpi.version import __version__
 Ready: TypeAlias = tuple[Plan, Schedule]
 
 
+MOST_KNOWN_CALLS = 256
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    """What was found for inputs that are given again."""
+
+    ready: Ready
+    text: str  # the same on all ranks that have found it together
+    may_fail: bool  # on one rank alone, because of what the inputs are
+
+
 class Compiled:
     """A job made ready for the ranks of a communicator. `einmpi.compile` makes it.
 
@@ -78,8 +93,8 @@ class Compiled:
         self.work = workplace_of(job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, Ready] = {}
-        # The same by what arrays look like, on a single rank.
-        self.known: dict[Hashable, Ready] = {}
+        self.known: dict[Hashable, KnownCall] = {}  # by what the given arrays look like
+        self.calls_remembered = 0  # the same on all ranks
         self.reads_files = any(spec.file is not None for spec in job.inputs)
         self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
         self.files: dict[str, Dataset] = {}
@@ -123,26 +138,21 @@ class Compiled:
             A value cannot be computed with, such as an index in a gather that is out of range. All
             ranks raise an error, and further calls are possible.
         """
-        outline: Hashable = None
         if inputs is None:
             inputs = tensors
         elif tensors:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
-        if isinstance(inputs, Mapping):
-            outline = outline_of(inputs)
-        known = self.known.get(outline)
-        if known is not None:  # a GPU would wait for everything that `prepare` does
-            plan, schedule = known
+        known = self.known_call(inputs)
+        if known is not None:
+            plan, schedule = known.ready
             given = dict(inputs)
             if self.reads_files:
                 self.find_files(given)
         else:
             with abort_on_divergence(self.comm):
                 plan, schedule, given = self.prepare(inputs)
-            unchanged = all(given[name] is inputs[name] for name in given)
-            if outline is not None and self.comm.size == 1 and unchanged:
-                self.known[outline] = plan, schedule
+            self.remember_call(inputs, given, (plan, schedule))
         sources = Inputs(self.job, given, self.files, self.resident)
         if self.options.donate:  # whatever the plan can make of it
             sources.overwritable = take_donated(self.options.carry, inputs, given)
@@ -150,16 +160,57 @@ class Compiled:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
             return outputs
         failure = RankFailure()
+        first_failed = None
         with abort_on_divergence(self.comm):
             outputs, self.measured = self.run_schedule(
                 plan, schedule, sources, wait=False, failure=failure
             )
-            first_failed = find_first_failure(self.comm, failure.error, failure.part)
+            if known is None or known.may_fail:
+                first_failed = find_first_failure(self.comm, failure.error, failure.part)
+            elif failure.error is not None:
+                raise failure.error  # no other rank expects it: all of them end
         if first_failed is not None:
             # What other ranks have sent may be wrong, and all ranks have to read again together.
             self.forget_inputs()
             raise first_failed
         return outputs
+
+    def known_call(self, inputs: Mapping[str, Any]) -> KnownCall | None:
+        """Return what was found for earlier inputs that look like these, on all ranks.
+
+        Ranks ask each other once, with one small message. If they do not all know the same call,
+        they check and compare everything.
+        """
+        outline = None
+        if isinstance(inputs, Mapping):
+            outline = outline_of(inputs, self.comm)
+        known = None if outline is None else self.known.get(outline)
+        if self.comm.size == 1:
+            return known
+        if not self.known:  # on any rank
+            return None
+        with abort_on_divergence(self.comm):
+            if is_checking():
+                known = None
+            all_know_it = all_say(self.comm, "" if known is None else known.text)
+        return known if all_know_it else None
+
+    def remember_call(
+        self, inputs: Mapping[str, Any], given: Mapping[str, Any], ready: Ready
+    ) -> None:
+        """Remember the plan for inputs that look like these, if they are used as they are.
+
+        All ranks remember a call, so that all of them ask each other before the next one.
+        """
+        self.calls_remembered += 1
+        outline = outline_of(inputs, self.comm)
+        if outline is None or any(given[name] is not inputs[name] for name in given):
+            outline = None, self.calls_remembered
+        if len(self.known) >= MOST_KNOWN_CALLS:
+            self.known.clear()
+        text = f"call {self.calls_remembered}"
+        may_fail = self.reads_files or _may_fail(ready[0].graph)
+        self.known[outline] = KnownCall(ready, text, may_fail)
 
     def forget_inputs(self) -> None:
         """Release the inputs that stay loaded between calls."""
@@ -374,6 +425,18 @@ class Compiled:
         result.origin = origin
         result.tensor = name
         return result
+
+
+def _may_fail(graph: EinGraph) -> bool:
+    """Return whether values of tensors could make a kernel fail."""
+    for vertex in graph.computed:
+        einsum = vertex.computed_einsum
+        is_gathered = any(map(gathers_in, einsum.operands))
+        aggregation = None if einsum.aggregation is None else AGGREGATIONS[einsum.aggregation]
+        may_be_undefined = aggregation is not None and aggregation.empty is None
+        if is_gathered or may_be_undefined or einsum.segments or einsum.scan:
+            return True
+    return False
 
 
 # ---- agreement of all ranks ---------------------------------------------------------------------

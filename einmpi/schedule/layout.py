@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.regions import Region, Runs, share, split
+from einmpi.schedule.regions import Region, Runs, shape, share, split
 from einmpi.units import counted
 
 # For each axis of the mesh: the dimension that it cuts, None where its ranks all hold the same, or
@@ -64,6 +64,18 @@ class Layout:
             is_idle = rank >= self.mesh.ranks
             self._blocks[rank] = None if is_idle else self.region(self.mesh.digits(rank))
         return self._blocks[rank]
+
+    def block_shape(self, rank: int) -> tuple[int, ...] | None:
+        """Return the extents of a rank's block; None for a rank that is not in the mesh."""
+        if rank not in self._block_shapes:
+            block = self.block(rank)
+            self._block_shapes[rank] = None if block is None else shape(block)
+        return self._block_shapes[rank]
+
+    @cached_property
+    def _block_shapes(self) -> dict[int, tuple[int, ...] | None]:
+        """The extents of blocks that were asked for, by rank."""
+        return {}
 
     @cached_property
     def _blocks(self) -> dict[int, Region | None]:

@@ -1,0 +1,134 @@
+"""What small work costs: a step of a loop, a call of a compiled program, einmpi.einsum, a kernel.
+
+    python bench/step.py
+    mpirun -n 2 python bench/step.py
+
+The loop is a power iteration. Times are the least of many repeats, in microseconds, of rank 0:
+medians would measure what else the machine does. With --cpu-time they are those of the processor,
+which waiting for other ranks does not change much on a busy machine. The kernels of a step are
+also measured one by one, on the same arrays, so that the rest of a step can be told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import einmpi
+from einmpi.api import options_of
+from einmpi.comm.base import Comm
+from einmpi.comm.mpi import comm_of
+from einmpi.job.loop import Loop
+from einmpi.loops.running import LoopRun
+from einmpi.schedule.steps import Kernel
+
+POWER = """
+y[i]      = sum(S[i,j] * x[j])
+value     = sum(x[i] * y[i])
+x_next[i] = y[i] / norm(y[k])
+turned    = norm(x_next[i] - sign(value) * x[i])
+"""
+
+
+class Stopwatch:
+    """Measures the least time of repeated calls, in microseconds."""
+
+    def __init__(self, repeat: int, calls: int, cpu_time: bool) -> None:
+        self.repeat = repeat
+        self.calls = calls
+        self.clock = time.process_time if cpu_time else time.perf_counter
+
+    def least(self, function: Callable[[], object]) -> float:
+        function()
+        found = []
+        for _ in range(self.repeat):
+            start = self.clock()
+            for _ in range(self.calls):
+                function()
+            found.append((self.clock() - start) / self.calls)
+        return 1e6 * min(found)
+
+
+def loop_of(size: int, steps: int, comm: Comm) -> LoopRun:
+    """Return the power iteration, ready to run."""
+    random = np.random.default_rng(0)
+    symmetric = random.random((size, size))
+    symmetric += symmetric.T
+    job = einmpi.program(POWER, S=(size, size), x=(size,))
+    loop = Loop(steps, {"x": "x_next"}, record=("value", "turned"))
+    run = LoopRun(job, loop, comm, options_of(job))
+    run.prepare({"S": symmetric, "x": np.ones(size)})
+    return run
+
+
+def step_microseconds(size: int, steps: int, watch: Stopwatch, comm: Comm) -> float:
+    """Return the least time of a step, over runs of all steps."""
+    found = []
+    for _ in range(max(1, watch.repeat // 4)):
+        run = loop_of(size, steps, comm)
+        start = watch.clock()
+        run.run()
+        found.append((watch.clock() - start) / steps)
+    return 1e6 * min(found)
+
+
+def kernel_microseconds(run: LoopRun, watch: Stopwatch) -> dict[str, float]:
+    """Return the time of each kernel of a step on this rank, by the text of the kernel."""
+    backend = run.step.backend
+    found = {}
+    for step in run.schedule.steps:
+        if isinstance(step, Kernel):
+            operands = [np.ones(slot.shape, slot.dtype) for slot in step.operands]
+            target = np.empty(step.target.shape, step.target.dtype)
+
+            def compute(
+                step: Kernel = step,
+                operands: list[np.ndarray] = operands,
+                target: np.ndarray = target,
+            ) -> None:
+                backend.compute_kernel(step, operands, target)
+
+            found[step.assignment()] = watch.least(compute)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, default=100, help="of the power iteration")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=500, help="of a repeat")
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    comm = comm_of()
+    watch = Stopwatch(options.repeat, options.calls, options.cpu_time)
+    step = step_microseconds(options.size, options.steps, watch, comm)
+    kernels = kernel_microseconds(loop_of(options.size, 1, comm), watch)
+    rows = [("step of a power iteration", step)]
+    rows += [(f"  {text}", microseconds) for text, microseconds in kernels.items()]
+    rows.append(("  the step without its kernels", step - sum(kernels.values())))
+    left = np.random.default_rng(1).random((10, 10))
+    right = np.random.default_rng(2).random((10, 10))
+    product = einmpi.program("C[i,k] = sum[j](A[i,j] * B[j,k])", A=(10, 10), B=(10, 10))
+    compiled = einmpi.compile(product)
+    rows.append(("compiled call, 10×10 product", watch.least(lambda: compiled(A=left, B=right))))
+    if comm.size == 1:
+        subscripts = "ij,jk->ik"
+        einsum = watch.least(lambda: einmpi.einsum(subscripts, left, right))
+        rows.append(("einmpi.einsum, the same", einsum))
+        numpy_einsum = watch.least(lambda: np.einsum(subscripts, left, right))
+        rows.append(("numpy.einsum, the same", numpy_einsum))
+    if comm.rank == 0:
+        clock = "processor time" if options.cpu_time else "time"
+        print(f"n = {options.size}, {comm.size} ranks, least {clock} in microseconds")
+        for text, microseconds in rows:
+            print(f"{microseconds:9.1f}  {text}")
+
+
+if __name__ == "__main__":
+    main()
