@@ -434,7 +434,8 @@ def _may_fail(graph: EinGraph) -> bool:
         is_gathered = any(map(gathers_in, einsum.operands))
         aggregation = None if einsum.aggregation is None else AGGREGATIONS[einsum.aggregation]
         may_be_undefined = aggregation is not None and aggregation.empty is None
-        if is_gathered or may_be_undefined or einsum.segments or einsum.scan:
+        is_special = einsum.segments or einsum.scan or einsum.pick
+        if is_gathered or may_be_undefined or is_special:
             return True
     return False
 
