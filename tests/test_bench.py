@@ -53,6 +53,18 @@ def test_spill():
     assert "times as long" in done.stdout
 
 
+def test_step():
+    command = [sys.executable, "bench/step.py", "--steps", "20", "--repeat", "2", "--calls", "3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    texts = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[1:]]
+    assert len(texts) == 12
+    assert texts[0] == "step of a power iteration" and texts[-1] == "numpy.einsum, the same"
+
+
 def test_arrays():
     command = [sys.executable, "bench/arrays.py", "--size", "100", "--repeat", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

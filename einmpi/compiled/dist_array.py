@@ -88,6 +88,15 @@ class DistArray(ArrayMethods, ArrayCreation):
         """Forget this rank's block: someone else uses its memory from now on."""
         self._local = None
 
+    def _replace_block(self, local: Array) -> None:
+        """Make another array this rank's block, of the same shape and dtype."""
+        self._local = local
+
+    @property
+    def _is_given_away(self) -> bool:
+        """Whether someone else uses its memory."""
+        return self._local is None
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents of the whole tensor."""

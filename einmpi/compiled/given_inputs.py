@@ -152,8 +152,8 @@ def outline_of(given: Mapping[str, Any], comm: Comm) -> Hashable:
         if type(array) is np.ndarray:
             found.append((name, np.ndarray, array.shape, array.dtype))
         elif isinstance(array, DistArray):
-            if array.own_comm is not comm:
-                return None
+            if array.own_comm is not comm or array._is_given_away:
+                return None  # the checks say what is wrong
             found.append((name, array.layout, type(array.local), array.local.dtype))
         elif is_array(array):
             found.append((name, type(array), array.shape, array.dtype))

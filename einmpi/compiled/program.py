@@ -205,6 +205,8 @@ class Compiled:
         self.calls_remembered += 1
         outline = outline_of(inputs, self.comm)
         if outline is None or any(given[name] is not inputs[name] for name in given):
+            if self.comm.size == 1:
+                return
             outline = None, self.calls_remembered
         if len(self.known) >= MOST_KNOWN_CALLS:
             self.known.clear()

@@ -288,11 +288,12 @@ class LoopRun:
         for name, output in self.loop.carry.items():
             if name not in sources.overwritable:  # it was given, or loaded
                 layout = self.step.layout_of(self.plan, output)
-                empty = np.empty((0,) * (len(layout.bound) or 1))
+                dtype = self.stages.step.graph[output].dtype
+                empty = np.empty((0,) * (len(layout.bound) or 1), dtype)
                 self.values[name] = DistArray(empty, layout, self.comm)
                 sources.overwritable.add(name)
             if output in blocks:  # not on an idle rank
-                self.values[name].local = blocks[output]
+                self.values[name]._replace_block(blocks[output])
 
     def add_row(self, number: int, row: Values) -> None:
         """Keep the values that a step has recorded."""
