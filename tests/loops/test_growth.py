@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 
 def check(steps, warm):
-    done = run_mpi(2, PROGRAM.format(steps=steps, warm=warm))
+    done = run_mpi(2, PROGRAM.format(steps=steps, warm=warm), timeout=900)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
