@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .generate import THEMES, VALUES, Draw, ProgramMaker, make_values
+from .generate import BFLOAT16, THEMES, VALUES, Draw, ProgramMaker, make_values
 from .looping import make_loop
 from .tree import Program
 
@@ -75,6 +75,7 @@ class Case:
 COMPILED_PROGRAMS = 16
 COMPILED_SHARE = 0.03
 LOOP_SHARE = 0.02
+BFLOAT16_SHARE = 0.02
 ZARR_SHARE = 0.3  # of the inputs in files
 
 
@@ -91,10 +92,11 @@ def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
         program = ProgramMaker(shape, theme, strict).program()
         program = with_other_values(program, draw)
     else:
-        maker = ProgramMaker(draw, theme, strict)
+        # These choices follow from other numbers, so that most cases stay what they were.
+        with_bfloat16 = Draw("bfloat16", seed, number).chance(BFLOAT16_SHARE)
+        maker = ProgramMaker(draw, theme, strict, with_bfloat16)
         program = maker.program()
-        # Other choices follow from other numbers, so that cases without a loop are what they were.
-        if Draw("loop", seed, number).chance(LOOP_SHARE):
+        if not with_bfloat16 and Draw("loop", seed, number).chance(LOOP_SHARE):
             maker.draw = Draw("looped", seed, number)
             program = make_loop(maker, program) or program
     drawn = draw.weighted(RANKS)
@@ -127,6 +129,8 @@ def with_other_values(program: Program, draw: Draw) -> Program:
 def with_options(case: Case, draw: Draw) -> Case:
     """Return the case with the other choices of how to run it."""
     files = draw.chance(0.08) or case.program.loop is not None
+    if any(item.values.dtype == BFLOAT16 for item in case.program.inputs):
+        files = False  # .npy and zarr have no such dtype
     memory = None
     if draw.chance(0.5 if files else 0.04):
         memory = draw.share()

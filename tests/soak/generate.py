@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .oracle import Invalid, Value, evaluate, exact
@@ -47,6 +48,7 @@ DTYPES = (
     *("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16"),
     *("int8", "int16", "uint8", "uint16", "uint32", "uint64"),
 )
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MOST_POINTS = 2**13  # of the index space of one aggregation
 
 
@@ -194,8 +196,9 @@ def without_unused_inputs(program: Program) -> Program:
 class ProgramMaker:
     """Makes one program, statement by statement; the oracle evaluates each of them at once."""
 
-    def __init__(self, draw: Draw, theme: str, strict: bool) -> None:
+    def __init__(self, draw: Draw, theme: str, strict: bool, with_bfloat16: bool = False) -> None:
         self.draw = draw
+        self.with_bfloat16 = with_bfloat16
         self.theme = theme
         self.strict = strict
         self.values = draw.weighted(VALUES)
@@ -219,6 +222,8 @@ class ProgramMaker:
         for number in range(draw.between(1, 4)):
             dtype = favourite if draw.chance(0.75) else draw.one(DTYPES)
             self.add_input("ABCD"[number], dtype)
+        if self.with_bfloat16:
+            self.store_floats_in_bfloat16()
         if self.theme in ("gather", "scatter", "mixed"):
             self.add_index_input("n")
         wanted = draw.weighted({1: 45.0, 2: 30.0, 3: 15.0, 4: 10.0})
@@ -254,6 +259,15 @@ class ProgramMaker:
         self.inputs[name] = Input(name, dimensions, values)
         self.dimensions[name] = dimensions
         self.dtypes[name] = dtype
+
+    def store_floats_in_bfloat16(self) -> None:
+        """Store inputs in bfloat16, which numpy cannot compute with: what is read is cast."""
+        for name, item in self.inputs.items():
+            if item.values.dtype.kind == "f":
+                with np.errstate(over="ignore"):
+                    values = item.values.astype(BFLOAT16)
+                self.inputs[name] = replace(item, values=values)
+                self.dtypes[name] = BFLOAT16.name
 
     def add_index_input(self, name: str) -> None:
         """Add a tensor of indices into dimensions of some size."""
@@ -491,7 +505,10 @@ class ProgramMaker:
                 index.append(draw.one(fitting))
             else:
                 index.append(self.gathered(scope, size))
-        return Read(name, tuple(index))
+        node = Read(name, tuple(index))
+        if self.dtypes[name] == BFLOAT16.name:
+            return Operation(draw.one(("float32", "float64")), (node,))
+        return node
 
     def gathered(self, scope: list[Label], size: str) -> Expression:
         """Return an index into a dimension: from a tensor, by arithmetic, or a constant."""
@@ -640,7 +657,8 @@ class ProgramMaker:
         if isinstance(node, (Position, Extent)):
             return "i"
         if isinstance(node, Read):
-            return np.dtype(self.dtypes[node.tensor]).kind
+            dtype = np.dtype(self.dtypes[node.tensor])
+            return "f" if dtype == BFLOAT16 else dtype.kind
         if isinstance(node, Aggregation):
             inner = self.kind(node.body)
             if node.name in ("any", "all"):

@@ -14,6 +14,7 @@ from tests.soak import __main__ as command
 from tests.soak import case as case_module
 from tests.soak import drive, running, worker
 from tests.soak.case import LAYOUTS, Case, laid_out, make_case
+from tests.soak.generate import BFLOAT16
 from tests.soak.looping import evaluate_loop
 from tests.soak.oracle import Value, disagreement, evaluate
 from tests.soak.shrink import shrink
@@ -181,6 +182,18 @@ def test_inputs_in_zarr_stores(monkeypatch):
             assert "zarr" in outcome.notes
             checked += 1
     assert checked >= 2
+
+
+def test_inputs_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(case_module, "BFLOAT16_SHARE", 1.0)
+    checked = 0
+    for number in range(16):
+        case = make_case(12, number)
+        if any(item.values.dtype == BFLOAT16 for item in case.program.inputs):
+            outcome = running.check_on_threads(case)
+            assert not outcome.failures, (number, outcome.failures)
+            checked += 1
+    assert checked >= 5
 
 
 def test_planted_errors_are_seen(monkeypatch):
