@@ -161,6 +161,5 @@ def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any
     details = {"job": job.path, "date": current_date(), "host": platform.node()}
     if job.sizes:
         details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
-    write_report(
-        options.report, plan, program=job.source.text, title=title, details=details, **more
-    )
+    program = "\n\n".join(part.source.text.strip("\n") for part in job.one_after_another())
+    write_report(options.report, plan, program=program, title=title, details=details, **more)

@@ -16,7 +16,8 @@ from einmpi.errors import printable
 from einmpi.files.replace import replace_file
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import heading
+from einmpi.planner.text.explain import explain, heading, loops_of
+from einmpi.report.curves import curves
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
@@ -66,7 +67,8 @@ def page(
     title = title or "einmpi plan"
     tracks = None if timeline is None else timeline_data(timeline)
     merged = 0 if tracks is None else tracks["merged"]
-    sections = _sections(plan, comparison, timeline, merged, program)
+    recorded = curves(measured or {})
+    sections = _sections(plan, comparison, timeline, merged, program, recorded)
     links = []
     body = []
     for section in sections:
@@ -139,12 +141,19 @@ def _subtitle(plan: Plan) -> str:
 
 
 def _sections(
-    plan: Plan, comparison: Comparison | None, timeline: Timeline | None, merged: int, program: str
+    plan: Plan,
+    comparison: Comparison | None,
+    timeline: Timeline | None,
+    merged: int,
+    program: str,
+    recorded: str,
 ) -> list[_Section]:
     found = []
     if program.strip():
         text = escape(program.strip("\n"))
         found.append(_Section("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
+    if recorded:
+        found.append(_Section("history", "Recorded values", recorded))
     picture = svg(graph_picture(plan))
     found.append(_Section("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
     found.append(_Section("tensors", "Who holds what", _TENSORS))
@@ -152,6 +161,11 @@ def _sections(
     found.append(_Section("table", head, tensor_table(plan, timeline)))
     if timeline is not None:
         found.append(_Section("time", "Timeline", _timeline(timeline, merged)))
+    for title, each in loops_of(plan)[1:]:
+        text = escape(explain(each))
+        anchor = title.replace(" ", "-")
+        html = f'<pre tabindex="0"><code>{text}</code></pre>'
+        found.append(_Section(anchor, f"Plan of {title}", html))
     if comparison is not None:
         found.append(_Section("strategies", "Strategies", comparison_table(plan, comparison)))
     return found

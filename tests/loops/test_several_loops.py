@@ -356,3 +356,49 @@ def test_the_history_of_two_loops(tmp_path):
     (tmp_path / "job.toml").write_text(same)
     with pytest.raises(InputError, match=r"h.csv is also the history of another loop; expected"):
         einmpi.load(tmp_path / "job.toml")
+
+
+# Runs the same command again and again, in processes that are killed after a random time.
+KILLER = """
+import os, random, signal, sys, time
+import einmpi.cli.commands, einmpi.cli.run_loop, einmpi.loops.sequence, h5py
+from einmpi.cli.main import main
+
+times = random.Random(18)
+killed = 0
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        os._exit(main(sys.argv[1:]))
+    time.sleep(times.uniform(0.0, 0.3))
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    killed += os.WIFSIGNALED(status)
+print(killed)
+"""
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_any_time(tmp_path):
+    """The result has the bits of a run that was never stopped; histories have each row once."""
+    load(tmp_path, first=300, second=100_000, more='history = "history.h5:/second"\n')
+    text = (tmp_path / "job.toml").read_text()
+    text = text.replace('record = ["total"]', 'record = ["total"]\nhistory = "first.csv"')
+    (tmp_path / "job.toml").write_text(text + '[outputs]\nx = "out.h5:/x"\nz = "out.h5:/z"\n')
+    (tmp_path / "killer.py").write_text(KILLER)
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "20steps", "--resume", "--quiet"]
+    done = alone(tmp_path, "killer.py", *flags)
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) >= 40, done.stderr
+    # From here on few steps are left, however far the killed runs came.
+    saved = sorted(int(path.name) for path in (tmp_path / "saved").glob("[0-9]*"))
+    text = (tmp_path / "job.toml").read_text()
+    steps = max(1, (saved[-1] if saved else 0) - 300) + 40
+    (tmp_path / "job.toml").write_text(text.replace("steps = 100000", f"steps = {steps}"))
+    resumed = alone(tmp_path, "-m", "einmpi", *flags)
+    assert resumed.returncode == 0, resumed.stderr
+    found = stored(tmp_path), recorded(tmp_path), (tmp_path / "first.csv").read_bytes()
+    whole = alone(tmp_path, "-m", "einmpi", "job.toml", "--quiet")
+    assert whole.returncode == 0, whole.stderr
+    wanted = stored(tmp_path), recorded(tmp_path), (tmp_path / "first.csv").read_bytes()
+    assert found == wanted and saved
+    assert not list(tmp_path.glob(".*"))

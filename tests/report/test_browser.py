@@ -1,10 +1,12 @@
 """The report page in a real browser: it draws, zooms, and responds to pointer and keyboard."""
 
+import json
 import shutil
 import time
 from itertools import product
 
 import pytest
+from in_process import einmpi_here
 from paths import ROOT
 from timelines import recorded
 
@@ -356,3 +358,27 @@ def test_on_paper_no_column_is_cut(page):
 
 def test_the_browser_prints_the_page(page):
     assert len(page.print_page()) > 10_000
+
+
+def test_curves_of_recorded_values_are_drawn(browser, tmp_path):
+    """The line of a curve has a size and a colour, inside the picture."""
+    job = einmpi.load(ROOT / "jobs" / "power.toml")
+    measured = json.loads(einmpi_here(ROOT, ["jobs/power.toml", "--json", "-"]).stdout)
+    measured["loop"]["history"] = {"value": [3.0, 5.0, None, 4.0, 4.5], EVIL: [1.0, 2.0]}
+    write_report(tmp_path / "loop.html", einmpi.plan(job, 2), measured=measured)
+    browser.get((tmp_path / "loop.html").as_uri())
+    assert browser.title != "broken"
+    drawn = browser.execute_script(
+        """
+        return [...document.querySelectorAll(".curve-line")].map(line => {
+            const box = line.getBoundingClientRect();
+            const around = line.closest("svg").getBoundingClientRect();
+            const inside = box.left >= around.left && box.right <= around.right
+                && box.top >= around.top && box.bottom <= around.bottom;
+            return [box.width, box.height, inside, getComputedStyle(line).stroke];
+        });
+        """
+    )
+    assert len(drawn) == 3
+    for width, height, inside, stroke in drawn:
+        assert width > 20 and height > 5 and inside and stroke != "none"
