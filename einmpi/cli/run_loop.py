@@ -42,7 +42,7 @@ def run_loops(
     from einmpi.loops.running import added
     from einmpi.loops.sequence import LoopSequence
     from einmpi.process.notes import activity_writer
-    from einmpi.report.loop_progress import LoopProgress
+    from einmpi.report.progress import LoopProgress
     from einmpi.report.results import totals
 
     def plan_options(of_job: Job) -> Options:

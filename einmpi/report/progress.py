@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
 from threading import Event, Thread
 from time import perf_counter
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm
+from einmpi.process.abort import on_abort
 from einmpi.process.terminal import CLEAR, screen
 from einmpi.report.record import Work, work_of
 from einmpi.report.terminal import console_for
@@ -22,6 +27,9 @@ REDRAW_AFTER = 1.0  # seconds after which a bar is drawn again though no step ha
 OPERATIONS_PER_BYTE = 16  # that take as long as moving a byte
 BAR_WIDTH = 24  # columns
 LEAST_WIDTH_FOR_BAR = 60
+
+OnStep: TypeAlias = Callable[[Step], None]
+OnRow: TypeAlias = Callable[[int, Mapping[str, npt.NDArray[Any]]], None]
 
 
 class Progress:
@@ -179,3 +187,49 @@ def _about(seconds: float) -> str:
     else:
         time = f"{seconds / 3600:.1f} h"
     return f"about {time} left"
+
+
+# ---- loops ----------------------------------------------------------------------------------------
+
+
+class LoopProgress:
+    """Shows the steps of a loop, and notes for a launcher which step a rank is in."""
+
+    def __init__(
+        self, comm: Comm, schedule: Schedule, steps: int, quiet: bool, which: str = ""
+    ) -> None:
+        self.steps = steps
+        self.which = which  # of several loops, as a text before the step
+        self.progress: Progress | None = None
+        if comm.rank == 0 and not quiet:
+            self.progress = Progress(comm, schedule, steps)
+
+    @contextmanager
+    def shown(self, note: Callable[[str], None]) -> Iterator[tuple[OnStep | None, OnRow]]:
+        """Show progress in a with block.
+
+        Yield the functions to call at the start of each step of the schedule, and at the end of
+        each step of the loop.
+        """
+
+        def on_row(number: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
+            text = f"{self.which}step {number + 1} of {self.steps}"
+            note(text)
+            if self.progress is not None:
+                self.progress.note = lambda: _row_text(text, row)
+
+        note(f"{self.which}step 0 of {self.steps}")
+        if self.progress is None:
+            yield None, on_row
+            return
+        self.progress.open()
+        with on_abort(self.progress.close):
+            try:
+                yield self.progress, on_row
+            finally:
+                self.progress.close()
+
+
+def _row_text(step: str, row: Mapping[str, npt.NDArray[Any]]) -> str:
+    values = [f"{name} {value.item():.6g}" for name, value in row.items()]
+    return "  ".join([step, *values])
