@@ -108,7 +108,7 @@ def compile(
             changed = with_carried_outputs(changed, carry)
         gives_away = truth_value("donate", donate)
         if gives_away and not carry:
-            raise InputError("compile", "donate is given without carry", "carry={...} with it")
+            raise InputError("compile", "donate is given without carry", "both")
         options = options_of(changed, strategy, memory, pin, machine)
         return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 

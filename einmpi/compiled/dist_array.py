@@ -80,8 +80,9 @@ class DistArray(ArrayMethods, ArrayCreation):
     def local(self) -> Array:
         """This rank's block: an array of numpy, or of CuPy on a GPU."""
         if self._local is None:
-            what = "this DistArray was given away to a compiled step, which has written over it"
-            raise InputError("DistArray", what, "one that is still there", "use the step's result")
+            what = "it was given away to a compiled call, which has written over it"
+            hint = "use the result of the call"
+            raise InputError("DistArray", what, "one that was not given away", hint)
         return self._local
 
     def _give_away(self) -> None:
