@@ -265,6 +265,9 @@ class LoopRun:
                 if self.batches is not None:
                     measured = self.batches.added(measured)
                 self.measured = added(self.measured, measured)
+                if own_failure.error is not None and self.values_decide:
+                    # The others may end the loop with this step, or go on: it cannot know.
+                    raise own_failure.error
                 watched = self.watched(blocks, number)
                 row = {name: watched[name] for name in self.loop.record}
                 if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
@@ -294,6 +297,11 @@ class LoopRun:
                 sources.overwritable.add(name)
             if output in blocks:  # not on an idle rank
                 self.values[name]._replace_block(blocks[output])
+
+    @property
+    def values_decide(self) -> bool:
+        """Whether values that a step computes can end the loop."""
+        return self.loop.until is not None or (self.loop.stop_at_nan and bool(self.loop.record))
 
     def add_row(self, number: int, row: Values) -> None:
         """Keep the values that a step has recorded."""

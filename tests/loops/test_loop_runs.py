@@ -101,6 +101,33 @@ def test_updates_in_place_under_mpirun(folder):
     assert "in place     u" in plan.stdout
 
 
+FAILING = """
+program = '''
+at[i:30000] = where((step == 5) & (i == 25000), 99, 0)
+y[i] = 0.5 * x[i] + T[at[i]]
+t = sum(y[i]**2)
+r = sqrt(t)
+'''
+inputs.x = { shape = [30000], random = "uniform" }
+inputs.T = { shape = [4], random = "uniform" }
+[loop]
+steps = 2000
+carry = { x = "y" }
+until = "r < 1e-3"
+"""
+
+
+@pytest.mark.mpirun
+def test_one_rank_fails_where_values_end_the_loop(folder):
+    """r is 0 on the rank that fails, and not on the others: they must not wait for each other."""
+    (folder / "job.toml").write_text(FAILING)
+    done = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=folder, timeout=60)
+    assert done.returncode != 0
+    message = "y: an index from 0 to 99 is out of range; expected 0 to 3"
+    lines = [line for line in done.stderr.splitlines() if message in line]
+    assert len(lines) == 1, done.stderr
+
+
 @pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
