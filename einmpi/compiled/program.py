@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from logging import DEBUG
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arguments import named_inputs
-from einmpi.comm.agreement import all_say, find_first_failure, together
+from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
@@ -27,18 +27,15 @@ from einmpi.compiled.given_inputs import (
     is_array,
     kind_of,
     move_to_one_mesh,
-    outline_of,
     with_inputs,
 )
 from einmpi.compiled.inputs import Blocks, Inputs
+from einmpi.compiled.known_calls import KnownCalls
 from einmpi.compiled.measured import Measured, TimedStorage
 from einmpi.compiled.origin import Origin
 from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
-from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.scalar import gathers_in
 from einmpi.job.job import Job
 from einmpi.late import late
 from einmpi.log import LOGGER
@@ -61,18 +58,6 @@ from einmpi.version import __version__
 Ready: TypeAlias = tuple[Plan, Schedule]
 
 
-MOST_KNOWN_CALLS = 256
-
-
-@dataclass(frozen=True)
-class KnownCall:
-    """What was found for inputs that are given again."""
-
-    ready: Ready
-    text: str  # the same on all ranks that have found it together
-    may_fail: bool  # on one rank alone, because of what the inputs are
-
-
 class Compiled:
     """A job made ready for the ranks of a communicator. `einmpi.compile` makes it.
 
@@ -93,8 +78,7 @@ class Compiled:
         self.work = workplace_of(job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, Ready] = {}
-        self.known: dict[Hashable, KnownCall] = {}  # by what the given arrays look like
-        self.calls_remembered = 0  # the same on all ranks
+        self.known_calls = KnownCalls(comm)
         self.reads_files = any(spec.file is not None for spec in job.inputs)
         self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
         self.files: dict[str, Dataset] = {}
@@ -143,16 +127,17 @@ class Compiled:
         elif tensors:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
-        known = self.known_call(inputs)
+        known = self.known_calls.find(inputs)
         if known is not None:
-            plan, schedule = known.ready
+            plan = known.plan
+            schedule = known.schedule
             given = dict(inputs)
             if self.reads_files:
                 self.find_files(given)
         else:
             with abort_on_divergence(self.comm):
                 plan, schedule, given = self.prepare(inputs)
-            self.remember_call(inputs, given, (plan, schedule))
+            self.known_calls.add(inputs, given, plan, schedule, self.reads_files)
         sources = Inputs(self.job, given, self.files, self.resident)
         if self.options.donate:  # whatever the plan can make of it
             sources.overwritable = take_donated(self.options.carry, inputs, given)
@@ -174,45 +159,6 @@ class Compiled:
             self.forget_inputs()
             raise first_failed
         return outputs
-
-    def known_call(self, inputs: Mapping[str, Any]) -> KnownCall | None:
-        """Return what was found for earlier inputs that look like these, on all ranks.
-
-        Ranks ask each other once, with one small message. If they do not all know the same call,
-        they check and compare everything.
-        """
-        outline = None
-        if isinstance(inputs, Mapping):
-            outline = outline_of(inputs, self.comm)
-        known = None if outline is None else self.known.get(outline)
-        if self.comm.size == 1:
-            return known
-        if not self.known:  # on any rank
-            return None
-        with abort_on_divergence(self.comm):
-            if is_checking():
-                known = None
-            all_know_it = all_say(self.comm, "" if known is None else known.text)
-        return known if all_know_it else None
-
-    def remember_call(
-        self, inputs: Mapping[str, Any], given: Mapping[str, Any], ready: Ready
-    ) -> None:
-        """Remember the plan for inputs that look like these, if they are used as they are.
-
-        All ranks remember a call, so that all of them ask each other before the next one.
-        """
-        self.calls_remembered += 1
-        outline = outline_of(inputs, self.comm)
-        if outline is None or any(given[name] is not inputs[name] for name in given):
-            if self.comm.size == 1:
-                return
-            outline = None, self.calls_remembered
-        if len(self.known) >= MOST_KNOWN_CALLS:
-            self.known.clear()
-        text = f"call {self.calls_remembered}"
-        may_fail = self.reads_files or _may_fail(ready[0].graph)
-        self.known[outline] = KnownCall(ready, text, may_fail)
 
     def forget_inputs(self) -> None:
         """Release the inputs that stay loaded between calls."""
@@ -427,19 +373,6 @@ class Compiled:
         result.origin = origin
         result.tensor = name
         return result
-
-
-def _may_fail(graph: EinGraph) -> bool:
-    """Return whether values of tensors could make a kernel fail."""
-    for vertex in graph.computed:
-        einsum = vertex.computed_einsum
-        is_gathered = any(map(gathers_in, einsum.operands))
-        aggregation = None if einsum.aggregation is None else AGGREGATIONS[einsum.aggregation]
-        may_be_undefined = aggregation is not None and aggregation.empty is None
-        is_special = einsum.segments or einsum.scan or einsum.pick
-        if is_gathered or may_be_undefined or is_special:
-            return True
-    return False
 
 
 # ---- agreement of all ranks ---------------------------------------------------------------------
