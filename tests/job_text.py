@@ -3,7 +3,7 @@
 import pytest
 
 from einmpi.errors import InputError
-from einmpi.job.job import read_job
+from einmpi.job.job_file import read_job
 
 NAME = (
     "expected a name of letters, digits and _ that does not start with a digit "

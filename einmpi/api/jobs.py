@@ -13,7 +13,8 @@ from einmpi.errors import InputError
 from einmpi.files.load import describe
 from einmpi.files.specs import InputSpec, Number
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.job.job import Job, read_job
+from einmpi.job.job import Job
+from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parameter
 from einmpi.job.program import program_job
 from einmpi.language.statements import Inputs

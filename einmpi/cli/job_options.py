@@ -10,7 +10,8 @@ from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import Number
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, read_job, with_half, with_strict
+from einmpi.job.job import Job, with_half, with_strict
+from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parse_number
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.units import parse_seconds

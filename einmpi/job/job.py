@@ -1,70 +1,19 @@
-"""A job file in TOML becomes a Job: its graph, where tensors come from and go, how it runs."""
+"""The Job: what to compute, where tensors come from and go, and how it runs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.files.load import rows_of_chunks
-from einmpi.files.specs import InputSpec, Number, OutputSpec
+from einmpi.errors import InputError, one_of
+from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.labels import MAX_EXTENT, unique
-from einmpi.job.backends import backend_names
-from einmpi.job.history import HistorySpec, check_separate_histories
-from einmpi.job.inputs import (
-    check_dtype,
-    check_name,
-    check_parts,
-    in_batches,
-    read_dtype,
-    read_inputs,
-)
+from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
-from einmpi.job.loop_table import LoopTable
-from einmpi.job.outputs import check_outputs, read_outputs
-from einmpi.job.parameters import Settings, read_parameters
-from einmpi.job.program_text import ProgramText, read_program_text
-from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
 from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source
-from einmpi.language.toml_document import (
-    Document,
-    choice,
-    get,
-    kind_of,
-    lookup,
-    read_document,
-    relative_to_document,
-    show,
-    table,
-    whole_number,
-)
 from einmpi.late import late
-from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
-from einmpi.units import check_bytes, parse_bytes
-
-_KEYS = (
-    "title",
-    "dtype",
-    "program",
-    "sizes",
-    "parameters",
-    "inputs",
-    "outputs",
-    "plan",
-    "run",
-    "roles",
-    "loop",
-)
-_PLAN_KEYS = ("strategy", "memory", "machine")
-_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
-
-# Looks up the shape and dtype of an input in its file.
-Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
@@ -202,125 +151,6 @@ class Job:
         return text
 
 
-def read_job(
-    path: str | os.PathLike[str],
-    describe: Describe,
-    settings: Settings | None = None,
-    dtype: str | None = None,
-    steps: int | None = None,
-) -> Job:
-    """Read a job file.
-
-    `settings` replace sizes and parameters of the file, `dtype` its dtype, `steps` those of its
-    loop.
-    """
-    document = read_document(os.fspath(path))
-    table(document, (), _KEYS)
-    table(document, ("plan",), _PLAN_KEYS)
-    table(document, ("run",), _RUN_KEYS)
-    own_dtype = read_dtype(document, ("dtype",)) or "float64"
-    if dtype:
-        check_dtype(document.name, dtype)
-    chosen_dtype = dtype or own_dtype
-    settings = settings or {}
-    _check_settings(document, settings)
-    chosen_sizes = _read_sizes(document, settings)
-    parameters = read_parameters(document, chosen_sizes, settings)
-    inputs = []
-    for spec in read_inputs(document, chosen_sizes, chosen_dtype):
-        if spec.file is not None:
-            shape, stored_dtype = describe(spec)
-            spec = replace(spec, shape=shape, dtype=stored_dtype)
-        spec = in_batches(document, spec, chosen_sizes)
-        if spec.rows is not None:
-            spec = replace(spec, chunk_rows=rows_of_chunks(spec))
-        check_parts(spec, len(spec.shape or ()))
-        if any(spec.name == known.name for known in parameters):
-            what = f"{spec.name} is a parameter and cannot name a tensor"
-            raise InputError(spec.place, what, "another name")
-        inputs.append(spec)
-    inputs += parameters
-    strict = get(document, ("run", "strict"), bool) or False
-    half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
-    stem = os.path.splitext(os.path.basename(document.name))[0]
-    machine = get(document, ("plan", "machine"), str)
-    strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
-    memory = _read_memory(document)
-    backends = backend_names()
-    backend = choice(document, ("run", "backend"), backends, backends[0])
-    fast_math = get(document, ("run", "fast_math"), bool) or False
-    roles = _read_roles(document)
-    scratch = _read_scratch(document)
-
-    def make_job(
-        program: ProgramText,
-        outputs: tuple[OutputSpec, ...],
-        names: Sequence[str] | None,
-        results: tuple[str, ...] | None = None,
-    ) -> Job:
-        """Return the job of a program that computes these tensors, by default its last ones."""
-        graphs = program.graphs(names, strict)
-        check_outputs(outputs, graphs.rewritten)
-        loop = program.loop(graphs.written)
-        return Job(
-            title=get(document, ("title",), str) or stem,
-            path=document.name,
-            source=program.source,
-            dtype=chosen_dtype,
-            sizes=program.sizes,
-            inputs=program.inputs,
-            outputs=outputs,
-            strategy=strategy,
-            memory=memory,
-            backend=backend,
-            fast_math=fast_math,
-            roles=roles,
-            graph=graphs.rewritten,
-            written=graphs.written,
-            machine=None if machine is None else relative_to_document(document, machine),
-            scratch=scratch,
-            strict=strict,
-            loop=None if loop is None else replace(loop, results=results),
-        )
-
-    if isinstance(document.data.get("loop"), list):
-        programs = read_loop_texts(document, inputs, chosen_sizes, steps)
-        job = _job_of_loops(document, inputs, programs, make_job)
-    else:
-        loop_table = _read_loop_table(document, steps)
-        if loop_table is None:
-            _check_no_batches(inputs)
-        source = _read_program(document)
-        program = read_program_text(source, inputs, chosen_sizes, loop_table, steps)
-        outputs = read_outputs(document, (*program.computed, *program.carried))
-        names = [spec.name for spec in outputs if spec.name not in program.carried]
-        if outputs:
-            names += [name for name in program.needed_by_loop() if name not in names]
-        job = make_job(program, outputs, names or None)
-    check_separate_histories(job.histories, job.inputs, job.outputs)
-    return with_half(job, half)
-
-
-def _job_of_loops(
-    document: Document,
-    inputs: Sequence[InputSpec],
-    programs: Sequence[ProgramText],
-    make_job: Callable[..., Job],
-) -> Job:
-    """Return the job whose loops have these programs."""
-    made = [name for program in programs for name in (*program.computed, *program.carried)]
-    outputs = read_outputs(document, tuple(made))
-    loops: list[Job] = []
-    for number, text in enumerate(with_results(programs, outputs)):
-        own = []
-        for spec in outputs:
-            if maker_of(programs, spec.name) == number:
-                own.append(spec)
-        names = unique(text.results, text.program.needed_by_loop())
-        loops.append(make_job(text.program, tuple(own), names, text.results))
-    return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
-
-
 def with_strict(job: Job, strict: bool) -> Job:
     """Return the job with this setting of `strict`, and with the graph that it gives."""
     loops = tuple(with_strict(loop, strict) for loop in job.loops)
@@ -337,91 +167,3 @@ def with_half(job: Job, half: str) -> Job:
     loops = tuple(with_half(loop, half) for loop in job.loops)
     changed = replace(job, half=half, loops=loops)
     return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
-
-
-def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
-    if "loop" in document.data:
-        return LoopTable(document)
-    if steps is not None:
-        raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
-    return None
-
-
-def _check_no_batches(inputs: Iterable[InputSpec]) -> None:
-    for spec in inputs:
-        if spec.rows is not None:
-            what = f"{spec.name} comes in batches, but no step is repeated"
-            raise InputError(spec.place, what, "a [loop]")
-
-
-def _read_program(document: Document) -> Source:
-    if get(document, ("program",), str) is None:
-        raise InputError(
-            document.name, "there is no program", 'program = "NAME[labels] = expression"'
-        )
-    return document.source(("program",))
-
-
-def _check_settings(document: Document, settings: Settings) -> None:
-    known = [*table(document, ("sizes",)), *table(document, ("parameters",))]
-    for name in settings:
-        if name not in known:
-            raise InputError(
-                document.name,
-                f"there is no size or parameter {show(name)} to set",
-                nearest_of(known, name),
-            )
-
-
-def _read_sizes(document: Document, overrides: Settings) -> dict[str, int]:
-    given = table(document, ("sizes",))
-    sizes: dict[str, int] = {}
-    for name, written in given.items():
-        path = ("sizes", name)
-        place = document.place(path)
-        check_name(place, name, "a size", {})
-        if name in overrides:
-            value: Number | None = overrides[name]
-            what = f"size {name} is set to {show(value)}"
-        else:
-            value = whole_number(document, path, sizes)
-            what = f"size {name} is {show(written if value is None else value)}"
-        if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-            raise InputError(place, what, f"an integer from 1 to 2**39 = {MAX_EXTENT}")
-        sizes[name] = value
-    return sizes
-
-
-def _read_memory(document: Document) -> int | None:
-    path = ("plan", "memory")
-    place = document.place(path)
-    given = lookup(document, path)
-    if given is None:
-        return None
-    if isinstance(given, str):
-        return parse_bytes(given, place)
-    if type(given) is int:
-        return check_bytes(given, place)
-    raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or an integer')
-
-
-def _read_scratch(document: Document) -> str | None:
-    folder = get(document, ("run", "scratch"), str)
-    if not folder:
-        return folder
-    return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
-
-
-def _read_roles(document: Document) -> dict[str, tuple[str, ...]]:
-    roles: dict[str, tuple[str, ...]] = {}
-    for role in table(document, ("roles",), ROLES):
-        labels = get(document, ("roles", role), list) or []
-        for number, label in enumerate(labels):
-            if type(label) is not str or not label.isidentifier():
-                raise InputError(
-                    document.place(("roles", role, number)),
-                    f"{show(label)} is not a label",
-                    f'a list of labels such as {role} = ["b"]',
-                )
-        roles[role] = tuple(labels)
-    return roles

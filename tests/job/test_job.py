@@ -10,7 +10,7 @@ from job_text import ALL_DTYPES, EXTENT, NAME, PROGRAM, A, error, no_files, read
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
-from einmpi.job.job import read_job
+from einmpi.job.job_file import read_job
 from einmpi.language.toml_document import key_positions
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import parse_bytes

@@ -9,7 +9,7 @@ from in_process import einmpi_here
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import share
-from einmpi.job.job import read_job
+from einmpi.job.job_file import read_job
 from einmpi.language import toml_document
 from einmpi.language.parse import build_graphs
 from einmpi.language.syntax import Source

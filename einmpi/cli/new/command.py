@@ -26,7 +26,7 @@ def _write_job(job_file: str, data_file: str | None, quiet: bool) -> None:
     from einmpi.cli.new.questions import job_from_answers
     from einmpi.files.load import describe
     from einmpi.files.replace import check_replaceable, replace_file
-    from einmpi.job.job import read_job
+    from einmpi.job.job_file import read_job
 
     if not job_file.endswith(".toml"):
         raise InputError(job_file, "this is not the name of a job file", "JOB.toml")
