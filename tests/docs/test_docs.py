@@ -582,11 +582,19 @@ def json_keys(folder, *arguments):
 def test_json_keys_equal_the_code(tmp_path):
     (tmp_path / "job.toml").write_text('program = "NAME[i:n] = i"\nsizes.n = 3')
     found = json_keys(tmp_path, "--repeat", "2", "--summary")
-    (tmp_path / "job.toml").write_text(
-        'program = "NAME = x + 1"\nsizes.n = 3\ninputs.x = { shape = [], random = "ones" }\n'
-        'loop = { steps = 2, carry = { x = "NAME" }, record = ["NAME"] }'
-    )
-    found |= {key for key in json_keys(tmp_path) if key.startswith("loop.")}
+    inputs = """
+        inputs.x = { shape = [], random = "ones" }
+        inputs.X = { shape = [4], random = "ones", batch = 2 }
+    """
+    program = 'program = "NAME = x + sum(X[i])"\n'
+    loop = 'epochs = 1\ncarry = { x = "NAME" }\nrecord = ["NAME"]\n'
+    (tmp_path / "job.toml").write_text(f"{program}{inputs}\n[loop]\n{loop}")
+    of_loop = {key for key in json_keys(tmp_path) if key.startswith("loop.")}
+    several = f"\n[[loop]]\n{program}{loop}" * 2
+    (tmp_path / "job.toml").write_text(inputs + several)
+    of_loops = {key for key in json_keys(tmp_path) if key.startswith("loops.")}
+    assert of_loops == {key.replace("loop.", "loops.", 1) for key in of_loop}
+    found |= {*of_loop, "loops"}
     shown = []
     for row in table_after("job_file.md", "### The JSON of a run"):
         shown += row[0].split(", ")
