@@ -19,7 +19,7 @@ from einmpi.job.loop import Loop, StepProgram, make_loop
 from einmpi.language.syntax import Source
 
 if TYPE_CHECKING:
-    from einmpi.loops.running import LoopResult
+    from einmpi.loops.result import LoopResult
     from einmpi.planner.plan import Options
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
     from einmpi.loops.checkpoints import LoopCheckpoints
-    from einmpi.loops.running import LoopResult, LoopRun
+    from einmpi.loops.result import LoopResult
+    from einmpi.loops.running import LoopRun
     from einmpi.planner.plan import Options
     from einmpi.report.results import LoopReport
 
@@ -39,7 +40,6 @@ def run_loops(
     from einmpi.comm.agreement import together
     from einmpi.loops.history import history_file
     from einmpi.loops.planning import joined_plans
-    from einmpi.loops.running import added
     from einmpi.loops.sequence import LoopSequence
     from einmpi.process.notes import activity_writer
     from einmpi.report.progress import LoopProgress
@@ -77,7 +77,7 @@ def run_loops(
     result = loops.run({}, around)
     measured = loops.runs[0].measured
     for run in loops.runs[1:]:
-        measured = added(measured, run.measured)
+        measured = measured.plus(run.measured)
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
         before = steps_before.get(run.number, each.steps)

@@ -25,6 +25,19 @@ class Measured:
     spilled: int = 0  # written to the slow tier
     fetched: int = 0  # copied from the slow tier
 
+    def plus(self, later: Measured) -> Measured:
+        """Return the times and amounts of this run and a later one together."""
+        return Measured(
+            seconds=self.seconds + later.seconds,
+            seconds_loading=self.seconds_loading + later.seconds_loading,
+            received=self.received + later.received,
+            peak=max(self.peak, later.peak),
+            shuffled=self.shuffled + later.shuffled,
+            between=self.between + later.between,
+            spilled=self.spilled + later.spilled,
+            fetched=self.fetched + later.fetched,
+        )
+
 
 class TimedStorage:
     """A storage that counts the seconds in which a run waits for it, without first uses."""

@@ -73,6 +73,36 @@ def layout_for_once(layout: Layout, plan: Plan) -> Layout:
     return even_layout(plan.mesh, layout.bound)
 
 
+def placed_for_step(graph: EinGraph, plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a step, with DistArrays moved to where it needs them."""
+    placed = {}
+    for name, array in given.items():
+        if name not in graph.by_name:
+            continue
+        if isinstance(array, DistArray):
+            layout = step_layout(graph, plan, name)
+            if array.layout != layout:
+                array = array.redistribute(layout)
+        placed[name] = array
+    return placed
+
+
+def placed_for_once(stages: Stages, plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of what is computed once, with DistArrays on the mesh of the steps."""
+    placed: dict[str, Any] = {}
+    if stages.once is None:
+        return placed
+    for vertex in stages.once.graph.inputs:
+        array = given.get(vertex.name)
+        if isinstance(array, DistArray):
+            layout = layout_for_once(array.layout, plan)
+            if array.layout != layout:
+                array = array.redistribute(layout)
+        if array is not None:
+            placed[vertex.name] = array
+    return placed
+
+
 def best_planned(
     stages: Stages,
     loop: Loop,

@@ -108,7 +108,7 @@ class LoopBatches:
         for name, block in self.reading.take(step).items():
             values[name] = DistArray(block, self.layouts[name], self.comm)
 
-    def added(self, measured: Measured) -> Measured:
+    def with_reading(self, measured: Measured) -> Measured:
         """Return what was measured in a step with the memory and the time of reading its batch."""
         assert self.reading is not None
         seconds = measured.seconds_loading + self.reading.seconds_waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,16 +24,17 @@ from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (
     arrivals,
     best_planned,
-    layout_for_once,
     layouts_of,
+    placed_for_once,
+    placed_for_step,
     read_by_stages,
-    step_layout,
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.condition import Condition
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.nans import NanFinder
+from einmpi.loops.result import LoopResult
 from einmpi.loops.stages import (
     Stages,
     kept_outputs,
@@ -54,38 +55,6 @@ MOST_STEPS_BETWEEN_AGREEMENTS = 64
 SECONDS_BETWEEN_AGREEMENTS = 0.5  # about, with checkpoints: a signal is noticed then
 
 Values: TypeAlias = dict[str, npt.NDArray[Any]]  # of tensors without dimensions
-
-
-@dataclass(frozen=True)
-class LoopResult:
-    """What a loop has computed.
-
-    Attributes
-    ----------
-    outputs : dict of str to DistArray
-        The last values of what is carried, under the names of the inputs, and the outputs of the
-        last step.
-    history : dict of str to numpy.ndarray
-        For each recorded tensor its values, one for each step.
-    steps : int
-        The number of steps.
-    is_done : bool
-        Whether the condition holds; False if the steps ended first.
-    earlier : tuple of LoopResult
-        Of a job with several loops, the results of all but the last, without their outputs.
-        `history`, `steps` and `is_done` are those of the last loop.
-    """
-
-    outputs: dict[str, DistArray]
-    history: dict[str, npt.NDArray[Any]]
-    steps: int
-    is_done: bool
-    earlier: tuple[LoopResult, ...] = ()
-
-    def __repr__(self) -> str:
-        names = ", ".join(self.outputs)
-        end = "done" if self.is_done else "out of steps"
-        return f"<LoopResult of {names} after {self.steps} steps, {end}>"
 
 
 class LoopRun:
@@ -139,8 +108,8 @@ class LoopRun:
         arriving = arrivals(self.stages, self.plan, lies)
         received = self.comm.received
         received_between = self.comm.received_between
-        self.values = self._placed(given)
-        for_once = self._placed_for_once(given)
+        self.values = placed_for_step(self.stages.step.graph, self.plan, given)
+        for_once = placed_for_once(self.stages, self.plan, given)
         received = self.comm.received - received
         received_between = self.comm.received_between - received_between
         self.compute_once(for_once)
@@ -192,34 +161,6 @@ class LoopRun:
         )
         return given
 
-    def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a step, with DistArrays moved to where it needs them."""
-        placed = {}
-        for name, array in given.items():
-            if name not in self.stages.step.graph.by_name:
-                continue
-            if isinstance(array, DistArray):
-                layout = step_layout(self.stages.step.graph, self.plan, name)
-                if array.layout != layout:
-                    array = array.redistribute(layout)
-            placed[name] = array
-        return placed
-
-    def _placed_for_once(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the inputs of what is computed once, with DistArrays on the mesh of the steps."""
-        placed: dict[str, Any] = {}
-        if self.stages.once is None:
-            return placed
-        for vertex in self.stages.once.graph.inputs:
-            array = given.get(vertex.name)
-            if isinstance(array, DistArray):
-                layout = layout_for_once(array.layout, self.plan)
-                if array.layout != layout:
-                    array = array.redistribute(layout)
-            if array is not None:
-                placed[vertex.name] = array
-        return placed
-
     def compute_once(self, inputs: Mapping[str, Any]) -> None:
         """Compute what is the same in all steps, in the layouts in which a step needs it."""
         once = self.stages.once
@@ -263,8 +204,8 @@ class LoopRun:
                     self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
                 if self.batches is not None:
-                    measured = self.batches.added(measured)
-                self.measured = added(self.measured, measured)
+                    measured = self.batches.with_reading(measured)
+                self.measured = self.measured.plus(measured)
                 if own_failure.error is not None and self.values_decide:
                     # The others may end the loop with this step, or go on: it cannot know.
                     raise own_failure.error
@@ -421,20 +362,6 @@ class LoopRun:
         for name in self.kept_outputs:
             found[name] = outputs[name] if name in outputs else self.once_outputs[name]
         return LoopResult(found, self.history(), self.steps_done, is_done)
-
-
-def added(before: Measured, step: Measured) -> Measured:
-    """Return the times and amounts of a run with those of another step."""
-    return Measured(
-        seconds=before.seconds + step.seconds,
-        seconds_loading=before.seconds_loading + step.seconds_loading,
-        received=before.received + step.received,
-        peak=max(before.peak, step.peak),
-        shuffled=before.shuffled + step.shuffled,
-        between=before.between + step.between,
-        spilled=before.spilled + step.spilled,
-        fetched=before.fetched + step.fetched,
-    )
 
 
 def _is_nan(value: npt.NDArray[Any]) -> bool:

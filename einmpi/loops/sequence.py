@@ -19,7 +19,8 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.job.job import Job
 from einmpi.loops.arrival import layouts_of, read_by_stages, result_layouts
 from einmpi.loops.checkpoints import LoopCheckpoints
-from einmpi.loops.running import LoopResult, LoopRun
+from einmpi.loops.result import LoopResult
+from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import final_names, with_loop
 from einmpi.planner.plan import Options
 from einmpi.schedule.layout import Layout, even_layout
