@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from einmpi.loops.checkpoints import LoopCheckpoints
     from einmpi.loops.result import LoopResult
     from einmpi.loops.running import LoopRun
+    from einmpi.loops.sequence import LoopSequence
     from einmpi.planner.plan import Options
     from einmpi.report.results import LoopReport
 
@@ -39,11 +40,9 @@ def run_loops(
     from einmpi.api import options_of
     from einmpi.comm.agreement import together
     from einmpi.loops.history import history_file
-    from einmpi.loops.planning import joined_plans
     from einmpi.loops.sequence import LoopSequence
     from einmpi.process.notes import activity_writer
     from einmpi.report.progress import LoopProgress
-    from einmpi.report.results import totals
 
     def plan_options(of_job: Job) -> Options:
         return together(
@@ -75,13 +74,26 @@ def run_loops(
         run.step.backend.wait()
 
     result = loops.run({}, around)
-    measured = loops.runs[0].measured
-    for run in loops.runs[1:]:
-        measured = measured.plus(run.measured)
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
         before = steps_before.get(run.number, each.steps)
         reports.append(_loop_report(run, each, before, seconds_once.get(run.number, 0.0)))
+    return _finished_run(loops, result, reports, planned[0])
+
+
+def _finished_run(
+    loops: LoopSequence, result: LoopResult, reports: list[LoopReport], planned: float
+) -> FinishedRun:
+    """Return what all loops together have computed and taken. All ranks call it.
+
+    `planned` is the time at which the first loop was planned.
+    """
+    from einmpi.loops.planning import joined_plans
+    from einmpi.report.results import totals
+
+    measured = loops.runs[0].measured
+    for run in loops.runs[1:]:
+        measured = measured.plus(run.measured)
     files = {}
     for run in loops.runs:
         files.update(run.step.files)
@@ -89,14 +101,16 @@ def run_loops(
         plan=joined_plans([run.plan for run in loops.runs]),
         outputs=result.outputs,
         files=files,
-        totals=totals(comm, measured.received, measured.peak, measured.shuffled, measured.between),
-        planned=planned[0],
+        totals=totals(
+            loops.comm, measured.received, measured.peak, measured.shuffled, measured.between
+        ),
+        planned=planned,
         seconds_loading=measured.seconds_loading,
         seconds_running=measured.seconds,
         seconds_all=[measured.seconds],
         work=loops.runs[0].step.work.text,
         loops=reports,
-        checkpoints=checkpoints,
+        checkpoints=loops.checkpoints,
     )
 
 

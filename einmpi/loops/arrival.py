@@ -36,19 +36,21 @@ def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
     return Layout(plan.mesh, graph[name].bound, loaded_cuts(plan, name))
 
 
-def read_by_stages(stages: Stages, lies: Mapping[str, Layout]) -> dict[str, Layout]:
+def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts of those tensors that are inputs of a loop."""
     names = {vertex.name for vertex in stages.step.graph.inputs}
     if stages.once is not None:
         names |= {vertex.name for vertex in stages.once.graph.inputs}
     names -= set(stages.hoisted)
-    return {name: layout for name, layout in lies.items() if name in names}
+    return {name: layout for name, layout in layouts_before.items() if name in names}
 
 
-def arrivals(stages: Stages, plan: Plan, lies: Mapping[str, Layout]) -> dict[str, Arriving]:
+def arrivals(
+    stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout]
+) -> dict[str, Arriving]:
     """Return what moves of each tensor before the first step, given where they lie."""
     found = {}
-    for name, layout in lies.items():
+    for name, layout in layouts_before.items():
         words = 0
         dtype = ""
         if name in stages.step.graph.by_name:
@@ -62,8 +64,8 @@ def arrivals(stages: Stages, plan: Plan, lies: Mapping[str, Layout]) -> dict[str
     return found
 
 
-def _bytes_moved(stages: Stages, plan: Plan, lies: Mapping[str, Layout]) -> int:
-    return sum(each.nbytes for each in arrivals(stages, plan, lies).values())
+def _bytes_moved(stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout]) -> int:
+    return sum(each.nbytes for each in arrivals(stages, plan, layouts_before).values())
 
 
 def layout_for_once(layout: Layout, plan: Plan) -> Layout:
@@ -107,7 +109,7 @@ def best_planned(
     stages: Stages,
     loop: Loop,
     options: Options,
-    lies: Mapping[str, Layout],
+    layouts_before: Mapping[str, Layout],
     make: Callable[[Mapping[str, Layout]], Planned],
     plan_of: Callable[[Planned], Plan],
 ) -> Planned:
@@ -117,26 +119,26 @@ def best_planned(
     they lie. `make` makes a plan for tensors that stay where they lie.
     """
     free = make({})
-    bytes_moved = _bytes_moved(stages, plan_of(free), lies)
-    staying = _tensors_that_can_stay(stages, loop, options, lies)
+    bytes_moved = _bytes_moved(stages, plan_of(free), layouts_before)
+    staying = _tensors_that_can_stay(stages, loop, options, layouts_before)
     if not bytes_moved or not staying:
         return free
     try:
         kept = make(staying)
     except InputError:  # it does not fit into memory
         return free
-    bytes_moved_kept = _bytes_moved(stages, plan_of(kept), lies)
+    bytes_moved_kept = _bytes_moved(stages, plan_of(kept), layouts_before)
     cost_free = _cost(plan_of(free), loop.steps, bytes_moved)
     cost_kept = _cost(plan_of(kept), loop.steps, bytes_moved_kept)
     return kept if cost_kept <= cost_free else free
 
 
 def _tensors_that_can_stay(
-    stages: Stages, loop: Loop, options: Options, lies: Mapping[str, Layout]
+    stages: Stages, loop: Loop, options: Options, layouts_before: Mapping[str, Layout]
 ) -> dict[str, Layout]:
     """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed."""
     found: dict[str, Layout] = {}
-    for name, layout in lies.items():
+    for name, layout in layouts_before.items():
         is_pinned = name in options.pins or loop.carry.get(name) in options.pins
         if is_pinned or layout.splits or name not in stages.step.graph.by_name:
             continue

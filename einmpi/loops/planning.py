@@ -27,17 +27,17 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
 
     Each is made for tensors that lie where earlier loops leave them.
     """
-    lies: dict[str, Layout] = {}
+    layouts_before: dict[str, Layout] = {}
     computed_once: set[str] = set()  # of these tensors
     plans: list[Plan] = []
     for each in job.one_after_another():
         assert each.loop is not None
-        plan = plan_loop(each, each.loop, ranks, options_of(each), lies, computed_once)
+        plan = plan_loop(each, each.loop, ranks, options_of(each), layouts_before, computed_once)
         plans.append(plan)
         of_steps = result_layouts(each, each.loop, plan)
         once = once_result_layouts(each, each.loop, plan)
         computed_once = (computed_once - set(of_steps)) | set(once)
-        lies |= of_steps | once
+        layouts_before |= of_steps | once
     return joined_plans(plans)
 
 
@@ -53,16 +53,16 @@ def plan_loop(
     loop: Loop,
     ranks: int,
     options: Options,
-    lies: Mapping[str, Layout],
+    layouts_before: Mapping[str, Layout],
     computed_once: Collection[str] = (),
 ) -> Plan:
     """Return the plan of a step; with it, that of what is computed once.
 
-    `lies` has the layouts of tensors that are on the ranks already. Those in `computed_once` are
-    moved in any case: ranks learn their layouts only in the run.
+    `layouts_before` are those of tensors that are on the ranks already. Tensors in `computed_once`
+    are moved in any case: ranks learn their layouts only in the run.
     """
     stages = stages_of(job, loop)
-    known = read_by_stages(stages, lies)
+    known = read_by_stages(stages, layouts_before)
     movable = {name: layout for name, layout in known.items() if name not in computed_once}
     of_step = step_options(options, stages, loop)
 

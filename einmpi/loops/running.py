@@ -102,10 +102,10 @@ class LoopRun:
         if self.loop.batches is not None:
             self.batches = LoopBatches(self.job, self.loop.batches, self.comm, given)
             given = {name: array for name, array in given.items() if name not in self.batches.specs}
-        lies = read_by_stages(self.stages, layouts_of(given))
+        layouts_before = read_by_stages(self.stages, layouts_of(given))
         if not self.is_planned:
-            self.plan_steps(lies)
-        arriving = arrivals(self.stages, self.plan, lies)
+            self.plan_steps(layouts_before)
+        arriving = arrivals(self.stages, self.plan, layouts_before)
         received = self.comm.received
         received_between = self.comm.received_between
         self.values = placed_for_step(self.stages.step.graph, self.plan, given)
@@ -135,13 +135,13 @@ class LoopRun:
                 self.rows[name] = list(values)
         self.started = time.monotonic()
 
-    def plan_steps(self, lies: Mapping[str, Layout]) -> None:
+    def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""
         self.plan, self.schedule = best_planned(
             self.stages,
             self.loop,
             self.options,
-            lies,
+            layouts_before,
             lambda staying: self.step.make_ready(tuple(staying.items())),
             lambda ready: ready[0],
         )
@@ -328,17 +328,17 @@ class LoopRun:
             else:
                 values[name] = np.asarray(self.parameter(name))
         if self.plan.mesh.ranks < self.comm.size:
-            values = self._told_by_first_rank(values)
+            values = self._values_of_first_rank(values)
         return values
 
-    def _told_by_first_rank(self, values: Values) -> Values:
+    def _values_of_first_rank(self, values: Values) -> Values:
         """Return the values of rank 0: idle ranks compute nothing, and have none."""
         text = ""
         if self.comm.rank == 0:
             text = " ".join(value.tobytes().hex() for value in values.values())
-        told = self.comm.allgather_text(text)[0].split(" ")
+        texts = self.comm.allgather_text(text)[0].split(" ")
         found = {}
-        for (name, own), part in zip(values.items(), told, strict=True):
+        for (name, own), part in zip(values.items(), texts, strict=True):
             found[name] = np.frombuffer(bytes.fromhex(part), own.dtype).reshape(())
         return found
 

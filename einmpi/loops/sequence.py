@@ -65,11 +65,11 @@ class LoopSequence:
         if len(self.runs) == 1:
             return  # it is planned when its inputs are checked
         together(self.comm, lambda: self._check_names(inputs))
-        lies = layouts_of(inputs)
+        layouts_before = layouts_of(inputs)
         for run in self.runs:
-            run.plan_steps(read_by_stages(run.stages, lies))
+            run.plan_steps(read_by_stages(run.stages, layouts_before))
             found = result_layouts(run.job, run.loop, run.plan)
-            lies |= found
+            layouts_before |= found
             self.layouts |= found
 
     def _check_names(self, inputs: Iterable[str]) -> None:
