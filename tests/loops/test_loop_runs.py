@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 
@@ -151,6 +152,75 @@ def test_kills_at_random_steps(folder):
     assert (folder / "history.csv").read_bytes() == history
     assert not list((folder / "saved").glob("0*"))
 
+
+IN_PLACE = """
+program = '''
+P[b,j]      = sum(X[b,i] * W[i,j])
+W_next[i,j] = W[i,j] - 0.01 * sum(X[b,i] * P[b,j])
+u_next[i]   = where((i > 0) & (i < n-1), (u[i-1] + u[i+1]) / 2, u[i])
+c_next[t,j] = where(t == at, P[0,j], c[t,j])
+at_next     = at + 1
+m_next[j]   = m[j] + step
+loss        = sum(P[b,j]**2)
+'''
+sizes = { n = 24 }
+[inputs]
+X  = { shape = [5, "n"], random = "normal", seed = 1 }
+W  = { shape = ["n", 7], random = "normal", seed = 2 }
+u  = { shape = ["n"], random = "uniform", seed = 3 }
+c  = { shape = [16, 7], random = "zeros" }
+at = { shape = [], random = "zeros", dtype = "int64" }
+m  = { shape = [7], random = "zeros", dtype = "int64" }
+[outputs]
+W = "out.h5:/W"
+u = "out.h5:/u"
+c = "out.h5:/c"
+at = "out.h5:/at"
+m = "out.h5:/m"
+[loop]
+steps = 40
+carry = { W = "W_next", u = "u_next", c = "c_next", at = "at_next", m = "m_next" }
+record = ["loss"]
+history = "history.csv"
+"""
+
+
+@pytest.mark.slow
+@needs_mpirun
+@pytest.mark.mpirun
+def test_a_loop_that_updates_in_place_is_killed_and_resumed(folder):
+    """What a checkpoint has is what the step has written over; nothing of an older one is used."""
+    (folder / "job.toml").write_text(IN_PLACE)
+    names = ("W", "u", "c", "at", "m")
+    plan = alone(folder, "-m", "einmpi", "plan", "job.toml", "-n", "3")
+    (line,) = [line for line in plan.stdout.splitlines() if line.startswith("in place")]
+    assert line.split(";")[0].split(maxsplit=2)[2] == "W, c, m"
+
+    def results():
+        with h5py.File(folder / "out.h5") as file:
+            return {name: file[name][()] for name in names}
+
+    whole = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=folder)
+    assert whole.returncode == 0, whole.stderr
+    wanted = results()
+    history = (folder / "history.csv").read_bytes()
+    (folder / "out.h5").unlink()
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "5steps", "--resume"]
+    for step in (6, 11, 33):
+        (folder / "killed.py").write_text(PROGRAM.format(step=step, which="True", signal="SIGKILL"))
+        killed = run_mpi(3, ["killed.py", *flags], cwd=folder)
+        assert killed.returncode != 0
+    shutil.copytree(folder / "saved", folder / "copy")
+    resumed = run_mpi(3, ["-m", "einmpi", *flags], cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    for name, array in results().items():
+        assert array.tobytes() == wanted[name].tobytes(), name
+    assert (folder / "history.csv").read_bytes() == history
+    flags[2] = "copy"
+    elsewhere = alone(folder, "-m", "einmpi", *flags)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    for name, array in results().items():
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-11, atol=1e-12, err_msg=name)
 
 def test_a_signal_stops_a_loop_that_continues_on_more_ranks(folder):
     whole = alone(folder, "-m", "einmpi", "job.toml")
