@@ -15,7 +15,14 @@ from einmpi.files.load import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.job import Job, with_half, with_strict
-from einmpi.job.loop import Loop, StepProgram, make_loop
+from einmpi.job.loop import (
+    NUMBERS_OF_STEPS,
+    STEP,
+    Loop,
+    StepProgram,
+    make_loop,
+    refuse_step_as_input,
+)
 from einmpi.language.syntax import Source
 
 if TYPE_CHECKING:
@@ -184,11 +191,23 @@ def _checked_loop(
         condition = Source("until", str(until))
     names = optional_names("loop", "record", record) or ()
     program = StepProgram(job.written, job.sizes, job.inputs)
+    if known is None:  # else the number of the step is an input of the job
+        refuse_step_as_input(job.inputs)
+    _check_numbers_of_steps(job, carry, batches)
     checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
     checked = replace(checked, batches=batches)
     if known is None:
         return checked
     return replace(checked, stop_at_nan=known.stop_at_nan)
+
+
+def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches | None) -> None:
+    """Refuse an input called `step`, or with batches `rows` or `epoch`, that is no number."""
+    names = (STEP,) if batches is None else NUMBERS_OF_STEPS
+    for vertex in job.written.inputs:
+        if vertex.name in names and (vertex.bound or vertex.name in carry):
+            what = f"in a loop, {vertex.name} is a number of each step"
+            raise InputError("loop", what, "another name")
 
 
 def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[str, Any]) -> Job:

@@ -43,6 +43,9 @@ def _check_history(history: HistorySpec) -> None:
     check_folder_of(history.file, history.place)
     if os.path.isdir(history.file):
         raise InputError(history.place, f"{history.file} is a folder", "a file to write")
+    if os.path.exists(history.file) and not os.path.isfile(history.file):
+        what = f"{history.file} is not a regular file"
+        raise InputError(history.place, what, "a file to replace")
     if history.inside and os.path.exists(history.file):
         check_table(history.file, history.inside, history.place)
 

@@ -19,6 +19,7 @@ from einmpi.language.syntax import Source, parse
 
 MOST_STEPS = 2**53
 STEP = "step"  # the input that has the number of the step, from 0
+NUMBERS_OF_STEPS = (STEP, ROWS, EPOCH)
 _CONDITION = "until"  # the tensor that the condition of a loop becomes
 
 
@@ -122,6 +123,14 @@ def make_loop(
     return Loop(steps, dict(carry), condition, text, recorded)
 
 
+def refuse_step_as_input(inputs: Iterable[InputSpec]) -> None:
+    """Refuse an input or a parameter that the number of the step would silently replace."""
+    for spec in inputs:
+        if spec.name == STEP:
+            what = f"in a loop, {STEP} is the number of the step"
+            raise InputError(spec.place, what, "another name")
+
+
 def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:
     """Refuse an input that cannot become the tensor that is to follow it."""
     inputs = [vertex.name for vertex in graph.inputs]
@@ -166,12 +175,12 @@ def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
     start = f"{_CONDITION} = "
     column = source.column - len(start)
     assigned = Source(source.name, start + source.text, source.line, column)
-    numbers: dict[str, tuple[tuple[int, ...], str]] = {STEP: ((), "int64")}
+    numbers: dict[str, tuple[tuple[int, ...], str]] = {}
     types = {}
-    if any(spec.rows is not None for spec in program.inputs):
-        for name in (ROWS, EPOCH):
-            if name not in program.sizes:
-                numbers[name] = (), "int64"
+    has_batches = any(spec.rows is not None for spec in program.inputs)
+    for name in NUMBERS_OF_STEPS if has_batches else (STEP,):
+        if name not in program.sizes:
+            numbers[name] = (), "int64"
     for spec in program.inputs:
         if spec.value is not None:
             numbers[spec.name] = (), spec.dtype or ""

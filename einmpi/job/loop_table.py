@@ -92,11 +92,11 @@ class LoopTable:
         """
         names = [STEP]
         if batches is not None:
-            names += [name for name in (ROWS, EPOCH) if name not in taken]
+            names += [ROWS, EPOCH]
         place = self.place()
         found = []
         for name in names:
-            if re.search(rf"\b{name}\b", program):
+            if name not in taken and re.search(rf"\b{name}\b", program):
                 found.append(
                     InputSpec(name, shape=(), dtype="int64", resident=True, place=place, value=0)
                 )

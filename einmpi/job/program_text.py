@@ -12,7 +12,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.rewrite import prune
 from einmpi.job.batches import Batches
-from einmpi.job.loop import Loop, StepProgram
+from einmpi.job.loop import NUMBERS_OF_STEPS, Loop, StepProgram, refuse_step_as_input
 from einmpi.job.loop_table import LoopTable
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
@@ -99,17 +99,21 @@ def read_program_text(
             is_unread = spec.rows is not None and not _has_word(source.text, spec.name)
             if spec.name not in results and not is_unread:
                 own_inputs.append(spec)
-        own_inputs += [spec for name, spec in results.items() if name not in computed]
+        for name, spec in results.items():
+            is_unread = name in NUMBERS_OF_STEPS and not _has_word(source.text, name)
+            if name not in computed and not is_unread:
+                own_inputs.append(spec)
     types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
     all_sizes = dict(sizes)
     if loop_table is None:
         return ProgramText(source, tuple(own_inputs), all_sizes, items, types)
+    refuse_step_as_input(own_inputs)
     batches = loop_table.read_batches(own_inputs, all_sizes)
     taken = {*computed, *all_sizes, *(spec.name for spec in own_inputs)}
     own_inputs += loop_table.step_numbers(source.text, batches, taken)
     most_steps = loop_table.read_steps(all_sizes, steps, batches)
-    if most_steps <= MAX_EXTENT and _has_word(source.text, "steps"):
-        all_sizes.setdefault("steps", most_steps)
+    if most_steps <= MAX_EXTENT and "steps" not in taken and _has_word(source.text, "steps"):
+        all_sizes["steps"] = most_steps
     return ProgramText(
         source, tuple(own_inputs), all_sizes, items, types, loop_table, most_steps, batches
     )

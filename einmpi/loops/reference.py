@@ -13,7 +13,7 @@ from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.kernels.reference import evaluate
 from einmpi.loops.batches import batch_of_whole_array
-from einmpi.loops.stages import final_names, kept_outputs, written_step
+from einmpi.loops.stages import final_names, kept_outputs, numbers_read, written_step
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -54,11 +54,12 @@ def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str
     come in batches, all rows are given.
     """
     step = written_step(job, loop)
+    dtypes = numbers_read(step, loop)
     values = dict(inputs)
     outputs: dict[str, Array] = {}
     for number in range(loop.steps):
         for name, value in loop.numbers(number).items():
-            values[name] = np.array(value)
+            values[name] = np.array(value, dtypes.get(name))
         if loop.batches is not None:
             for name in loop.batches.names:
                 if name in step.by_name:

@@ -14,11 +14,11 @@ from einmpi.comm.agreement import find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.given_inputs import checked_inputs
+from einmpi.compiled.given_inputs import Kinds, checked_inputs
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.measured import Measured
 from einmpi.compiled.program import Compiled
-from einmpi.errors import EinmpiError, failure
+from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (
@@ -38,6 +38,7 @@ from einmpi.loops.result import LoopResult
 from einmpi.loops.stages import (
     Stages,
     kept_outputs,
+    numbers_read,
     once_options,
     stages_of,
     step_options,
@@ -150,13 +151,19 @@ class LoopRun:
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the given inputs as arrays; all ranks refuse what one of them does."""
         whole = replace(self.job, graph=written_step(self.job, self.loop))
-        with_step = dict(inputs)
-        for name in self.loop.numbers(0):
-            if name in whole.graph.by_name and whole.graph[name].is_input:
-                with_step[name] = np.array(0, whole.graph[name].dtype)
+        numbers = numbers_read(whole.graph, self.loop)
+
+        def check() -> tuple[dict[str, Any], Kinds]:
+            for name in numbers:
+                if name in inputs:
+                    what = f"{name} is given, but in a loop it is a number of each step"
+                    raise InputError("inputs", what, "another name")
+            zeros = {name: np.array(0, dtype) for name, dtype in numbers.items()}
+            return checked_inputs(whole, self.comm, {**inputs, **zeros})
+
         given, _ = together(
             self.comm,
-            lambda: checked_inputs(whole, self.comm, with_step),
+            check,
             lambda found: repr(found[1]),
         )
         return given
@@ -192,12 +199,11 @@ class LoopRun:
         blocks: dict[str, Any] = {}
         first = self.steps_done
         next_agreement = first + 1
-        in_step = self.stages.step.graph.by_name
-        names_of_numbers = [name for name in self.loop.numbers(first) if name in in_step]
+        numbers = numbers_read(self.stages.step.graph, self.loop)
         with abort_on_divergence(self.comm), reading_batches(self.batches, self.loop.steps):
             for number in range(first, self.loop.steps):
-                for name in names_of_numbers:
-                    self.values[name] = np.array(self.loop.numbers(number)[name])
+                for name, dtype in numbers.items():
+                    self.values[name] = np.array(self.loop.numbers(number)[name], dtype)
                 if self.batches is not None:
                     self.batches.place(number, self.values)
                 blocks, measured = self.step.run_blocks(

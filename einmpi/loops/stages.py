@@ -91,6 +91,15 @@ def stages_of(job: Job, loop: Loop) -> Stages:
     return Stages(once, step, parts.names)
 
 
+def numbers_read(graph: EinGraph, loop: Loop) -> dict[str, str]:
+    """Return the numbers of a step that its graph reads, with their dtypes."""
+    found = {}
+    for vertex in graph.inputs:
+        if vertex.name in loop.numbers(0):
+            found[vertex.name] = vertex.dtype
+    return found
+
+
 def nan_checked(loop: Loop) -> tuple[str, ...]:
     """Return the tensors that end the run if they are nan: the step is then run again."""
     return loop.record if loop.stop_at_nan else ()

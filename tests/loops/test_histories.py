@@ -189,6 +189,21 @@ def test_histories_that_cannot_be_written(tmp_path):
     assert "there is no folder" in refusal("missing/h.csv")
 
 
+@pytest.mark.parametrize("history", ["pipe.csv", "pipe.h5:/run1", "link.csv"])
+def test_only_a_regular_file_is_replaced(tmp_path, history):
+    """A pipe or a device, also at the end of a link, was replaced by the history."""
+    name = history.partition(":")[0]
+    target = tmp_path / name
+    if name == "link.csv":
+        target = tmp_path / "pipe"
+        (tmp_path / name).symlink_to("pipe")
+    os.mkfifo(target)
+    job = einmpi.load(write_job(tmp_path, history))
+    with pytest.raises(InputError, match=f"{name} is not a regular file; expected a file to repl"):
+        check_targets(job)
+    assert target.is_fifo()
+
+
 def test_a_flag_does_not_write_to_the_history(tmp_path):
     write_job(tmp_path, "history.csv")
     done = einmpi_in(tmp_path, "job.toml", "--json", "history.csv")

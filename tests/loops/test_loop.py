@@ -380,3 +380,67 @@ def test_a_job_with_a_loop_is_not_compiled(tmp_path):
     job = einmpi.load(tmp_path / "job.toml")
     with pytest.raises(InputError, match="compile: the job has a loop; expected a job without one"):
         einmpi.compile(job)
+
+
+DESCENT = """
+program = "x_next[i] = x[i] - step * x[i]; size = sum(x_next[i])"
+WHAT
+[inputs.x]
+shape = [3]
+random = "ones"
+[loop]
+steps = 4
+carry = { x = "x_next" }
+until = "size < step"
+"""
+
+
+@pytest.mark.parametrize(
+    "what", ["parameters.step = 0.5", 'inputs.step = { shape = [], random = "ones" }']
+)
+def test_the_number_of_a_step_does_not_replace_an_input(tmp_path, what):
+    """A parameter `step`, as of gradient descent, was replaced by 0, 1, 2, … without a word."""
+    (tmp_path / "job.toml").write_text(DESCENT.replace("WHAT", what))
+    with pytest.raises(InputError, match=r"toml:3:\d+: in a loop, step is the number of the step"):
+        einmpi.load(tmp_path / "job.toml")
+
+
+def test_a_size_or_a_tensor_may_be_called_step(tmp_path):
+    (tmp_path / "job.toml").write_text(DESCENT.replace("WHAT", "sizes.step = 2"))
+    job = einmpi.load(tmp_path / "job.toml")
+    for found in (einmpi.run(job)["x"].gather(), einmpi.reference(job)["x"]):
+        np.testing.assert_array_equal(found, np.full(3, -1.0))  # until -3 < 2
+    text = DESCENT.replace('= "x_next[', '= "step = 0.5 * min(x[i]); steps = 2 * step; x_next[')
+    (tmp_path / "job.toml").write_text(text.replace("WHAT", "").replace("<", "< -"))
+    job = einmpi.load(tmp_path / "job.toml")
+    expected = np.ones(3)
+    for _ in range(4):
+        expected = expected - 0.5 * expected.min() * expected
+    for found in (einmpi.run(job), einmpi.reference(job)):
+        np.testing.assert_allclose(np.asarray(found["x"]), expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["step", "rows", "epoch"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_inputs_of_python_that_would_be_replaced(name, ranks):
+    """They were, or ended with an AttributeError."""
+    text = f"y[i] = x[i] + {name} + sum(X[k])\nnext = {name} + 1.0"
+    numbers = einmpi.program(text, x=(3,), X=(2,), **{name: ()})
+    text = f"y[i] = x[i] + {name}[i] + sum(X[k])"
+    vectors = einmpi.program(text, x=(3,), X=(2,), **{name: (3,)})
+    inputs = {"x": np.zeros(3), "X": np.ones(4)}
+
+    def on_rank(comm):
+        keys = {"comm": comm, "batch": ["X"], "epochs": 1}
+        with pytest.raises(InputError, match=f"inputs: {name} is given, but in a loop it is a num"):
+            einmpi.loop(numbers, {**inputs, name: 0.5}, carry={"x": "y"}, **keys)
+        message = f"loop: in a loop, {name} is a number of each step; expected another name"
+        with pytest.raises(InputError, match=message):
+            einmpi.loop(numbers, inputs, carry={"x": "y", name: "next"}, **keys)
+        with pytest.raises(InputError, match=message):
+            einmpi.loop(vectors, {**inputs, name: np.ones(3)}, carry={"x": "y"}, **keys)
+        return einmpi.loop(numbers, inputs, carry={"x": "y"}, **keys).outputs["x"].gather()
+
+    expected = {"step": 5.0, "rows": 8.0, "epoch": 4.0}[name]
+    for found in run_threads(ranks, on_rank):
+        np.testing.assert_array_equal(found, np.full(3, expected))

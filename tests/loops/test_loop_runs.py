@@ -222,6 +222,7 @@ def test_a_loop_that_updates_in_place_is_killed_and_resumed(folder):
     for name, array in results().items():
         np.testing.assert_allclose(array, wanted[name], rtol=1e-11, atol=1e-12, err_msg=name)
 
+
 def test_a_signal_stops_a_loop_that_continues_on_more_ranks(folder):
     whole = alone(folder, "-m", "einmpi", "job.toml")
     assert whole.returncode == 0, whole.stderr
