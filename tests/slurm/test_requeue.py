@@ -47,12 +47,12 @@ def with_output(folder):
     return folder
 
 
-def submit(slurm, folder, *words, launch=SRUN, seconds=0, starting=0):
+def submit(slurm, folder, *words, launch=SRUN, seconds=0, starting=0, job="path.toml"):
     """The script on two nodes, two ranks on each."""
     (folder / "slow").mkdir(exist_ok=True)
     (folder / "slow/sitecustomize.py").write_text(SLOW.format(seconds=seconds, starting=starting))
     settings = {"LAUNCH": launch, "PYTHONPATH": f"{folder / 'slow'}:{ROOT}"}
-    return slurm.submit(*words, "jobs/long.sbatch", "path.toml", cwd=folder, env=settings)
+    return slurm.submit(*words, "jobs/long.sbatch", job, cwd=folder, env=settings)
 
 
 def check(folder, job, bits, restarts=1):
@@ -103,6 +103,40 @@ def test_a_cancelled_job_stays_away(slurm, folder):
     (job,) = slurm.wait(number)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), printed(folder, job)
     assert not (folder / "path.npy").exists()
+
+
+LOOP = """
+program = "y[i] = sum(A[i,j] * x[j]); size = norm(y[i]); x_next[i] = y[i] / size"
+inputs.A = { shape = [60, 60], random = "uniform" }
+inputs.x = { shape = [60], random = "ones" }
+outputs.x = "x.npy"
+[loop]
+steps = 60
+carry = { x = "x_next" }
+record = ["size"]
+history = "history.csv"
+"""
+
+
+def test_a_loop_continues_with_its_next_step(slurm, folder, tmp_path):
+    """Its result has the bits of a run that nothing stops, and each step has one row."""
+    whole = tmp_path / "whole"
+    shutil.copytree(folder / "jobs", whole / "jobs")
+    for place in (folder, whole):
+        (place / "loop.toml").write_text(LOOP)
+    number = submit(slurm, folder, seconds=0.03, job="loop.toml")
+    history = folder / "history.csv"
+    until(lambda: history.exists() and history.read_text().count("\n") > 5)
+    slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=folder)
+    job, other = slurm.wait(number, submit(slurm, whole, job="loop.toml"))
+    text = printed(folder, job)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert int(job["Restarts"]) == 1 and "continues after" in text, text
+    assert other["JobState"] == "COMPLETED", printed(whole, other)
+    assert (folder / "x.npy").read_bytes() == (whole / "x.npy").read_bytes()
+    assert history.read_bytes() == (whole / "history.csv").read_bytes()
+    steps = [line.split(",")[0] for line in history.read_text().splitlines()[1:]]
+    assert steps == [str(step) for step in range(60)]
 
 
 def until_started(folder, number):
