@@ -162,7 +162,7 @@ def _refuse_arguments(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value is not None:
             what = f"{name} is given, but the job has several loops"
-            raise InputError("loop", what, "what the job file says")
+            raise InputError("loop", what, f"the {name} of the job file")
 
 
 def _checked_loop(

@@ -33,7 +33,7 @@ from einmpi.compiled.inputs import Blocks, Inputs
 from einmpi.compiled.known_calls import KnownCalls
 from einmpi.compiled.measured import Measured, TimedStorage
 from einmpi.compiled.origin import Origin
-from einmpi.files.datasets import Dataset, is_unchanged
+from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
 from einmpi.job.job import Job
@@ -250,7 +250,7 @@ class Compiled:
             return found
 
         if wanted:
-            found = together(self.comm, find, _as_read)
+            found = together(self.comm, find, files_as_read)
             self.files.update(found)
 
     def plan(self, kinds: Kinds) -> Plan:
@@ -389,7 +389,3 @@ def _fingerprint(job: Job, plan: Plan) -> str:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
     agreed = (__version__, plan.digest, job.fast_math, job.strict, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()
-
-
-def _as_read(files: Mapping[str, Dataset]) -> str:
-    return repr([(name, dataset.as_read()) for name, dataset in files.items()])

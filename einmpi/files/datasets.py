@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
@@ -279,6 +279,11 @@ def check_identity(dataset: Dataset, opened: os.stat_result) -> None:
     """Refuse an open file that is not the one in which the dataset was found."""
     if dataset.sources and identity_from(opened) != dataset.sources[0].identity:
         raise _changed(dataset, dataset.sources[0])
+
+
+def files_as_read(files: Mapping[str, Dataset]) -> str:
+    """Return a text that is equal on ranks that read the same files in the same way."""
+    return repr([(name, dataset.as_read()) for name, dataset in files.items()])
 
 
 def is_unchanged(dataset: Dataset) -> bool:

@@ -15,7 +15,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.measured import Measured
 from einmpi.errors import InputError
-from einmpi.files.datasets import Dataset
+from einmpi.files.datasets import Dataset, files_as_read
 from einmpi.files.load import find_planned
 from einmpi.job.batches import Batches
 from einmpi.job.job import Job
@@ -45,7 +45,7 @@ class LoopBatches:
         self.specs = {spec.name: spec for spec in job.inputs if spec.name in batches.names}
         self.files: dict[str, Dataset] = {}
         self.sources: dict[str, RowSource] = together(
-            comm, lambda: self._find_sources(given), lambda _: self._as_read()
+            comm, lambda: self._find_sources(given), lambda _: files_as_read(self.files)
         )
         self.layouts: dict[str, Layout] = {}
         # What this rank uses besides the memory of a step.
@@ -71,9 +71,6 @@ class LoopBatches:
             else:
                 sources[name] = GeneratedRows(spec)
         return sources
-
-    def _as_read(self) -> str:
-        return repr([(name, dataset.as_read()) for name, dataset in self.files.items()])
 
     def arrive_in(self, plan: Plan, job: Job, loop: Loop) -> BatchPlan:
         """Take note of the layouts in which a step needs the rows; return how they arrive."""

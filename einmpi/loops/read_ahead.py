@@ -53,7 +53,7 @@ class ReadAhead:
         self.batches = batches
         self.steps = steps
         self.ahead = ahead
-        self.readers = [_RankRows(one, batches, rank, allocate, ahead) for one in inputs]
+        self.readers = [_RankRows(each, batches, rank, allocate, ahead) for each in inputs]
         self.order: tuple[int, EpochOrder] | None = None  # of the last epoch that was read
         self.thread = ThreadPoolExecutor(1, "batches")
         self.pending: tuple[int, Future[dict[str, Array]]] | None = None
@@ -112,21 +112,21 @@ class _RankRows:
     """
 
     def __init__(
-        self, one: BatchedInput, batches: Batches, rank: int, allocate: Allocate, ahead: bool
+        self, batched: BatchedInput, batches: Batches, rank: int, allocate: Allocate, ahead: bool
     ) -> None:
-        self.name = one.name
-        self.dtype = one.dtype
-        self.source = one.source
+        self.name = batched.name
+        self.dtype = batched.dtype
+        self.source = batched.source
         self.batches = batches
         self.allocate = allocate
-        region = one.layout.block(rank)
+        region = batched.layout.block(rank)
         if region is None:  # an idle rank
-            region = ((),) * len(one.layout.bound)
+            region = ((),) * len(batched.layout.bound)
         self.region: Region = region
         self.columns: Region = region[1:]
-        self.batch_bytes = elements(region) * np.dtype(one.dtype).itemsize
+        self.batch_bytes = elements(region) * np.dtype(batched.dtype).itemsize
         self.own_indices: Numbers = indices(region[0])  # in a batch
-        self.block = one.block if ahead else 1
+        self.block = batched.block if ahead else 1
         # The window that is kept: its epoch and number, the positions of its rows in the order of
         # the epoch, and the rows.
         self.window: tuple[int, int] | None = None

@@ -36,9 +36,12 @@ def _elements_changed(vertex: Vertex, inputs_of_outputs: Mapping[str, str]) -> i
     update = find_partial_update(vertex.computed_einsum)
     if update is None or vertex.inputs[update.operand] != inputs_of_outputs[vertex.name]:
         return None
-    labels = {c.label for c in update.conditions if c.comparison == "=="}
-    extents = dict(vertex.computed_einsum.extents)
-    return prod(1 if label in labels else extents[label] for label in vertex.computed_einsum.output)
+    einsum = vertex.computed_einsum
+    extents = dict(einsum.extents)
+    for condition in update.conditions:
+        if condition.comparison == "==":
+            extents[condition.label] = 1
+    return prod(extents[label] for label in einsum.output)
 
 
 def _with_late_update(

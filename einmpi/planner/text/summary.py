@@ -12,7 +12,7 @@ from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.moving.traffic import edge_traffic
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.tables import Note
-from einmpi.units import show_bytes
+from einmpi.units import counted, show_bytes
 
 MOST_NAMES = 6  # that are listed; more are counted
 MOST_GROUPS = 3
@@ -126,7 +126,7 @@ _Cut = tuple[tuple[str, int], ...]  # labels with their numbers of parts
 
 def _cuts(plan: PlanData) -> list[str]:
     """Return the most frequent cuts first. Labels of different vertices may have the same name."""
-    groups: _Groups[tuple[_Cut, int]] = _Groups("vertices")
+    groups: _Groups[tuple[_Cut, int]] = _Groups("vertex", "vertices")
     for name, state in plan.states.items():
         cut = tuple((label, parts) for label, parts in plan.parts(name).items() if parts > 1)
         replicas = plan.mesh.parts(state, [None])[0]
@@ -152,7 +152,7 @@ def _cuts(plan: PlanData) -> list[str]:
 
 def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
-    groups: _Groups[tuple[int, int]] = _Groups("tensors")
+    groups: _Groups[tuple[int, int]] = _Groups("tensor", "tensors")
     for move in moved:
         if move.copied and not move.is_halo:
             groups.add((move.copies, move.uses), move.tensor, move.nbytes)
@@ -168,7 +168,7 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
 
 def _halos(moved: Sequence[Movement]) -> list[str]:
     """Return of which tensors ranks get what they lack for index arithmetic."""
-    groups: _Groups[bool] = _Groups("tensors")
+    groups: _Groups[bool] = _Groups("tensor", "tensors")
     for move in moved:
         if move.is_halo:
             groups.add(True, move.tensor, move.nbytes)
@@ -181,7 +181,7 @@ def _halos(moved: Sequence[Movement]) -> list[str]:
 
 def _recuts(moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are cut along other dimensions, and how."""
-    groups: _Groups[tuple[tuple[int, ...], tuple[int, ...]]] = _Groups("tensors")
+    groups: _Groups[tuple[tuple[int, ...], tuple[int, ...]]] = _Groups("tensor", "tensors")
     for move in moved:
         if move.recut:
             groups.add((move.made, move.wanted), move.tensor, move.nbytes)
@@ -195,7 +195,7 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
 
 def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which partial results are combined over how many ranks."""
-    groups: _Groups[tuple[int, str]] = _Groups("tensors")
+    groups: _Groups[tuple[int, str]] = _Groups("tensor", "tensors")
     for move in moved:
         if move.combined:
             aggregation = plan.graph[move.tensor].computed_einsum.aggregation
@@ -223,8 +223,9 @@ def _most(moved: Sequence[Movement]) -> list[str]:
 class _Groups(Generic[Key]):
     """Names grouped by key, each name once, with the weight of each key."""
 
-    def __init__(self, things: str) -> None:
-        self.things = things  # what the names are names of
+    def __init__(self, thing: str, things: str) -> None:
+        self.thing = thing  # what a name is the name of
+        self.things = things
         self.names: dict[Key, dict[str, None]] = {}
         self.weights: dict[Key, int] = {}
 
@@ -239,7 +240,8 @@ class _Groups(Generic[Key]):
         others = order[MOST_GROUPS:]
         if others:
             names = {name for key in others for name in self.names[key]}
-            texts.append(f"{len(others)} more ways for {len(names)} {self.things}")
+            ways = counted(len(others), "more way")
+            texts.append(f"{ways} for {counted(len(names), self.thing, self.things)}")
         return texts
 
 
