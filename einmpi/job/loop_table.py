@@ -96,7 +96,7 @@ class LoopTable:
         place = self.place()
         found = []
         for name in names:
-            if name not in taken and re.search(rf"\b{name}\b", program):
+            if name not in taken and has_word(program, name):
                 found.append(
                     InputSpec(name, shape=(), dtype="int64", resident=True, place=place, value=0)
                 )
@@ -162,3 +162,8 @@ class LoopTable:
         if not self.record:
             raise InputError(place, "there is nothing to write to it", 'record = ["NAME"]')
         return replace(spec, file=relative_to_document(self.document, spec.file))
+
+
+def has_word(text: str, word: str) -> bool:
+    """Return whether a word is anywhere in the text of a program."""
+    return re.search(rf"\b{re.escape(word)}\b", text) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.rewrite import prune
 from einmpi.job.batches import Batches
 from einmpi.job.loop import NUMBERS_OF_STEPS, Loop, StepProgram, refuse_step_as_input
-from einmpi.job.loop_table import LoopTable
+from einmpi.job.loop_table import LoopTable, has_word
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
 
@@ -96,11 +95,11 @@ def read_program_text(
         own_inputs = []
         for spec in inputs:
             # Of inputs that come in batches, a loop has only those that it reads.
-            is_unread = spec.rows is not None and not _has_word(source.text, spec.name)
+            is_unread = spec.rows is not None and not has_word(source.text, spec.name)
             if spec.name not in results and not is_unread:
                 own_inputs.append(spec)
         for name, spec in results.items():
-            is_unread = name in NUMBERS_OF_STEPS and not _has_word(source.text, name)
+            is_unread = name in NUMBERS_OF_STEPS and not has_word(source.text, name)
             if name not in computed and not is_unread:
                 own_inputs.append(spec)
     types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
@@ -112,12 +111,8 @@ def read_program_text(
     taken = {*computed, *all_sizes, *(spec.name for spec in own_inputs)}
     own_inputs += loop_table.step_numbers(source.text, batches, taken)
     most_steps = loop_table.read_steps(all_sizes, steps, batches)
-    if most_steps <= MAX_EXTENT and "steps" not in taken and _has_word(source.text, "steps"):
+    if most_steps <= MAX_EXTENT and "steps" not in taken and has_word(source.text, "steps"):
         all_sizes["steps"] = most_steps
     return ProgramText(
         source, tuple(own_inputs), all_sizes, items, types, loop_table, most_steps, batches
     )
-
-
-def _has_word(text: str, word: str) -> bool:
-    return re.search(rf"\b{re.escape(word)}\b", text) is not None
