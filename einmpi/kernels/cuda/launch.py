@@ -68,7 +68,11 @@ def prepare_launch(
 
 def is_in_place(operands: Iterable[DeviceArray], target: DeviceArray) -> bool:
     """Return whether a target is one of the operands."""
-    return any(array.data.ptr == target.data.ptr for array in operands)
+    pointer = target.data.ptr
+    for array in operands:  # a generator would cost more than the comparison, in every call
+        if array.data.ptr == pointer:
+            return True
+    return False
 
 
 def key_of(array: DeviceArray) -> Hashable:

@@ -248,7 +248,7 @@ def texts(cupy, monkeypatch):
     """The texts of kernels, which are neither compiled nor run."""
     found = []
 
-    def keep_text(text, fast):
+    def keep_text(text, fast, in_place):
         found.append(text)
         return lambda *arguments: None
 
