@@ -68,11 +68,7 @@ def prepare_launch(
 
 def is_in_place(operands: Iterable[DeviceArray], target: DeviceArray) -> bool:
     """Return whether a target is one of the operands."""
-    pointer = target.data.ptr
-    for array in operands:  # a generator would cost more than the comparison, in every call
-        if array.data.ptr == pointer:
-            return True
-    return False
+    return target.data.ptr in [array.data.ptr for array in operands]
 
 
 def key_of(array: DeviceArray) -> Hashable:
