@@ -129,7 +129,7 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) ->
     target = buffers.make(step.target)
     backend = buffers.backend
     try:
-        if any(array is target for array in operands):
+        if id(target) in map(id, operands):
             compute_in_place(step, operands, target, backend.to_host, backend.compute_kernel)
         else:
             backend.compute_kernel(step, operands, target)
