@@ -179,12 +179,15 @@ def test_histories_that_cannot_be_written(tmp_path):
         file["x"] = 3
     with h5py.File(tmp_path / "new.h5", "w", libver="v110") as file:
         file["group/table"] = 3
+    whole = (tmp_path / "new.h5").read_bytes()
+    (tmp_path / "cut.h5").write_bytes(whole[:100])  # HDF5 may not wait for the rest
     (tmp_path / "text.h5").write_text("step")
     (tmp_path / "folder.csv").mkdir()
     assert "older format of HDF5" in refusal("old.h5:/run1")
     assert "/group in" in refusal("new.h5:/group") and "is a group" in refusal("new.h5:/group")
     assert "is not a group" in refusal("new.h5:/group/table/run1")
     assert "cannot be opened as HDF5" in refusal("text.h5:/run1")
+    assert "cannot be opened as HDF5: truncated file" in refusal("cut.h5:/run1")
     assert "is a folder" in refusal("folder.csv")
     assert "there is no folder" in refusal("missing/h.csv")
 

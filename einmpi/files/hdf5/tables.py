@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FORMAT = ("v110", "v110")
 _LEAST_SUPERBLOCK = 3
 _ROWS_OF_A_CHUNK = 1024
+_NOT_CLOSED = "file consistency flags"  # in HDF5's message, if the last writer was killed
 
 
 def check_table(file: str, path: str, place: str) -> None:
@@ -46,9 +47,18 @@ def check_table(file: str, path: str, place: str) -> None:
 
 
 def _open_for_reading(file: str) -> h5py.File:
-    """Open a file, also one that a killed run has not closed."""
+    """Open a file, also one that a killed run has not closed.
+
+    Only such a file is opened as one that is still written. HDF5 expects to find it damaged for a
+    moment, and reads damaged parts again and again.
+    """
     import h5py
 
+    try:
+        return h5py.File(file, "r", libver=_FORMAT, locking=False)
+    except OSError as error:
+        if _NOT_CLOSED not in str(error):
+            raise
     return h5py.File(file, "r", libver=_FORMAT, swmr=True, locking=False)
 
 
