@@ -10,7 +10,6 @@ import pytest
 
 import einmpi
 from einmpi.graph import labels
-from einmpi.job import job as job_module
 from einmpi.language import parse, syntax
 from einmpi.language.syntax import Source
 
@@ -134,7 +133,7 @@ def test_a_program_is_parsed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(syntax, "parse", count_parse)
     path = tmp_path / "job.toml"
     path.write_text(f'program = """{"; ".join(independent(5).splitlines())}"""{X}')
-    assert job_module.read_job(path, None).graph.outputs == ("T0", "T1", "T2", "T3", "T4")
+    assert einmpi.load(path).graph.outputs == ("T0", "T1", "T2", "T3", "T4")
     assert len(parsed) == 1
 
 
