@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from einmpi.errors import InputError
@@ -15,6 +16,13 @@ def path_name(where: str, given: str | os.PathLike[str]) -> str:
     if not isinstance(name, str):
         raise InputError(where, f"{type(given).__name__} is not a path", "the name of a file")
     return name
+
+
+def as_int(given: Any) -> Any:
+    """Return an integer of another library, such as np.int64, as an int; all else as it is."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return int(given)
+    return given
 
 
 def optional_text(where: str, name: str, given: str | None, example: str) -> str | None:

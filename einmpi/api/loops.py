@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.api.planning import check_job, options_of, truth_value
-from einmpi.arguments import named_values, optional_names, optional_text
+from einmpi.arguments import as_int, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.load import rows_of_chunks_in
@@ -138,8 +138,8 @@ def loop(
             )
         else:
             changed = _with_batched_inputs(changed, batch, given)
-            batches = _checked_batches(changed, steps, epochs, shuffle, last)
-            checked = _checked_loop(changed, carry, steps, until, record, batches)
+            batches = _checked_batches(changed, as_int(steps), as_int(epochs), shuffle, last)
+            checked = _checked_loop(changed, carry, as_int(steps), until, record, batches)
             changed = replace(changed, loop=checked)
         options_of(changed, strategy, memory, pin, machine)  # refuses wrong arguments
         return changed
@@ -192,7 +192,7 @@ def _checked_loop(
     names = optional_names("loop", "record", record) or ()
     program = StepProgram(job.written, job.sizes, job.inputs)
     if known is None:  # else the number of the step is an input of the job
-        refuse_step_as_input(job.inputs)
+        refuse_step_as_input(job.inputs, "loop")
     _check_numbers_of_steps(job, carry, batches)
     checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
     checked = replace(checked, batches=batches)

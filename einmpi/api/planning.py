@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from einmpi.arguments import named_values, optional_text, path_name
+from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.job import Job, with_half, with_strict
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -126,8 +126,9 @@ def plan(
         job = with_half(job, half)
 
     def options(of_job: Job) -> Options:
-        return options_of(of_job, strategy, memory, pin, machine, nodes)
+        return options_of(of_job, strategy, memory, pin, machine, as_int(nodes))
 
+    ranks = as_int(ranks)
     if job.loop is not None:
         return plan_loops(job, ranks, options)
     return make_plan(job.graph, ranks, options(job))

@@ -123,12 +123,12 @@ def make_loop(
     return Loop(steps, dict(carry), condition, text, recorded)
 
 
-def refuse_step_as_input(inputs: Iterable[InputSpec]) -> None:
+def refuse_step_as_input(inputs: Iterable[InputSpec], where: str) -> None:
     """Refuse an input or a parameter that the number of the step would silently replace."""
     for spec in inputs:
         if spec.name == STEP:
             what = f"in a loop, {STEP} is the number of the step"
-            raise InputError(spec.place, what, "another name")
+            raise InputError(spec.place or where, what, "another name")
 
 
 def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:

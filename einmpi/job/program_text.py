@@ -106,7 +106,7 @@ def read_program_text(
     all_sizes = dict(sizes)
     if loop_table is None:
         return ProgramText(source, tuple(own_inputs), all_sizes, items, types)
-    refuse_step_as_input(own_inputs)
+    refuse_step_as_input(own_inputs, loop_table.place())
     batches = loop_table.read_batches(own_inputs, all_sizes)
     taken = {*computed, *all_sizes, *(spec.name for spec in own_inputs)}
     own_inputs += loop_table.step_numbers(source.text, batches, taken)

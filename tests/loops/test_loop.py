@@ -444,3 +444,12 @@ def test_inputs_of_python_that_would_be_replaced(name, ranks):
     expected = {"step": 5.0, "rows": 8.0, "epoch": 4.0}[name]
     for found in run_threads(ranks, on_rank):
         np.testing.assert_array_equal(found, np.full(3, expected))
+
+
+def test_integers_of_numpy():
+    job = einmpi.program("y[i] = 2 * x[i]", x=(3,))
+    done = einmpi.loop(job, {"x": np.ones(3)}, carry={"x": "y"}, steps=np.int64(3))
+    assert done.steps == 3 and done.outputs["x"].gather().tolist() == [8, 8, 8]
+    assert einmpi.plan(job, ranks=np.int32(2)).ranks == 2
+    with pytest.raises(InputError, match="expected"):
+        einmpi.loop(job, {"x": np.ones(3)}, carry={"x": "y"}, steps=True)

@@ -342,6 +342,11 @@ def test_a_signal_in_either_loop_and_more_ranks(tmp_path, where):
             '[[loop]]\nprogram = "w = q + x"\nsteps = 1\ncarry = { x = "w" }',
             "7:16: unknown .*'q'",
         ),
+        (
+            '[[loop]]\nprogram = "y = x; step = y"\nsteps = 1\ncarry = { x = "y" }\n'
+            'record = ["step"]\n[[loop]]\nprogram = "w = x + step"\nsteps = 1\ncarry = { x = "w" }',
+            "7:3: in a loop, step is the number of the step; expected another name",
+        ),
     ],
 )
 def test_refused(tmp_path, text, message):
