@@ -150,6 +150,9 @@ class Adjoints:
             if self.kind(expression) == "c" and DTYPES[dtype].kind != "c":
                 expression = Call("real", (expression,))
             expression = self._cast(expression, dtype)
+        elif part.places and dtype not in ("float64", "complex128"):
+            # A number in `where` no longer takes the dtype of what it is added to.
+            expression = Call(dtype, (expression,))
         return under_conditions(part.places, expression)
 
     # ---- one vertex -----------------------------------------------------------------------------

@@ -178,6 +178,20 @@ def test_gradients_have_the_dtype_of_their_tensor(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_numbers_that_a_gather_sends_back_keep_the_dtype(dtype):
+    """A number in `where` is float64 for itself, and made all that followed float64."""
+    text = "loss = sum(real(Z[b,l]) * 2) - sum(real(Z[b,y[b]]) * 3); g[b,l] = grad(loss, Z[b,l])"
+    inputs = {"Z": ((3, 4), dtype), "y": ((3,), "int64")}
+    graph = build_graphs(Source("p", text), inputs).rewritten
+    assert {graph[name].dtype for name in graph.by_name if name.startswith(("dZ", "g"))} == {dtype}
+    y = np.array([3, 0, 0])
+    found = results(text, {"Z": np.ones((3, 4), np.dtype(dtype)), "y": y})
+    expected = np.full((3, 4), 2.0)
+    expected[np.arange(3), y] = -1
+    np.testing.assert_array_equal(found["g"].astype(complex), expected)
+
+
 @pytest.mark.parametrize(
     "name, ranks",
     [
