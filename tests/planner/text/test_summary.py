@@ -208,7 +208,7 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     )
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 11, 12])
+@pytest.mark.parametrize("ranks", [3, 12])
 def test_every_program_and_strategy_can_be_told(ranks):
     """Odd extents, gathers, diagonals, empty tensors, idle ranks."""
     for job, _ in run_cases.cases().values():
