@@ -27,7 +27,7 @@ from einmpi.planner.moving.volume import (
     received,
     sharing_on_nodes,
 )
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
+from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, OPERATIONS_OF_A_MESSAGE, Prices
 from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 
 Groups = Sequence[Sequence[int]]  # of axes
@@ -96,6 +96,18 @@ class StayingFactors:
     peers_between: int
 
 
+def _light_operations(operations: Sequence[int]) -> int:
+    """Return up to how many operations a vertex may be computed on several ranks for free.
+
+    It has less than a tenth of the average work. The average is that of all variables, with the
+    layouts; but where ranks save no more than a message by sharing it, that of the vertices.
+    """
+    vertices = sum(1 for count in operations if count)
+    of_variables = sum(operations) // (10 * max(1, len(operations)))
+    of_vertices = sum(operations) // (10 * max(1, vertices))
+    return max(of_variables, min(of_vertices, OPERATIONS_OF_A_MESSAGE))
+
+
 @dataclass
 class Solver:
     """Minimises a factored graph over some groups of mesh axes; the other axes stay."""
@@ -117,11 +129,8 @@ class Solver:
     cache: dict[object, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A vertex with less than a tenth of the average work may be computed twice for free.
         operations = self.problem.operations
-        light = 0
-        if not self.rates:
-            light = sum(operations) // (10 * max(1, len(operations)))
+        light = 0 if self.rates else _light_operations(operations)
         self.heavy = [number for number, count in enumerate(operations) if count > light]
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.
         self.unit = 1 + (self._largest_cost() >> 60)

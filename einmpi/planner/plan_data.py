@@ -51,6 +51,15 @@ class LoopPlan:
     later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
 
 
+class AllSteps(NamedTuple):
+    """What a loop costs if it takes all its steps, with what comes before the first one."""
+
+    words: int
+    nbytes: int
+    between: int  # of these bytes: those that steps, and what is computed once, move between nodes
+    seconds: float | None  # where a machine was measured
+
+
 @dataclass(frozen=True)
 class PlanData:
     """The data of a plan, from which its texts are made. `Plan` is the public class."""
@@ -166,6 +175,34 @@ class PlanData:
         if self.machine is None:
             return None
         return self.seconds_of(sum(bill.time for bill in self.bills.values()))
+
+    @property
+    def loops(self) -> tuple[PlanData, ...]:
+        """The plans of this loop and of those that follow it; empty without a loop."""
+        return () if self.loop is None else (self, *self.loop.later)
+
+    @property
+    def all_steps(self) -> AllSteps:
+        """What all steps of the loop cost, without the loops that follow it."""
+        assert self.loop is not None, "a plan without a loop"
+        steps = self.loop.steps
+        words = steps * self.words_predicted
+        nbytes = steps * self.bytes_predicted
+        between = steps * (self.bytes_between or 0)
+        seconds = None
+        if self.seconds_predicted is not None:
+            seconds = steps * self.seconds_predicted
+        for arriving in self.loop.arriving.values():
+            words += arriving.words
+            nbytes += arriving.nbytes
+        once = self.loop.once
+        if once is not None:
+            words += once.words_predicted
+            nbytes += once.bytes_predicted
+            between += once.bytes_between or 0
+            if seconds is not None:
+                seconds += once.seconds_predicted or 0.0
+        return AllSteps(words, nbytes, between, seconds)
 
     def seconds_of(self, picoseconds: int) -> float:
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""

@@ -11,6 +11,8 @@ from einmpi.planner.machine import Machine
 
 # Operations that are taken to cost as much time as one byte, where no machine was measured.
 FLOPS_PER_BYTE = 16
+# Operations that are taken to last as long as a short message, about a microsecond.
+OPERATIONS_OF_A_MESSAGE = 4096
 # Bytes inside a node that are taken to cost as much as one byte between nodes, where no machine
 # was measured. All ranks of a node share its network card, and memory is faster than that: say, 8
 # ranks with 5 GB/s each and a card of 5 GB/s.

@@ -252,6 +252,13 @@ def _time(seconds: float) -> str:
 
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """Return a table of the strategies, with the plan of this page marked."""
+    if len(plan.loops) > 1:
+        heads = comparison.rows[0]
+        rows = []
+        for each, cells in zip(comparison.plans, comparison.rows[1:], strict=True):
+            texts = [_left(cells[0]), *map(_cell, cells[1:])]
+            rows.append(_strategy_row(plan, each, texts))
+        return _strategies(heads, rows, (0,), comparison)
     heads = (
         "strategy",
         "moved",
@@ -273,14 +280,24 @@ def comparison_table(plan: Plan, comparison: Comparison) -> str:
             _cell(show_count(each.lower_bound)),
             _cell(show_count(each.paper_cost)),
         ]
-        chosen = ' class="chosen"' if each.strategy == plan.strategy else ""
-        rows.append(f"<tr{chosen}>{''.join(cells)}</tr>")
+        rows.append(_strategy_row(plan, each, cells))
+    return _strategies(heads, rows, (0, 2), comparison)
+
+
+def _strategy_row(plan: Plan, compared: Plan, cells: Sequence[str]) -> str:
+    chosen = ' class="chosen"' if compared.strategy == plan.strategy else ""
+    return f"<tr{chosen}>{''.join(cells)}</tr>"
+
+
+def _strategies(
+    heads: Sequence[str], rows: Sequence[str], left: Sequence[int], comparison: Comparison
+) -> str:
     notes = ""
     for note in comparison.notes:
         notes += f'<p class="faint">{escape(note_line(note))}</p>'
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="Comparison of strategies">
 <table>
-<thead><tr>{_heads(heads, left=(0, 2))}</tr></thead>
+<thead><tr>{_heads(heads, left)}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>{notes}"""
 
 

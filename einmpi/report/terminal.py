@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from einmpi.planner.plan import Plan
-from einmpi.planner.text.compare import Comparison
+from einmpi.planner.text.compare import Comparison, cost_in_all
 from einmpi.planner.text.explain import explain, heading, totals, vertex_rows
 from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines
 from einmpi.process.terminal import columns
@@ -56,8 +56,8 @@ def comparison_text(comparison: Comparison) -> str:
     """Return the strategies side by side. On a terminal those that move least are green."""
     if not _on_terminal():
         return comparison.text
-    least = min((plan.bytes_predicted for plan in comparison.plans), default=0)
-    styles = ["green" if plan.bytes_predicted == least else "" for plan in comparison.plans]
+    bytes_moved = [cost_in_all(plan).nbytes for plan in comparison.plans]
+    styles = ["green" if nbytes == min(bytes_moved) else "" for nbytes in bytes_moved]
     return _render("", comparison.rows, 1, styles, comparison.notes)
 
 

@@ -556,9 +556,9 @@ def test_values_equal_the_code(tmp_path):
         assert f"`{word}`" in text
 
 
-def json_keys(folder, *arguments):
-    """Return the keys of the JSON that a run prints, those inside of others with a dot."""
-    command = [sys.executable, "-m", "einmpi", "job.toml", *arguments, "--json", "-"]
+def json_keys(folder, *arguments, command="run"):
+    """Return the keys of the JSON that a command prints, those inside of others with a dot."""
+    command = [sys.executable, "-m", "einmpi", command, "job.toml", *arguments, "--json", "-"]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -599,6 +599,40 @@ def test_json_keys_equal_the_code(tmp_path):
     for row in table_after("job_file.md", "### The JSON of a run"):
         shown += row[0].split(", ")
     assert sorted(shown) == sorted(found)
+
+
+def test_json_keys_of_plans_equal_the_code(tmp_path):
+    """Of a loop with batches, something computed once, and a second loop."""
+    (tmp_path / "job.toml").write_text(
+        """
+        inputs.NAME = { shape = [8], random = "ones" }
+        inputs.w = { shape = [8], random = "ones" }
+        inputs.X = { shape = [4, 8], random = "ones", batch = 2 }
+        [[loop]]
+        program = "S[i] = 2 * w[i]; next[i] = NAME[i] + X[0,i] * S[i]"
+        epochs  = 1
+        carry   = { NAME = "next" }
+        [[loop]]
+        program = "next[i] = NAME[7-i]"
+        steps   = 2
+        carry   = { NAME = "next" }
+        """
+    )
+    found = json_keys(tmp_path, "-n", "2", command="plan")
+    plain = {key for key in found if not key.startswith("loop.")}
+    once = {key for key in found if key.startswith("loop.once.")}
+    assert once == {f"loop.once.{key}" for key in plain}
+    later = {key for key in found if key.startswith("loop.later.")}
+    assert {key.removeprefix("loop.later.") for key in later} >= plain
+    nested = ("loop.once", "loop.later", "loop.batches")
+    keys = {"loop.bytes_arriving.NAME"}
+    for key in found:
+        inside = [name for name in nested if key.startswith(f"{name}.")]
+        keys.add(inside[0] if inside else key)
+    shown = []
+    for row in table_after("job_file.md", "### The JSON of a plan"):
+        shown += row[0].split(", ")
+    assert sorted(shown) == sorted(keys)
 
 
 # ---- README's commands ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files.load import load_array
 from einmpi.loops.sequence import LoopSequence
+from einmpi.planner.text.compare import compare
 
 JOB = """
 title = "Two loops"
@@ -138,6 +139,31 @@ program = "u_next[i,j] = u[i,j] / 2 + sum[k](u[k,j])"
 steps = {steps}
 carry = {{ u = "u_next" }}
 """
+
+
+def test_strategies_are_compared_over_all_loops(tmp_path):
+    """The first loop has one step: what the second one moves decides."""
+    job = load(tmp_path, n=60, m=40, first=1, second=500)
+    comparison = compare(lambda strategy: einmpi.plan(job, 4, strategy=strategy))
+    head, *rows = comparison.rows
+    assert head[1:5] == ("loop 1, a step", "loop 2, a step", "words, all steps", "bytes, all steps")
+    totals = {}
+    for plan, row in zip(comparison.plans, rows, strict=True):
+        (second,) = plan.loop.later
+        words = plan.words_predicted + 500 * second.words_predicted
+        for each in (plan.loop, second.loop):
+            words += 0 if each.once is None else each.once.words_predicted
+            words += sum(arriving.words for arriving in each.arriving.values())
+        totals[plan.strategy] = words
+        shown = [int(cell.replace(",", "")) for cell in row[1:4]]
+        assert shown == [plan.words_predicted, second.words_predicted, words]
+    best = min(totals, key=totals.get)
+    (winner,) = [text for _, text in comparison.notes if "moves least" in text]
+    assert winner.startswith(f"{best} moves least")
+    flags = ["--compare", "--report", "page.html"]
+    done = einmpi_here(tmp_path, ["plan", "job.toml", "-n", "4", *flags])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "loop 2, a step" in (tmp_path / "page.html").read_text()
 
 
 def rows_then_columns(folder, steps):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from einmpi.errors import InputError
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import AllSteps, PlanData
 from einmpi.planner.prices import BYTES
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.planner.text.explain import gap
+from einmpi.planner.text.explain import gap, loops_of
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import show_bytes, show_count, show_seconds
@@ -57,6 +58,8 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
 
 def _cells(plan: Plan) -> dict[str, str]:
     """Return a plan's row of the table: heading of a column → what stands in it."""
+    if len(plan.loops) > 1:
+        return _cells_of_loops(plan)
     cells = {
         "strategy": plan.strategy,
         "words": show_count(plan.words_predicted),
@@ -66,12 +69,49 @@ def _cells(plan: Plan) -> dict[str, str]:
         cells["between nodes"] = show_bytes(plan.bytes_between)
     if plan.seconds_predicted is not None:
         cells["seconds"] = show_seconds(plan.seconds_predicted)
+    if plan.loop is not None:
+        cells["all steps"] = show_bytes(plan.all_steps.nbytes)
     cells["busiest rank"] = show_bytes(plan.bytes_busiest)
     cells["peak memory"] = show_bytes(plan.peak)
     cells["lower bound"] = show_count(plan.lower_bound)
     cells["gap"] = gap(plan)
     cells["paper's cost"] = show_count(plan.paper_cost)
     return cells
+
+
+def _cells_of_loops(plan: Plan) -> dict[str, str]:
+    """Return the row of a plan with several loops: the words of a step of each, and all steps."""
+    cells = {"strategy": plan.strategy}
+    for number, each in enumerate(plan.loops, 1):
+        cells[f"loop {number}, a step"] = show_count(each.words_predicted)
+    in_all = cost_in_all(plan)
+    cells["words, all steps"] = show_count(in_all.words)
+    cells["bytes, all steps"] = show_bytes(in_all.nbytes)
+    if in_all.seconds is not None:
+        cells["seconds"] = show_seconds(in_all.seconds)
+    cells["peak memory"] = show_bytes(max(each.peak for each in plan.loops))
+    return cells
+
+
+def cost_in_all(plan: PlanData) -> AllSteps:
+    """Return what all loops of a plan cost, or the only run of a plan without loops."""
+    if plan.loop is None:
+        return AllSteps(
+            plan.words_predicted,
+            plan.bytes_predicted,
+            plan.bytes_between or 0,
+            plan.seconds_predicted,
+        )
+    costs = [each.all_steps for each in plan.loops]
+    seconds = None
+    if all(cost.seconds is not None for cost in costs):
+        seconds = sum(cost.seconds or 0.0 for cost in costs)
+    return AllSteps(
+        sum(cost.words for cost in costs),
+        sum(cost.nbytes for cost in costs),
+        sum(cost.between for cost in costs),
+        seconds,
+    )
 
 
 def _winner(plans: Sequence[Plan]) -> list[Note]:
@@ -89,20 +129,28 @@ def _winner(plans: Sequence[Plan]) -> list[Note]:
     if len(equal) < len(order):
         next_plan = order[len(equal)]
         text += f"; {next_plan.strategy} is next with {_amount(next_plan)}"
-    return [("", text), *in_words(best)]
+    notes: list[Note] = [("", text)]
+    for title, each in loops_of(best):
+        if title:
+            notes.append(("", title))
+        notes += in_words(each)
+    return notes
 
 
-def _objective(plan: Plan) -> float:
+def _objective(plan: PlanData) -> float:
     """Return what the plan minimises: seconds, or bytes with those between nodes weighted."""
-    if plan.seconds_predicted is not None:
-        return plan.seconds_predicted
-    return float(BYTES.bytes(plan.bytes_predicted, plan.bytes_between or 0))
+    in_all = cost_in_all(plan)
+    if in_all.seconds is not None:
+        return in_all.seconds
+    return float(BYTES.bytes(in_all.nbytes, in_all.between))
 
 
-def _amount(plan: Plan) -> str:
-    if plan.seconds_predicted is not None:
-        return show_seconds(plan.seconds_predicted)
-    text = show_bytes(plan.bytes_predicted)
-    if plan.nodes > 1 and plan.bytes_between:
-        text += f", {show_bytes(plan.bytes_between)} of it between nodes"
+def _amount(plan: PlanData) -> str:
+    in_all = cost_in_all(plan)
+    steps = "" if plan.loop is None else " in all steps"
+    if in_all.seconds is not None:
+        return show_seconds(in_all.seconds) + steps
+    text = show_bytes(in_all.nbytes) + steps
+    if plan.nodes > 1 and in_all.between:
+        text += f", {show_bytes(in_all.between)} of it between nodes"
     return text

@@ -42,6 +42,8 @@ def as_json(plan: PlanData) -> dict[str, Any]:
             "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
             "bytes_arriving": {name: each.nbytes for name, each in plan.loop.arriving.items()},
+            "words_all_steps": plan.all_steps.words,
+            "bytes_all_steps": plan.all_steps.nbytes,
         }
         if plan.loop.batches is not None:
             data["loop"]["batches"] = asdict(plan.loop.batches)
@@ -81,9 +83,9 @@ def explain(plan: PlanData) -> str:
 
 def loops_of(plan: PlanData) -> list[tuple[str, PlanData]]:
     """Return the plans of several loops with their titles; without loops, the plan alone."""
-    if plan.loop is None or not plan.loop.later:
+    plans = plan.loops
+    if len(plans) < 2:
         return [("", plan)]
-    plans = [plan, *plan.loop.later]
     return [(f"loop {number} of {len(plans)}", each) for number, each in enumerate(plans, 1)]
 
 
@@ -190,26 +192,18 @@ def _loop_notes(plan: PlanData) -> list[Note]:
     notes.append(("in place", _in_place(plan, loop)))
     if loop.batches is not None:
         notes.append(("batches", _batches(loop.batches)))
-    words = loop.steps * plan.words_predicted
-    nbytes = loop.steps * plan.bytes_predicted
     if loop.once is not None:
-        words += loop.once.words_predicted
-        nbytes += loop.once.bytes_predicted
         names = ", ".join(loop.hoisted)
         once = f"{show_count(loop.once.words_predicted)} words, "
         once += show_bytes(loop.once.bytes_predicted)
         notes.append(("once", f"{names}: {once}"))
     for name, arriving in loop.arriving.items():
-        nbytes += arriving.nbytes
-        words += arriving.words
         moved = f"{show_count(arriving.words)} words, {show_bytes(arriving.nbytes)}"
         notes.append(("arriving", f"{name}: {moved}, from where the loop before leaves it"))
-    in_all = f"{show_count(words)} words, {show_bytes(nbytes)}"
-    if plan.seconds_predicted is not None:
-        seconds = loop.steps * plan.seconds_predicted
-        if loop.once is not None:
-            seconds += loop.once.seconds_predicted or 0.0
-        in_all += f", {show_seconds(seconds)} predicted"
+    all_steps = plan.all_steps
+    in_all = f"{show_count(all_steps.words)} words, {show_bytes(all_steps.nbytes)}"
+    if all_steps.seconds is not None:
+        in_all += f", {show_seconds(all_steps.seconds)} predicted"
     notes.append(("all steps", in_all))
     return notes
 
