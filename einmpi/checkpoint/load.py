@@ -24,7 +24,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import Mesh
 from einmpi.process.trust import UntrustedFileError, open_own_file
-from einmpi.runtime.backend import ALIGNMENT
+from einmpi.runtime.host_memory import ALIGNMENT
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
 from einmpi.units import counted

@@ -16,7 +16,7 @@ from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
 from einmpi.job.job import Job
 from einmpi.kernels.prepared import address_of
-from einmpi.runtime.backend import ALIGNMENT, aligned_empty
+from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
 from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from logging import DEBUG
@@ -86,6 +87,7 @@ class Compiled:
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
+        self.keeps_memory = False  # that a run does not use any more, for the next one
 
     def __repr__(self) -> str:
         plans = counted(len(self.ready), "plan")
@@ -311,6 +313,8 @@ class Compiled:
                 self.backend.wait()
         finally:
             sources.close()
+            if not self.keeps_memory:
+                self.backend.release()
         seconds = time.perf_counter() - start - storage.seconds
         seconds -= first_use_seconds() - first_uses_before
         if checkpoints is not None:
@@ -331,6 +335,16 @@ class Compiled:
                 "computed %s in %.6f s, received %d bytes", names, seconds, measured.received
             )
         return blocks, measured
+
+    @contextmanager
+    def keeping_memory(self) -> Iterator[None]:
+        """Use memory again from run to run, as long as a `with` block lasts."""
+        self.keeps_memory = True
+        try:
+            yield
+        finally:
+            self.keeps_memory = False
+            self.backend.release()
 
     def outputs(
         self, plan: Plan, blocks: Mapping[str, Any], given: Mapping[str, Any]

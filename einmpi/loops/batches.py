@@ -25,8 +25,8 @@ from einmpi.loops.read_ahead import BatchedInput, ReadAhead, bytes_ahead, rows_r
 from einmpi.loops.row_sources import ArrayRows, DatasetRows, GeneratedRows, RowSource
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import BatchPlan
-from einmpi.runtime.backend import aligned_empty
 from einmpi.runtime.gpu.copies import on_host
+from einmpi.runtime.host_memory import aligned_empty
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import arrival_layout
 

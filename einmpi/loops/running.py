@@ -200,7 +200,11 @@ class LoopRun:
         first = self.steps_done
         next_agreement = first + 1
         numbers = numbers_read(self.stages.step.graph, self.loop)
-        with abort_on_divergence(self.comm), reading_batches(self.batches, self.loop.steps):
+        with (
+            abort_on_divergence(self.comm),
+            reading_batches(self.batches, self.loop.steps),
+            self.step.keeping_memory(),
+        ):
             for number in range(first, self.loop.steps):
                 for name, dtype in numbers.items():
                     self.values[name] = np.array(self.loop.numbers(number)[name], dtype)

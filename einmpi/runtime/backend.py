@@ -14,8 +14,9 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.grouping import group_kernels
-from einmpi.kernels.prepared import PreparedCalls, address_of, stored_as
+from einmpi.kernels.prepared import PreparedCalls, stored_as
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
+from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
@@ -24,7 +25,6 @@ from einmpi.schedule.steps import Group, Kernel
 Array: TypeAlias = Any  # of any library
 HostArray: TypeAlias = npt.NDArray[Any]
 
-ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
 MANY_BOXES = 256  # of a region: as many are faster copied by lists of indices
 
 
@@ -55,6 +55,9 @@ class Backend(Protocol):
 
     def reserve(self, nbytes: int) -> None:
         """Prepare for a run that takes so much memory."""
+
+    def release(self) -> None:
+        """Give up memory that was kept for further arrays; called after a run or after many."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Return a new array in memory, with any values."""
@@ -122,12 +125,16 @@ class NumpyBackend:
         self.fast_math = fast_math
         self.options = KernelOptions(threads, fast_math, strict)
         self.calls = PreparedCalls()
+        self.memory = RecycledMemory()
         self.scratch = Scratch(scratch)
 
     def reserve(self, nbytes: int) -> None: ...
 
+    def release(self) -> None:
+        self.memory.release()
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        return aligned_empty(shape, dtype)
+        return self.memory.array(shape, dtype)
 
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return self.scratch.array(shape, dtype)
@@ -189,13 +196,6 @@ class NumpyBackend:
     def wait(self) -> None: ...
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: str) -> HostArray:
-    """Return a new array with any values, aligned like those of all ranks."""
-    kind = np.dtype(dtype)
-    raw = np.empty(prod(shape) * kind.itemsize + ALIGNMENT, np.uint8)
-    return np.ndarray(shape, kind, raw, -address_of(raw) % ALIGNMENT)
-
-
 def as_region(packed: Array, region: Region) -> Array:
     """Return a packed region in its shape."""
     return packed.reshape(_cached_shape(region))
@@ -238,6 +238,8 @@ class ShapeBackend:
         self.calls = PreparedCalls()
 
     def reserve(self, nbytes: int) -> None: ...
+
+    def release(self) -> None: ...
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return np.broadcast_to(np.zeros((), dtype), shape)

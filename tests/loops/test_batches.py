@@ -32,7 +32,7 @@ from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
 from einmpi.report.describe import describe_job
-from einmpi.runtime.backend import aligned_empty
+from einmpi.runtime.host_memory import aligned_empty
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import boxes, elements, packed
 

@@ -254,6 +254,35 @@ def test_a_step_allocates_nothing_as_large_as_what_it_carries():
     assert run.plan.peak < 1.1 * extent * extent * 8
 
 
+def test_a_step_that_needs_both_values_uses_two_blocks_in_turns():
+    """New memory for every step would cost page faults."""
+    extent = 10**6
+    program = "x_next[i] = x[i] / 2 + x[0]\nchange = max(abs(x_next[i] - x[i]))"
+    job = einmpi.program(program, x=(extent,))
+    inputs = {"x": np.linspace(0, 1, extent)}
+    peaks = []
+
+    def on_row(number, row):
+        now, peak = tracemalloc.get_traced_memory()
+        peaks.append(peak - now)
+        tracemalloc.reset_peak()
+
+    def on_rank(comm):
+        tracemalloc.start()
+        try:
+            return run_loop(job, inputs, {"x": "x_next"}, 9, comm, True, ["change"], on_row)[:2]
+        finally:
+            tracemalloc.stop()
+
+    ((run, result),) = run_threads(1, on_rank)
+    expected = inputs["x"]
+    for _ in range(9):
+        expected = expected / 2 + expected[0]
+    assert np.array_equal(result.outputs["x"].gather(), expected)
+    assert max(peaks[3:]) < extent * 8 / 4
+    assert not run.step.backend.memory.blocks  # what is left belongs to the results
+
+
 def test_the_first_value_is_not_kept_beside_the_current_one(tmp_path):
     """A generated input used to stay loaded for all steps, although no step reads it again."""
     text = """

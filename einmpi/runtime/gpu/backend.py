@@ -81,6 +81,9 @@ class CupyBackend:
             if missing > 0:
                 self.cupy.empty(missing, np.uint8)  # goes back to the pool, not to the driver
 
+    def release(self) -> None:
+        self.host.release()  # CuPy has a pool of its own
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         return self.cupy.empty(shape, dtype)
 

@@ -1,0 +1,90 @@
+"""Arrays in memory of the host. That of large ones is used again, since new memory costs a page
+fault for every few kilobytes, which can take longer than to compute what is written there."""
+
+from __future__ import annotations
+
+import sys
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.kernels.prepared import address_of
+
+HostArray: TypeAlias = npt.NDArray[Any]
+Memory: TypeAlias = npt.NDArray[np.uint8]
+
+ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
+MIN_RECYCLED_BYTES = 2**18  # of an array: smaller ones are recycled well by the allocator
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> HostArray:
+    """Return a new array with any values, aligned like those of all ranks."""
+    kind = np.dtype(dtype)
+    return _array_in(np.empty(prod(shape) * kind.itemsize + ALIGNMENT, np.uint8), shape, kind)
+
+
+def _array_in(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+    return np.ndarray(shape, dtype, memory, -address_of(memory) % ALIGNMENT)
+
+
+class RecycledMemory:
+    """The memory of large arrays. It is in use as long as there is an array in it, or a view.
+
+    What is not in use any more is used for the next array of the same size. There is never more
+    memory than was in use at once.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Memory] = []  # the one that was made or used last comes last
+        self.most_in_use = 0  # bytes
+        self.idle_references = _references_of_idle_block()
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+        """Return an array like `aligned_empty`, in memory that was used before if there is any."""
+        kind = np.dtype(dtype)
+        nbytes = prod(shape) * kind.itemsize
+        if nbytes < MIN_RECYCLED_BYTES:
+            return aligned_empty(shape, dtype)
+        return _array_in(self.take(nbytes + ALIGNMENT), shape, kind)
+
+    def take(self, nbytes: int) -> Memory:
+        """Return idle memory of this size, or new memory where there is none."""
+        idle = []
+        in_use = nbytes
+        for position in range(len(self.blocks)):
+            if sys.getrefcount(self.blocks[position]) == self.idle_references:
+                idle.append(position)
+            else:
+                in_use += self.blocks[position].nbytes
+        self.most_in_use = max(self.most_in_use, in_use)
+        for position in idle:
+            if self.blocks[position].nbytes == nbytes:
+                self.blocks.append(self.blocks.pop(position))
+                return self.blocks[-1]
+        self._release_idle(idle, self.most_in_use - in_use)
+        self.blocks.append(np.empty(nbytes, np.uint8))
+        return self.blocks[-1]
+
+    def _release_idle(self, idle: list[int], most: int) -> None:
+        """Give up idle blocks, those used long ago first, until they have at most `most` bytes."""
+        total = sum(self.blocks[position].nbytes for position in idle)
+        released = []
+        for position in idle:
+            if total > most:
+                total -= self.blocks[position].nbytes
+                released.append(position)
+        for position in reversed(released):
+            del self.blocks[position]
+
+    def release(self) -> None:
+        """Give up all memory; what is in use stays with its arrays."""
+        self.blocks.clear()
+        self.most_in_use = 0
+
+
+def _references_of_idle_block() -> int:
+    """Return how many references `sys.getrefcount` counts for a block that only a list has."""
+    blocks = [np.empty(0, np.uint8)]
+    return sys.getrefcount(blocks[0])
