@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
-from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, walk
+from einmpi.graph.scalar import Arg, Call, Index, Scalar, gathers_in, walk
+from einmpi.graph.sparse_updates import is_one_number
 from einmpi.kernels.ufuncs import apply
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 from einmpi.schedule.steps import Kernel
@@ -123,19 +124,10 @@ def _conditions(einsum: EinSum, node: Scalar, holds: bool) -> list[Condition]:
     if isinstance(right, Index):
         left, right = right, left
         comparison = MIRRORED_COMPARISONS[comparison]
-    if comparison == "!=" or not isinstance(left, Index) or not _is_number(einsum, right):
+    if comparison == "!=" or not isinstance(left, Index) or not is_one_number(einsum, right):
         return []
     holds_for_nan = not holds and comparison != "=="
     return [Condition(left.label, comparison, right, holds_for_nan)]
-
-
-def _is_number(einsum: EinSum, expression: Scalar) -> bool:
-    """Return whether an expression has one value: it reads no label and no dimension."""
-    for node in walk(expression):
-        is_plain_number = isinstance(node, Arg) and einsum.operands[node.position] == ()
-        if not isinstance(node, Call | Const) and not is_plain_number:
-            return False
-    return True
 
 
 def compute_in_place(

@@ -8,7 +8,9 @@ from dataclasses import replace
 from math import prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.sparse_updates import places_filled, scattered_label
 from einmpi.kernels.partial_updates import find_partial_update
+from einmpi.planner.donation import is_sparse_update
 
 
 def with_updates_in_order(
@@ -22,26 +24,47 @@ def with_updates_in_order(
     order = list(graph.vertices)
     for name, output in carry.items():
         order = _with_late_update(graph, order, name, output, nan_checked)
+    for name, output in carry.items():
+        order = _with_update_after_its_sum(graph, order, name, output, nan_checked)
     inputs_of_outputs = {output: name for name, output in carry.items()}
     vertices = []
     for vertex in order:
         if vertex.name in inputs_of_outputs:
-            vertex = replace(vertex, changed=_elements_changed(vertex, inputs_of_outputs))
+            vertex = replace(vertex, changed=_elements_changed(graph, vertex, inputs_of_outputs))
         vertices.append(vertex)
     return replace(graph, vertices=tuple(vertices))
 
 
-def _elements_changed(vertex: Vertex, inputs_of_outputs: Mapping[str, str]) -> int | None:
+def _elements_changed(
+    graph: EinGraph, vertex: Vertex, inputs_of_outputs: Mapping[str, str]
+) -> int | None:
     """Return how many elements of a carried tensor an update changes; None if it may be all."""
-    update = find_partial_update(vertex.computed_einsum)
-    if update is None or vertex.inputs[update.operand] != inputs_of_outputs[vertex.name]:
-        return None
     einsum = vertex.computed_einsum
     extents = dict(einsum.extents)
-    for condition in update.conditions:
-        if condition.comparison == "==":
-            extents[condition.label] = 1
-    return prod(extents[label] for label in einsum.output)
+    update = find_partial_update(einsum)
+    if update is not None and vertex.inputs[update.operand] == inputs_of_outputs[vertex.name]:
+        for condition in update.conditions:
+            if condition.comparison == "==":
+                extents[condition.label] = 1
+        return prod(extents[label] for label in einsum.output)
+    for name in vertex.inputs:
+        scattered = graph[name]
+        if scattered.is_input or graph.consumers[name] != (vertex.name,):
+            continue
+        if is_sparse_update(scattered, vertex):
+            dimension = _scattered_dimension(scattered)
+            label = einsum.output[dimension]
+            extents[label] = min(extents[label], places_filled(scattered.computed_einsum))
+            return prod(extents[label] for label in einsum.output)
+    return None
+
+
+def _scattered_dimension(vertex: Vertex) -> int:
+    """Return the dimension along which values are scattered."""
+    einsum = vertex.computed_einsum
+    label = scattered_label(einsum)
+    assert label is not None
+    return einsum.output.index(label)
 
 
 def _with_late_update(
@@ -69,6 +92,33 @@ def _with_late_update(
     first = [vertex for vertex in passed if vertex.name not in dependent]
     later = [vertex for vertex in passed if vertex.name in dependent]
     return [*order[:start], *first, *later, *order[end + 1 :]]
+
+
+def _with_update_after_its_sum(
+    graph: EinGraph,
+    order: list[Vertex],
+    name: str,
+    output: str,
+    nan_checked: Collection[str],
+) -> list[Vertex]:
+    """Return the order in which the output comes right after a sum that nothing else needs.
+
+    So the sum, a gradient say, need not be kept. Nothing that comes between them now may read the
+    input, nor compute what the output needs or what must be known before the input is lost.
+    """
+    position = [vertex.name for vertex in order].index(output)
+    update = order[position]
+    start = position - 1
+    while start >= 0:
+        vertex = order[start]
+        is_last_read_here = graph.consumers[vertex.name] == (output,)
+        if vertex.einsum is not None and vertex.einsum.aggregated and is_last_read_here:
+            passed = order[start + 1 : position]
+            return [*order[: start + 1], update, *passed, *order[position + 1 :]]
+        if vertex.name in update.inputs or vertex.name in nan_checked or name in vertex.inputs:
+            return order
+        start -= 1
+    return order
 
 
 def _bytes_kept_longer(order: Sequence[Vertex], position: int) -> int:

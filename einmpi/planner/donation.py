@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.sparse_updates import find_sparse_update, places_filled, scattered_label
+from einmpi.planner import memory
 from einmpi.planner.memory import (
     Labels,
     Layouts,
@@ -15,6 +16,7 @@ from einmpi.planner.memory import (
     is_worth_blocks,
     operand_cuts,
     output_cuts,
+    row_bytes,
 )
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
@@ -108,7 +110,8 @@ def blocked_products(
     """Return large aggregates that are needed only for an update that follows them at once.
 
     Such an aggregate, the sum of W - rate * sum(…) say, is computed block by block, each of which
-    is used at once and then forgotten. `updates` are the outputs that can be written over inputs.
+    is used at once and then forgotten; a scattered one, only for the rows that get values.
+    `updates` are the outputs that can be written over inputs.
     """
     found = []
     computed = graph.computed
@@ -117,17 +120,40 @@ def blocked_products(
             continue
         if graph.is_output(vertex.name) or vertex.name in layouts or not vertex.bound:
             continue
-        cuts = output_cuts(graph, vertex.name, states[vertex.name])
-        nbytes = block_bytes(vertex, mesh, cuts)
-        row = replace(vertex, bound=(1, *vertex.bound[1:]))
-        row_cuts = [None if cut == 0 else cut for cut in cuts]
-        if not is_worth_blocks(nbytes, block_bytes(row, mesh, row_cuts)):
+        if is_partial(vertex, states):
             continue
-        if is_partial(vertex, states) or not _goes_by_rows(vertex) or not _goes_by_rows(following):
+        cuts = output_cuts(graph, vertex.name, states[vertex.name])
+        is_sparse = is_sparse_update(vertex, following)
+        if not is_sparse and not _is_large_product(vertex, following, mesh, cuts):
             continue
         if _is_updated_where_it_is(graph, mesh, following, vertex.name, states, layouts, resident):
             found.append(vertex.name)
     return tuple(found)
+
+
+def is_sparse_update(vertex: Vertex, update: Vertex) -> bool:
+    """Return whether an update changes those rows only for which a vertex adds up values.
+
+    These must be less than half of all rows, or the sums large.
+    """
+    einsum = vertex.computed_einsum
+    label = scattered_label(einsum)
+    if label is None or update.inputs.count(vertex.name) != 1:
+        return False
+    change = update.inputs.index(vertex.name)
+    if find_sparse_update(update.computed_einsum, change) is None:
+        return False
+    is_large = vertex.nbytes > 2 * memory.PRODUCT_BLOCK_BYTES
+    return is_large or 2 * places_filled(einsum) <= einsum.extent[label]
+
+
+def _is_large_product(
+    vertex: Vertex, update: Vertex, mesh: Mesh, cuts: Sequence[int | None]
+) -> bool:
+    """Return whether a vertex is worth to be computed in blocks of rows, and can be."""
+    if not _goes_by_rows(vertex) or not _goes_by_rows(update):
+        return False
+    return is_worth_blocks(block_bytes(vertex, mesh, cuts), row_bytes(vertex, mesh, cuts, 0))
 
 
 def _goes_by_rows(vertex: Vertex) -> bool:
@@ -166,8 +192,10 @@ def _is_updated_where_it_is(
         stored = layouts.get(name)
         if tensor.is_input and name not in resident:
             return False
+        if stored is None and tensor.is_input:
+            continue  # nothing else reads it, so that it is where this update needs it
         if stored is None:
-            if tensor.is_input or is_partial(tensor, states):
+            if is_partial(tensor, states):
                 return False
             stored = output_cuts(graph, name, states[name])
         if stored != operand_cuts(graph, update.name, operand, state):

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.sparse_updates import places_filled, scattered_label
 from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
@@ -22,6 +23,8 @@ ROUNDING_BYTES = 16  # that the share of each rank in a message buffer may be ro
 
 PRODUCT_BLOCK_BYTES = 2**25  # of a product that is added to a carried tensor block by block
 LEAST_BLOCK_ROWS = 64  # with fewer, a product would take longer
+SPARSE_BLOCK_BYTES = 2**23  # of the rows of a carried tensor that are changed at a time
+INDEX_BYTES = 8
 
 Labels = Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
 Layouts = Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
@@ -53,6 +56,20 @@ def rows_of_block(row_bytes: int) -> int:
 def is_worth_blocks(nbytes: int, row_bytes: int) -> bool:
     """Return whether to compute a product of this size block by block."""
     return nbytes > 2 * PRODUCT_BLOCK_BYTES and rows_of_block(row_bytes) >= LEAST_BLOCK_ROWS
+
+
+def rows_of_sparse_block(places: int, row_bytes: int) -> int:
+    """Return how many rows are changed at a time, if at most `places` rows are to be changed."""
+    return max(1, min(places, SPARSE_BLOCK_BYTES // max(1, row_bytes)))
+
+
+def sparse_update_bytes(places: int, row_bytes: int) -> int:
+    """Return the bytes that an update of at most `places` rows needs beside the tensor.
+
+    These are a block of sums, the rows that they are added to, and where each value goes: as its
+    index, as the number of its row among those that change, and both again for one block.
+    """
+    return 2 * rows_of_sparse_block(places, row_bytes) * row_bytes + 4 * places * INDEX_BYTES
 
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -165,7 +182,7 @@ def bytes_at_vertices(
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
         if vertex.name in blocked:
-            made = PRODUCT_BLOCK_BYTES
+            made = _bytes_of_blocks(vertex, mesh, cuts)
         gathered += gathered_before
         final = 0  # bytes of the result in its layout, if it moves there
         final_buffers = 0
@@ -197,6 +214,24 @@ def bytes_at_vertices(
             if name not in resident:
                 present -= stored.pop(name, 0)
     return needed
+
+
+def _bytes_of_blocks(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
+    """Return the memory for a vertex that is computed block by block, for an update."""
+    einsum = vertex.computed_einsum
+    label = scattered_label(einsum)
+    if label is None:
+        return PRODUCT_BLOCK_BYTES
+    dimension = einsum.output.index(label)
+    return sparse_update_bytes(places_filled(einsum), row_bytes(vertex, mesh, cuts, dimension))
+
+
+def row_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None], dimension: int) -> int:
+    """Return the bytes that a rank has of a tensor for one index of a dimension."""
+    bound = list(vertex.bound)
+    bound[dimension] = 1
+    other_cuts = [None if cut == dimension else cut for cut in cuts]
+    return block_bytes(replace(vertex, bound=tuple(bound)), mesh, other_cuts)
 
 
 def _operand_bytes(

@@ -86,6 +86,12 @@ class Backend(Protocol):
     def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None:
         """Aggregate `packed` into a region of an array."""
 
+    def take_rows(self, array: Array, dimension: int, rows: HostArray, taken: Array) -> None:
+        """Copy what an array has at some indices of a dimension to the first indices of `taken`."""
+
+    def put_rows(self, taken: Array, array: Array, dimension: int, rows: HostArray) -> None:
+        """Copy the first indices of `taken` to these indices of a dimension of an array."""
+
     def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None:
         """Compute a kernel."""
 
@@ -171,6 +177,16 @@ class NumpyBackend:
                 if not is_view:
                     target[there] = part
 
+    def take_rows(
+        self, array: HostArray, dimension: int, rows: HostArray, taken: HostArray
+    ) -> None:
+        # Without a mode other than "raise", numpy makes a copy first.
+        np.take(array, rows, dimension, first_rows(taken, dimension, len(rows)), mode="clip")
+
+    def put_rows(self, taken: HostArray, array: HostArray, dimension: int, rows: HostArray) -> None:
+        every = (slice(None),) * dimension
+        array[(*every, rows)] = first_rows(taken, dimension, len(rows))
+
     def compute_kernel(
         self, step: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> None:
@@ -194,6 +210,11 @@ class NumpyBackend:
     def forget_inputs(self) -> None: ...
 
     def wait(self) -> None: ...
+
+
+def first_rows(array: Array, dimension: int, count: int) -> Array:
+    """Return a view of the first indices of a dimension."""
+    return array[(slice(None),) * dimension + (slice(0, count),)]
 
 
 def as_region(packed: Array, region: Region) -> Array:
@@ -258,6 +279,10 @@ class ShapeBackend:
     def unpack(self, packed: Array, array: Array, region: Region) -> None: ...
 
     def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None: ...
+
+    def take_rows(self, array: Array, dimension: int, rows: HostArray, taken: Array) -> None: ...
+
+    def put_rows(self, taken: Array, array: Array, dimension: int, rows: HostArray) -> None: ...
 
     def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None: ...
 

@@ -15,8 +15,9 @@ from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.passes import compute_in_passes
+from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
-from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
@@ -148,7 +149,10 @@ def _compute_blocked_update(
     step: BlockedUpdate, buffers: Buffers, _: Comm, __: InputSource
 ) -> None:
     try:
-        compute_blocked_update(step, buffers)
+        if isinstance(step, SparseBlockedUpdate):
+            compute_sparse_update(step, buffers)
+        else:
+            compute_blocked_update(step, buffers)
     except KERNEL_ERRORS as error:
         raise _named(step.update, error) from error
 
@@ -196,6 +200,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Group: _compute_group,
     Passes: _compute_in_passes,
     BlockedUpdate: _compute_blocked_update,
+    SparseBlockedUpdate: _compute_blocked_update,
     Store: _store,
     Free: lambda step, buffers, *_: buffers.free(step.slot),
     Reuse: _reuse,

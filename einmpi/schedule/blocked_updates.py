@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from einmpi.planner.memory import rows_of_block
+from einmpi.graph.sparse_updates import (
+    SparseUpdate,
+    find_sparse_update,
+    places_filled,
+    scattered_label,
+    with_given_places,
+)
+from einmpi.planner.memory import rows_of_block, rows_of_sparse_block, sparse_update_bytes
 from einmpi.schedule.regions import Region, one_run, whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, Slots
@@ -82,6 +89,78 @@ class BlockedUpdate(Step):
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class SparseBlockedUpdate(BlockedUpdate):
+    """Compute the sums of those rows only that values are scattered to, and update these rows.
+
+    A row is all that has one index of the scattered label.
+    """
+
+    @cached_property
+    def label(self) -> str:
+        """The scattered label, as the product calls it."""
+        label = scattered_label(self.product.einsum)
+        assert label is not None
+        return label
+
+    @cached_property
+    def dimension(self) -> int:
+        """The dimension of the scattered label in the tensor."""
+        return self.product.einsum.output.index(self.label)
+
+    @cached_property
+    def form(self) -> SparseUpdate:
+        """Which operand of the update is changed, and by what."""
+        change = self.update.operands.index(self.product.target)
+        form = find_sparse_update(self.update.einsum, change)
+        assert form is not None
+        return form
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows of this rank get values at most."""
+        return places_filled(self.product.einsum)
+
+    @property
+    def row_bytes(self) -> int:
+        slot = self.product.target
+        return slot.nbytes // max(1, slot.shape[self.dimension])
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows of a block."""
+        return rows_of_sparse_block(self.most_rows, self.row_bytes)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The extents of a block of sums, and of the rows that they are added to."""
+        shape = list(self.product.target.shape)
+        shape[self.dimension] = self.rows
+        return tuple(shape)
+
+    @cached_property
+    def block_kernels(self) -> tuple[Kernel, Kernel]:
+        """Both kernels for the rows of a block.
+
+        The first has a further operand: which of these rows each value goes to.
+        """
+        product = self.product
+        index = tuple((label, runs) for label, runs in product.index if label != self.label)
+        einsum = with_given_places(product.einsum, self.rows)
+        label = self.update.einsum.output[self.dimension]
+        update = self.update.restricted_to({label: one_run(0, self.rows)})
+        return replace(product, einsum=einsum, index=index), update
+
+    @property
+    def working_bytes(self) -> int:
+        return sparse_update_bytes(self.most_rows, self.row_bytes)
+
+    def __str__(self) -> str:
+        lines = [f"together, only for {self.label} that get values, {self.rows} at a time:"]
+        lines += [f"  {kernel}" for kernel in self.kernels]
+        return "\n".join(lines)
+
+
 def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedule:
     """Return the schedule with the kernels of these vertices computed together with the next one.
 
@@ -98,7 +177,9 @@ def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedu
             product = step
             products.add(step.target)
         elif product is not None and isinstance(step, Kernel):
-            steps += [BlockedUpdate(product, step), *freed]
+            is_sparse = product.einsum.segments is not None
+            kind = SparseBlockedUpdate if is_sparse else BlockedUpdate
+            steps += [kind(product, step), *freed]
             product = None
             freed = []
         elif product is not None and step.frees:

@@ -14,19 +14,21 @@ from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.loops.planning import plan_loop
 from einmpi.loops.running import LoopRun
-from einmpi.planner import memory
-from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.planner import donation, memory
+from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.steps import Group
 from einmpi.schedule.verify import verify
 
 
-def run_loop(job, inputs, carry, steps, comm, donate=True, record=(), on_row=None, written=None):
+def run_loop(
+    job, inputs, carry, steps, comm, donate=True, record=(), on_row=None, written=None, pin=None
+):
     """Run a loop on this rank, with updates in place or without; return what ran and its result."""
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
-    run = LoopRun(job, loop, comm, options_of(job), on_row=on_row)
+    run = LoopRun(job, loop, comm, options_of(job, pin=pin), on_row=on_row)
     run.step.options = replace(run.step.options, donate=donate)
     if written is not None:
         count_writes(run.step.backend, written)
@@ -45,11 +47,11 @@ def count_writes(backend, written):
     backend.compute_kernel = counting
 
 
-def on_ranks(ranks, job, inputs, carry, steps, donate=True, record=()):
+def on_ranks(ranks, job, inputs, carry, steps, donate=True, record=(), pin=None):
     """Run a loop on threads; return its results, the plan of a step, and the measured peaks."""
 
     def on_rank(comm):
-        run, result = run_loop(job, inputs, carry, steps, comm, donate, record)
+        run, result = run_loop(job, inputs, carry, steps, comm, donate, record, pin=pin)
         gathered = {name: array.gather() for name, array in result.outputs.items()}
         return gathered, run.plan, run.schedule, run.measured
 
@@ -477,3 +479,225 @@ def test_nan_in_an_update_by_blocks(small_blocks):
     inputs["D"][0, 0] = np.nan
     with pytest.raises(einmpi.EinmpiError, match=r"nan in step 0, in loss; .*: P"):
         on_ranks(2, job, inputs, {"W": "W_next"}, 3, True, ["loss"])
+
+
+# ---- updates of some rows ------------------------------------------------------------------------
+
+SCATTERED = """
+H[b,j] = sum[k](v[b,k] * W[at[b,k],j])
+D[b,j] = H[b,j] - T[b,j]
+loss = sum(D[b,j]**2)
+G[at[b,k]:n, j] = sum(D[b,j] * v[b,k])
+W_next[i,j] = {update}
+"""
+
+
+def scattered_inputs(rows, columns, batch, values, seed=0, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    return {
+        "W": rng.normal(size=(rows, columns)).astype(dtype),
+        "T": rng.normal(size=(batch, columns)).astype(dtype),
+        "v": rng.normal(size=(batch, values)).astype(dtype),
+        "at": rng.integers(0, rows, (batch, values)),
+        "rate": np.array(0.01, dtype),
+    }
+
+
+def scattered_job(inputs, update="W[i,j] - rate * G[i,j]"):
+    return einmpi.program(
+        SCATTERED.format(update=update), n=len(inputs["W"]), dtype=inputs["W"].dtype.name, **inputs
+    )
+
+
+def scattered_by_numpy(inputs, steps, factor):
+    W = inputs["W"].copy()
+    for _ in range(steps):
+        D = np.einsum("bk,bkj->bj", inputs["v"], W[inputs["at"]]) - inputs["T"]
+        G = np.zeros_like(W)
+        np.add.at(G, inputs["at"], D[:, None, :] * inputs["v"][:, :, None])
+        W = W + factor * G
+    return W
+
+
+def is_sparse(schedules):
+    """Return whether every rank that does anything updates some rows only."""
+    kinds = []
+    for schedule in schedules:
+        if schedule.steps:
+            kinds.append(any(isinstance(step, SparseBlockedUpdate) for step in schedule.steps))
+    return all(kinds)
+
+
+@pytest.mark.parametrize("cut", [None, "rows", "columns"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6, 9])
+def test_rows_that_get_values_are_updated(ranks, cut):
+    """Whatever the cut of the weights, the bits are those of whole gradients."""
+    inputs = scattered_inputs(rows=200, columns=18, batch=5, values=4)
+    job = scattered_job(inputs)
+    expected = scattered_by_numpy(inputs, 3, -0.01)
+    pins = None
+    if cut is not None:
+        pins = {"W": {"rows": (ranks, 1), "columns": (1, ranks)}[cut]}
+    bits = []
+    for donate in (True, False):
+        found, plan, schedules = on_ranks(
+            ranks, job, inputs, {"W": "W_next"}, 3, donate, ["loss"], pins
+        )
+        np.testing.assert_allclose(found["W"], expected, rtol=1e-12)
+        bits.append(found["W"].tobytes())
+        assert plan.blocked == ("G",)
+        assert is_sparse(schedules)
+        if cut is not None and ranks > 1:
+            assert plan.parts("W_next")[{"rows": "i", "columns": "j"}[cut]] == ranks
+        assert "G is computed for the rows that change" in str(plan)
+    assert bits[0] == bits[1]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 60),
+    columns=st.integers(1, 4),
+    batch=st.integers(0, 5),
+    values=st.integers(0, 4),
+    ranks=st.sampled_from([1, 2, 3, 5]),
+    block=st.sampled_from([1, 64, 2**23]),
+    dtype=st.sampled_from(["float64", "float32", "float16", "bfloat16", "complex64"]),
+    update=st.sampled_from(
+        [
+            "W[i,j] - rate * G[i,j]",
+            "W[i,j] - G[i,j] / 100",
+            "W[i,j] + rate * G[i,j]",  # changes the sign of -0.0 everywhere
+            "W[i,j] - (-rate) * G[i,j]",
+            "W[i,j] - 1 / (rate - rate) * G[i,j]",  # nan everywhere
+            "-rate * (2 * G[i,j]) + W[i,j]",
+        ]
+    ),
+    outside=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_bits_of_scattered_updates(
+    rows, columns, batch, values, ranks, block, dtype, update, outside, seed
+):
+    """The same as without updates in place, and as with whole gradients."""
+    inputs = scattered_inputs(rows, columns, batch, values, seed, dtype)
+    inputs["W"][::2] *= -0.0
+    text = f"G[at[b,k]:n, j] = sum(T[b,j] * v[b,k] * c)\nW_next[i,j] = {update}\nc_next = c / 2"
+    inputs["c"] = np.array(1, dtype)
+    if outside and batch * values:
+        inputs["at"][0, 0] = rows  # goes nowhere
+    job = einmpi.program(text, n=rows, dtype=dtype, **inputs)
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    carry = {"W": "W_next", "c": "c_next"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(memory, "SPARSE_BLOCK_BYTES", block)
+        found = []
+        for donate in (True, False):
+            found.append(on_ranks(ranks, job, used, carry, 2, donate))
+        patched.setattr(donation, "is_sparse_update", lambda *_: False)
+        found.append(on_ranks(ranks, job, used, carry, 2))
+    assert found[2][1].blocked == ()
+    for outputs, _, _ in found[:2]:
+        assert outputs["W"].tobytes() == found[2][0]["W"].tobytes()
+
+
+def test_columns_that_get_values_are_updated():
+    rng = np.random.default_rng(1)
+    inputs = {"W": rng.normal(size=(3, 50)), "v": rng.normal(size=(3, 7)), "at": np.arange(7) * 5}
+    text = "G[j, at[b]:n] = sum(v[j,b] * W[j,at[b]])\nW_next[j,i] = W[j,i] - 0.5 * G[j,i]"
+    job = einmpi.program(text, n=50, **inputs)
+    expected = inputs["W"].copy()
+    for _ in range(2):
+        expected[:, inputs["at"]] -= 0.5 * inputs["v"] * expected[:, inputs["at"]]
+    for ranks in (1, 2, 3, 5):
+        found, plan, _ = on_ranks(ranks, job, inputs, {"W": "W_next"}, 2)
+        assert plan.blocked == ("G",)
+        np.testing.assert_allclose(found["W"], expected, rtol=1e-14)
+
+
+def test_only_rows_that_get_values_are_touched():
+    """Neither allocations nor kernels grow with the number of rows."""
+    written_by_rows = []
+    peaks_by_rows = []
+    for rows in (20_000, 200_000):
+        inputs = scattered_inputs(rows, columns=16, batch=16, values=8)
+        job = scattered_job(inputs)
+        written = {}
+        peaks = []
+
+        def on_row(number, row, peaks=peaks):
+            now, peak = tracemalloc.get_traced_memory()
+            peaks.append(peak - now)
+            tracemalloc.reset_peak()
+
+        def on_rank(comm, job=job, inputs=inputs, written=written, on_row=on_row):
+            tracemalloc.start()
+            try:
+                return run_loop(
+                    job, inputs, {"W": "W_next"}, 6, comm, True, ["loss"], on_row, written
+                )[0]
+            finally:
+                tracemalloc.stop()
+
+        (run,) = run_threads(1, on_rank)
+        assert run.plan.in_place == {"W": "W_next"}
+        weights = rows * 16 * 8
+        assert run.plan.peak < weights + 2**18
+        written_by_rows.append(written["G"] + written["W_next"])
+        peaks_by_rows.append(max(peaks[2:]))
+    assert written_by_rows[0] == written_by_rows[1] == 6 * 2 * 16 * 8 * 16
+    assert max(peaks_by_rows) < 2**18 < 20_000 * 16 * 8 / 4
+
+
+def test_operations_of_rows_that_get_values():
+    inputs = scattered_inputs(rows=5000, columns=4, batch=5, values=4)
+    job = scattered_job(inputs)
+    _, plan, _ = on_ranks(1, job, inputs, {"W": "W_next"}, 1)
+    assert plan.graph["W_next"].operations() == 5 * 4 * 4 * 2
+    assert plan.graph.operations() < 5 * 4 * 4 * 20
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "0.9 * W[i,j] - rate * G[i,j]",  # every row
+        "W[i,j] - rate * (G[i,j] + 0.1 * W[i,j])",
+        "W[i,j] - rate * abs(G[i,j])",
+        "rate * G[i,j] - W[i,j]",
+        "W[i,j] - rate * G[i,j] * i",
+    ],
+)
+def test_other_updates_are_computed_for_every_row(update):
+    inputs = scattered_inputs(rows=200, columns=2, batch=5, values=4)
+    _, plan, _ = on_ranks(1, scattered_job(inputs, update), inputs, {"W": "W_next"}, 1)
+    assert plan.blocked == ()
+    assert plan.graph["W_next"].changed is None
+
+
+def test_a_gradient_that_something_else_needs_is_whole():
+    inputs = scattered_inputs(rows=200, columns=2, batch=5, values=4)
+    text = SCATTERED.format(update="W[i,j] - rate * G[i,j]") + "steepness = sum(G[i,j]**2)"
+    job = einmpi.program(text, n=200, **inputs)
+    _, plan, _ = on_ranks(2, job, inputs, {"W": "W_next"}, 2)
+    assert plan.blocked == ()
+
+
+def test_a_rank_that_fails_in_a_sparse_update(monkeypatch):
+    """An index that is out of range is an error of the forward pass, on all ranks."""
+    inputs = scattered_inputs(rows=200, columns=4, batch=5, values=4)
+    inputs["at"][2, 1] = 200
+    with pytest.raises(einmpi.EinmpiError, match="out of range; expected 0 to 199"):
+        on_ranks(3, scattered_job(inputs), inputs, {"W": "W_next"}, 2)
+
+
+def test_gradients_come_right_before_their_updates():
+    """Statements between a sum and its update no longer keep the sum in memory."""
+    text = "D[b,j] = sum(X[b,i] * W[i,j])\nE[b,i] = sum(D[b,j] * V[j,i])\n"
+    text += "G[i,j] = sum(X[b,i] * D[b,j])\nF[j,i] = sum(D[b,j] * E[b,i])\n"
+    text += "V_next[j,i] = V[j,i] - F[j,i]\nW_next[i,j] = W[i,j] - G[i,j]"
+    job = einmpi.program(text, X=(4, 30), W=(30, 20), V=(20, 30))
+    inputs = {name: np.ones(job.graph[name].bound) for name in ("X", "W", "V")}
+    carry = {"W": "W_next", "V": "V_next"}
+    _, plan, _ = on_ranks(1, job, inputs, carry, 2)
+    assert [vertex.name for vertex in plan.graph.computed] == [
+        *("D", "E", "G", "W_next", "F", "V_next")
+    ]

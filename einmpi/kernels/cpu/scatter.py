@@ -146,7 +146,7 @@ def _fill_totals(scatter: Scatter, rule: Aggregation, totals: Array, threads: in
         halve_step(steps, label, CHUNK_PLACES)
     for box in boxes(extent, steps):
         chunk = scatter.part(box)
-        places = _places(chunk)
+        places = scatter_places(chunk)
         target = totals[tuple(box.get(label, slice(None)) for label in chunk.einsum.output)]
         if threads > 0:
             add_by_loops(
@@ -181,7 +181,7 @@ def _take_masked(scatter: Scatter, rule: Aggregation, totals: Array, masked: Any
 # ---- places -------------------------------------------------------------------------------------
 
 
-def _places(scatter: Scatter) -> list[Array]:
+def scatter_places(scatter: Scatter) -> list[Array]:
     """Return where values go: for each scattered label the positions, with an axis for each label
     that indices depend on. A value for which the first position is none of the label's goes
     nowhere.

@@ -221,7 +221,11 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
             )
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
-    in_blocks = [f"{name} is computed in blocks" for name in plan.blocked]
+    in_blocks = []
+    for name in plan.blocked:
+        is_scattered = plan.graph[name].computed_einsum.segments is not None
+        how = "for the rows that change" if is_scattered else "in blocks"
+        in_blocks.append(f"{name} is computed {how}")
     return "; ".join([updated, *in_blocks, *others])
 
 

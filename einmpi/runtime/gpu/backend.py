@@ -21,7 +21,7 @@ from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.kernels.views import view_operands
-from einmpi.runtime.backend import NumpyBackend, as_region, region_indices
+from einmpi.runtime.backend import NumpyBackend, as_region, first_rows, region_indices
 from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
@@ -185,6 +185,18 @@ class CupyBackend:
         return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)
 
     # ---- kernels --------------------------------------------------------------------------------
+
+    def take_rows(
+        self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
+    ) -> None:
+        positions = self.cupy.asarray(rows)
+        first_rows(taken, dimension, len(rows))[...] = self.cupy.take(array, positions, dimension)
+
+    def put_rows(
+        self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray
+    ) -> None:
+        every = (slice(None),) * dimension
+        array[(*every, self.cupy.asarray(rows))] = first_rows(taken, dimension, len(rows))
 
     def compute_kernel(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray

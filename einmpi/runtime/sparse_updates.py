@@ -1,0 +1,103 @@
+"""Updates of those rows of a tensor only that a scattered sum has values for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.scalar import Arg, walk
+from einmpi.kernels.cpu.scatter import Scatter, scatter_places
+from einmpi.kernels.operands import operands_read
+from einmpi.kernels.ufuncs import apply
+from einmpi.runtime.backend import Array, HostArray
+from einmpi.runtime.buffers import Buffers
+from einmpi.schedule.blocked_updates import SparseBlockedUpdate
+from einmpi.schedule.regions import indices
+
+
+def compute_sparse_update(step: SparseBlockedUpdate, buffers: Buffers) -> None:
+    """Add up the values of each row that gets any, and update these rows, block by block."""
+    backend = buffers.backend
+    target = buffers.make(step.update.target)
+    old = buffers[step.update.operands[step.form.old]]
+    if old is not target:
+        target[...] = old
+    places = _places(step, buffers)
+    product, update = step.block_kernels
+    product_operands = [buffers[slot] for slot in step.product.operands]
+    update_operands = [_array_or_none(buffers, slot) for slot in step.update.operands]
+    dtype = step.product.target.dtype
+    changed_dtype = step.update.target.dtype
+    with (
+        buffers.counted(backend.allocate(step.block_shape, dtype)) as sums,
+        buffers.counted(backend.allocate(step.block_shape, changed_dtype)) as changed,
+        buffers.counted(backend.allocate(places.shape, "int64")) as block_places,
+    ):
+        update_operands[step.form.change] = sums
+        update_operands[step.form.old] = changed
+        for rows, numbers in _blocks_of_rows(step, buffers, places):
+            backend.from_host(numbers, block_places)
+            backend.compute_kernel(product, [*product_operands, block_places], sums)
+            backend.take_rows(target, step.dimension, rows, changed)
+            backend.compute_kernel(update, update_operands, changed)
+            backend.put_rows(changed, target, step.dimension, rows)
+
+
+def _array_or_none(buffers: Buffers, slot: Any) -> Array:
+    return buffers[slot] if slot.name in buffers else None
+
+
+def _places(step: SparseBlockedUpdate, buffers: Buffers) -> HostArray:
+    """Return the row of this rank that each value goes to; others are none of its rows."""
+    kernel = step.product
+    segments = kernel.einsum.segments
+    assert segments is not None
+    needed = operands_read(segments.indices, segments.operands)
+    operands: list[Any] = []
+    for number, slot in enumerate(kernel.operands):
+        operands.append(buffers.backend.to_host(buffers[slot]) if number in needed else None)
+    for operand, dimension, runs in kernel.select:
+        if operands[operand] is not None:
+            operands[operand] = np.take(operands[operand], indices(runs), axis=dimension)
+    index = {label: indices(runs) for label, runs in kernel.index}
+    (places,) = scatter_places(Scatter(kernel.einsum, segments, tuple(operands), index))
+    return np.asarray(places)
+
+
+def _blocks_of_rows(
+    step: SparseBlockedUpdate, buffers: Buffers, places: HostArray
+) -> Iterator[tuple[HostArray, HostArray]]:
+    """Yield the rows of each block, and to which of these rows values go.
+
+    These are the rows that get values. Only if the others change too, as by 0 × inf, all rows.
+    """
+    extent = step.product.target.shape[step.dimension]
+    if _changes_without_values(step, buffers):
+        for start in range(0, extent, step.rows):
+            yield np.arange(start, min(start + step.rows, extent)), places - start
+        return
+    is_inside = (places >= 0) & (places < extent)
+    rows = np.unique(places[is_inside])
+    numbers = np.where(is_inside, np.searchsorted(rows, places), -1)
+    for start in range(0, len(rows), step.rows):
+        yield rows[start : start + step.rows], numbers - start
+
+
+def _changes_without_values(step: SparseBlockedUpdate, buffers: Buffers) -> bool:
+    """Return whether the update changes a row whose sums are 0, if only the sign of a zero."""
+    form = step.form
+    values: list[Any] = [None] * len(step.update.operands)
+    for node in walk(form.multiple):
+        if isinstance(node, Arg) and node.position != form.change:
+            array = buffers[step.update.operands[node.position]]
+            values[node.position] = np.asarray(buffers.backend.to_host(array)).reshape(())
+    values[form.change] = np.zeros((), step.product.target.dtype)
+    negative_zero = -np.zeros((), step.update.target.dtype)
+    with np.errstate(all="ignore"):
+        multiple = apply(form.multiple, values, {})
+        is_added = form.operation == "+"
+        result = negative_zero + multiple if is_added else negative_zero - multiple
+    result = np.asarray(result).astype(step.update.target.dtype)
+    return bool(result.tobytes() != negative_zero.tobytes())
