@@ -132,6 +132,14 @@ class EinSum:
             total += _steps(index) * prod(extent[label] for label in own_labels)
         return total
 
+    def is_one_number(self, expression: Scalar) -> bool:
+        """Return whether an expression over Args has one value: it reads no label, no dimension."""
+        for node in walk(expression):
+            is_plain_number = isinstance(node, Arg) and self.operands[node.position] == ()
+            if not isinstance(node, Call | Const) and not is_plain_number:
+                return False
+        return True
+
     @cached_property
     def segments(self) -> Segments | None:
         """What Y[k,f] ← ⊕[e](where(dst[e] == k, X[e,f], neutral)) scatters, None for all else."""

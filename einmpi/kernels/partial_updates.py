@@ -17,7 +17,6 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.scalar import Arg, Call, Index, Scalar, gathers_in, walk
-from einmpi.graph.sparse_updates import is_one_number
 from einmpi.kernels.ufuncs import apply
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 from einmpi.schedule.steps import Kernel
@@ -124,7 +123,7 @@ def _conditions(einsum: EinSum, node: Scalar, holds: bool) -> list[Condition]:
     if isinstance(right, Index):
         left, right = right, left
         comparison = MIRRORED_COMPARISONS[comparison]
-    if comparison == "!=" or not isinstance(left, Index) or not is_one_number(einsum, right):
+    if comparison == "!=" or not isinstance(left, Index) or not einsum.is_one_number(right):
         return []
     holds_for_nan = not holds and comparison != "=="
     return [Condition(left.label, comparison, right, holds_for_nan)]

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.sparse_updates import find_sparse_update, places_filled, scattered_label
 from einmpi.planner import memory
 from einmpi.planner.memory import (
     Labels,
@@ -20,6 +19,7 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
+from einmpi.planner.sparse_updates import find_sparse_update, places_filled, scattered_label
 
 
 def updatable_in_place(

@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.sparse_updates import places_filled, scattered_label
 from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
 from einmpi.planner.moving.halo_counts import most_needed, most_needed_bound
+from einmpi.planner.sparse_updates import places_filled, scattered_label
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
 LEAST_MESSAGE_BUFFER_BYTES = 256

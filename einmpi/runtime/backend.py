@@ -184,8 +184,8 @@ class NumpyBackend:
         np.take(array, rows, dimension, first_rows(taken, dimension, len(rows)), mode="clip")
 
     def put_rows(self, taken: HostArray, array: HostArray, dimension: int, rows: HostArray) -> None:
-        every = (slice(None),) * dimension
-        array[(*every, rows)] = first_rows(taken, dimension, len(rows))
+        place: tuple[Any, ...] = (*(slice(None),) * dimension, rows)
+        array[place] = first_rows(taken, dimension, len(rows))
 
     def compute_kernel(
         self, step: Kernel, operands: Sequence[HostArray], target: HostArray

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from einmpi.graph.sparse_updates import (
+from einmpi.planner.memory import rows_of_block, rows_of_sparse_block, sparse_update_bytes
+from einmpi.planner.sparse_updates import (
     SparseUpdate,
     find_sparse_update,
     places_filled,
     scattered_label,
     with_given_places,
 )
-from einmpi.planner.memory import rows_of_block, rows_of_sparse_block, sparse_update_bytes
 from einmpi.schedule.regions import Region, one_run, whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, Slots

@@ -20,7 +20,9 @@ def kinds_of_steps(base=Step):
     """All classes of steps, without those that only others derive from."""
     found = set()
     for kind in base.__subclasses__():
-        found |= kinds_of_steps(kind) if kind is SlotStep else {kind}
+        found |= kinds_of_steps(kind)
+        if kind is not SlotStep:
+            found.add(kind)
     return found
 
 

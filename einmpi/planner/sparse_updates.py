@@ -8,7 +8,7 @@ from math import prod
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, walk
+from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar
 from einmpi.graph.segments import used_labels
 
 
@@ -63,20 +63,11 @@ def _is_multiple(einsum: EinSum, node: Scalar, change: int) -> bool:
             return _is_multiple(einsum, inner, change)
         case Call("*", (left, right)):
             if _is_multiple(einsum, left, change):
-                return is_one_number(einsum, right)
-            return is_one_number(einsum, left) and _is_multiple(einsum, right, change)
+                return einsum.is_one_number(right)
+            return einsum.is_one_number(left) and _is_multiple(einsum, right, change)
         case Call("/", (left, right)):
-            return _is_multiple(einsum, left, change) and is_one_number(einsum, right)
+            return _is_multiple(einsum, left, change) and einsum.is_one_number(right)
     return False
-
-
-def is_one_number(einsum: EinSum, expression: Scalar) -> bool:
-    """Return whether an expression has one value: it reads no label and no dimension."""
-    for node in walk(expression):
-        is_plain_number = isinstance(node, Arg) and einsum.operands[node.position] == ()
-        if not isinstance(node, Call | Const) and not is_plain_number:
-            return False
-    return True
 
 
 def scattered_label(einsum: EinSum) -> str | None:
