@@ -21,6 +21,15 @@ from einmpi.schedule.regions import indices
 _alive: list[Any] = []  # keeps all memory: a late copy must not write into a newer array
 
 
+def _pointer(values):
+    """The address of an array, and that of the memory that it is a part of."""
+    whole = values
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    memory = types.SimpleNamespace(ptr=whole.ctypes.data)
+    return types.SimpleNamespace(ptr=values.ctypes.data, mem=memory)
+
+
 class ndarray:
     """An array on the device."""
 
@@ -37,7 +46,7 @@ class ndarray:
     nbytes = property(lambda self: self.values.nbytes)
     strides = property(lambda self: self.values.strides)
     flags = property(lambda self: self.values.flags)
-    data = property(lambda self: types.SimpleNamespace(ptr=self.values.ctypes.data))
+    data = property(lambda self: _pointer(self.values))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -80,6 +80,23 @@ PROGRAMS = {
     "stop": ("loss = sum(stop(x[i]) * x[i] * w[i])", {"x": (5,), "w": (5,)}),
     "casts": ("loss = sum(float64(x[i]) * i + int64(3 * x[i]) * x[i])", {"x": (5,)}),
     # ---- macros
+    "softmax_by_hand": (
+        "E[i,j] = exp(X[i,j] / 3 - v[j]); s[i] = sum(E[i,k]); P[j,i] = E[i,j] / s[i];"
+        "loss = sum(P[j,i] * W[i,j]) + sum(E[i,j]**2) / 9 + sum(log(s[i]))",
+        {"X": (4, 5), "v": (5,), "W": (4, 5)},
+    ),
+    "softmax_of_two": (
+        "P[a,i,j] = softmax[i,j](X[a,i,j]); loss = sum(P[a,i,j] * W[i,j,a])",
+        {"X": (2, 3, 4), "W": (3, 4, 2)},
+    ),
+    "computed_factors": (
+        "Y[b,l] = sum(tanh(X[b,h]) * X[b,h] * exp(-W[h,l]) / 3); loss = sum(Y[b,l]**2)",
+        {"X": (4, 5), "W": (5, 3)},
+    ),
+    "scaled_factors": (
+        "Y[b,l] = sum(-(sigmoid(X[b,h]) * v[b]) * W[h,l] * s); loss = sum(Y[b,l]**2)",
+        {"X": (4, 5), "W": (5, 3), "v": (4,), "s": ()},
+    ),
     "softmax": (
         "P[i,j] = softmax[j](X[i,j]); loss = sum(P[i,j] * W[i,j])",
         {"X": (3, 4), "W": (3, 4)},

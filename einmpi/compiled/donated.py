@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any
@@ -38,25 +39,25 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
     These are DistArrays that share no memory with another input. Arrays and datasets stay as they
     are.
     """
+    on_devices: Counter[int] = Counter()  # the addresses of all arrays that GPUs have
+    on_host: dict[str, Any] = {}
+    for name, array in given.items():
+        block: Any = array.local if isinstance(array, DistArray) else array
+        if is_device_array(block):
+            on_devices[block.data.mem.ptr] += 1
+        elif is_array(block):
+            on_host[name] = block
     found = set()
     for name in names:
         array = given.get(name)
         if not isinstance(array, DistArray):
             continue
-        others = [other for other_name, other in given.items() if other_name != name]
-        if not any(_may_share_memory(array.local, other) for other in others):
+        own: Any = array.local
+        if is_device_array(own):
+            is_shared = on_devices[own.data.mem.ptr] > 1
+        else:
+            others = [block for other_name, block in on_host.items() if other_name != name]
+            is_shared = any(np.may_share_memory(own, block) for block in others)
+        if not is_shared:
             found.add(name)
     return found
-
-
-def _may_share_memory(local: Any, other: Any) -> bool:
-    """Return whether a block may share memory with another input."""
-    if isinstance(other, DistArray):
-        other = other.local
-    if not is_array(other):
-        return False
-    if is_device_array(local) and is_device_array(other):
-        return bool(local.data.mem.ptr == other.data.mem.ptr)
-    if is_device_array(local) or is_device_array(other):
-        return False
-    return np.may_share_memory(local, other)

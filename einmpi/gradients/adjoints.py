@@ -16,6 +16,8 @@ from einmpi.gradients.expressions import (
     under_conditions,
     with_guarded_indices,
 )
+from einmpi.gradients.factors import computed_factors, with_elements
+from einmpi.gradients.softmax import Softmax, find_softmax
 from einmpi.gradients.sweep import Sweep
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import infer
@@ -50,13 +52,20 @@ class Adjoints:
     """Adjoint vertices, which are added to `known` one after another.
 
     `names` are those in use, of tensors and labels. What tensors are sent is kept until their
-    adjoints are asked for.
+    adjoints are asked for. The adjoints of `parameters` are asked for in any case.
     """
 
-    def __init__(self, known: dict[str, Vertex], names: Names, places: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        known: dict[str, Vertex],
+        names: Names,
+        places: tuple[str, ...],
+        parameters: Collection[str] = (),
+    ) -> None:
         self.known = known
         self.names = names
         self.places = places
+        self.parameters = frozenset(parameters)
         self._sent: dict[str, list[Contribution]] = {}
 
     # ---- types ----------------------------------------------------------------------------------
@@ -165,16 +174,89 @@ class Adjoints:
             return
         expression = reopen(einsum, vertex.inputs)
         sweep = Sweep(self.kind, lambda tensor: tensor in wanted)
+        softmax = find_softmax(vertex, self.known)
+        if softmax is not None and self.parameters.isdisjoint(softmax.bypassed):
+            self._send_through_softmax(vertex, softmax, adjoint, sweep)
+            return
         if einsum.aggregation is None:
             sweep.stored[expression] = Element(vertex.name, einsum.output)
             sweep.send(expression, adjoint)
             self._share_equal_parts(vertex, sweep)
         elif einsum.aggregation == "sum":
+            factors = computed_factors(expression, einsum.labels, sweep.leads_to_wanted)
+            if factors:
+                self._send_through_factors(vertex, adjoint, factors, wanted)
+                return
             sweep.send(expression, adjoint)
         else:
             self._send_through_aggregate(vertex, adjoint, expression, sweep, wanted)
         for element, part in sweep.found.items():
             self._send_to_element(einsum, element, part)
+
+    def _send_through_softmax(
+        self, vertex: Vertex, softmax: Softmax, adjoint: Scalar, sweep: Sweep
+    ) -> None:
+        """Send the adjoint of y = softmax(x) to x: y (dy - Σ y dy), from y alone."""
+        einsum = vertex.computed_einsum
+        value = Element(vertex.name, einsum.output)
+        mean = self._emit(
+            self.names.take_new(PREFIX + softmax.total),
+            [label for label in einsum.output if label not in softmax.normalised],
+            times(adjoint, value),
+            einsum.extent,
+            "sum",
+            softmax.normalised,
+        )
+        sweep.send(softmax.exponent, times(minus(adjoint, mean), value))
+        for element, part in sweep.found.items():
+            self._send_to_element(einsum, element, part)
+
+    def _send_through_factors(
+        self,
+        vertex: Vertex,
+        adjoint: Scalar,
+        factors: Sequence[Scalar],
+        wanted: Collection[str],
+    ) -> None:
+        """Send the adjoint of a sum of products to factors that are tensors of their own then.
+
+        The adjoint of such a factor is one sum of products too, and what is inside of the factor
+        comes after it.
+        """
+        einsum = vertex.computed_einsum
+        elements: dict[Scalar, Element] = {}
+        for factor in factors:
+            name = self.names.take_new(vertex.name)
+            elements[factor] = self._emit(name, labels_of(factor), factor, einsum.extent)
+        expression = with_elements(reopen(einsum, vertex.inputs), elements)
+        self._replace_vertex(vertex, expression, [element.tensor for element in elements.values()])
+        names = {element.tensor for element in elements.values()}
+        self.send_through(self.known[vertex.name], adjoint, {*wanted, *names})
+        for element in elements.values():
+            labels = tuple(str(label) for label in element.index)
+            adjoint_of_factor = self.adjoint_of(element.tensor, labels)
+            if adjoint_of_factor is not None:
+                self.send_through(self.known[element.tensor], adjoint_of_factor, wanted)
+
+    def _replace_vertex(self, vertex: Vertex, expression: Scalar, new_names: list[str]) -> None:
+        """Give an aggregate another expression, which reads new tensors that come before it."""
+        einsum = vertex.computed_einsum
+        self._emit(
+            vertex.name,
+            einsum.output,
+            expression,
+            einsum.extent,
+            einsum.aggregation,
+            einsum.aggregated,
+        )
+        self.known[vertex.name] = replace(self.known[vertex.name], places=vertex.places)
+        new_vertices = {name: self.known.pop(name) for name in new_names}
+        later = list(self.known.items())
+        self.known.clear()
+        for name, known in later:
+            if name == vertex.name:
+                self.known.update(new_vertices)
+            self.known[name] = known
 
     def _send_to_element(self, einsum: EinSum, element: Element, part: Scalar) -> None:
         builder = ContributionBuilder(
@@ -295,23 +377,7 @@ class Adjoints:
         if mask is not None:
             assert einsum.segments is not None
             expression = Call("where", (mask, element, Const(einsum.segments.masked)))
-        self._emit(
-            vertex.name,
-            einsum.output,
-            expression,
-            einsum.extent,
-            einsum.aggregation,
-            einsum.aggregated,
-        )
-        self.known[vertex.name] = replace(self.known[vertex.name], places=vertex.places)
-        # The new tensor comes before the aggregate that reads it.
-        stored = self.known.pop(name)
-        later = list(self.known.items())
-        self.known.clear()
-        for known_name, known in later:
-            if known_name == vertex.name:
-                self.known[name] = stored
-            self.known[known_name] = known
+        self._replace_vertex(vertex, expression, [name])
         return element
 
     def _send_through_scan(self, vertex: Vertex, adjoint: Scalar) -> None:

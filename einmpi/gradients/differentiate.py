@@ -40,7 +40,7 @@ def add_gradients(
     for name in parameters:
         if name not in wanted or loss not in wanted:
             raise _no_path(known, loss, name, leading)
-    adjoints = Adjoints(known, names, places)
+    adjoints = Adjoints(known, names, places, parameters)
     adjoints.send(loss, Contribution((), Const(1.0), (), {}))
     found: dict[str, str] = {}
     for vertex in reversed(list(known.values())):

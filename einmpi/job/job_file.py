@@ -56,7 +56,6 @@ _KEYS = (
     "run",
     "roles",
     "loop",
-    "train",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine")
 _RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
@@ -146,9 +145,6 @@ def read_job(
     job_settings = _read_job_settings(document, chosen_dtype)
     half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
     if isinstance(document.data.get("loop"), list):
-        if "train" in document.data:
-            what = "there is a [train] besides several loops"
-            raise InputError(document.place(("train",)), what, "[loop.train] after a [[loop]]")
         programs = read_loop_texts(document, inputs, sizes, steps)
         job = _job_of_loops(document, inputs, programs, job_settings)
     else:
@@ -234,9 +230,6 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
 def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
     if "loop" in document.data:
         return LoopTable(document)
-    if "train" in document.data:
-        what = "there is a [train], but no step is repeated"
-        raise InputError(document.place(("train",)), what, "a [loop]")
     if steps is not None:
         raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
     return None

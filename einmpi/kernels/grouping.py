@@ -34,10 +34,13 @@ class GroupingRule:
 def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """Return the schedule with groups in place of kernels, where a rule asks for them.
 
-    The groups need no more memory than the kernels did. Checkpoints move with the steps; one that
-    was taken between the steps of a group is marked as being inside it.
+    The schedule needs no more memory with groups than it did without. Checkpoints move with the
+    steps; one that was taken between the steps of a group is marked as being inside it.
     """
     steps: list[Step] = []
+    # Where slots are in the slow tier, what is in memory is not counted here.
+    uses_slow_tier = any(step.places for step in schedule.steps)
+    peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
     new_counts = [0] * (len(schedule.steps) + 1)  # of steps, for each count of the old steps
     inside: set[int] = set()
     bytes_by_slot: dict[str, int] = {}
@@ -46,7 +49,7 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
         taken: Sequence[Step] = schedule.steps[position : position + 1]
         candidate = _longest_run(schedule.steps, position, rule, schedule.updates)
         candidate = _without_lost_inputs(candidate, schedule.updates)
-        group = _group_of(candidate, sum(bytes_by_slot.values()), rule)
+        group = _group_of(candidate, sum(bytes_by_slot.values()), peak, rule)
         if group is None:
             steps.append(schedule.steps[position])
         else:
@@ -136,8 +139,13 @@ def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
     return shared.rows()
 
 
-def _group_of(run: list[GroupedStep], bytes_before: int, rule: GroupingRule) -> Group | None:
-    """Return some steps as a group; None if the rule or the memory speaks against it."""
+def _group_of(
+    run: list[GroupedStep], bytes_before: int, peak: int, rule: GroupingRule
+) -> Group | None:
+    """Return some steps as a group; None if the rule or the memory speaks against it.
+
+    The group may need as much as its steps did, or `peak` bytes, which others need at other times.
+    """
     kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
         return None
@@ -146,25 +154,21 @@ def _group_of(run: list[GroupedStep], bytes_before: int, rule: GroupingRule) -> 
     if block is None:
         return None
     group = Group(tuple(run), rows, block)
-    if _peak_bytes([group], bytes_before) > _peak_bytes(run, bytes_before):
+    if _peak_bytes([group], bytes_before) > max(peak, _peak_bytes(run, bytes_before)):
         return None
     return group
 
 
 def _peak_bytes(steps: Sequence[Step], bytes_before: int) -> int:
     """Return the most bytes in use during some steps, given those in use before them."""
-    older = bytes_before
-    newer: dict[str, int] = {}
+    bytes_in_use = bytes_before
     peak = bytes_before
     for step in steps:
         for slot in step.allocates():
-            newer[slot.name] = slot.nbytes
-        peak = max(peak, older + sum(newer.values()))
+            bytes_in_use += slot.nbytes
+        peak = max(peak, bytes_in_use)
         for slot in step.frees:
-            if slot.name in newer:
-                del newer[slot.name]
-            else:
-                older -= slot.nbytes
+            bytes_in_use -= slot.nbytes
     return peak
 
 

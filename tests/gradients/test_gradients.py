@@ -49,6 +49,73 @@ def test_a_classifier_reads_as_written_by_hand():
     assert found[1] == "H[b,h] ← maximum(H_1[b,h] + b1[h], 0)"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "P[i,j] = softmax[j](X[i,j])",
+        "E[i,j] = exp(X[i,j]); s[i] = sum(E[i,j]); P[i,j] = E[i,j] / s[i]",
+        "E[i,j] = exp(X[i,j]); s[a] = sum(E[a,b]); P[i,j] = E[i,j] * (1 / s[i])",
+    ],
+)
+def test_gradient_of_softmax_needs_its_result_alone(text):
+    inputs = {"X": ((6, 5), "float64"), "W": ((6, 5), "float64")}
+    text = f"{text}; loss = sum(P[i,j] * W[i,j]); g[i,j] = grad(loss, X[i,j])"
+    total, gradient = lines(text, inputs)[-2:]
+    name, _, body = total.partition("[i] ← ")
+    assert body == "Σ[j](W[i,j] × P[i,j])"
+    assert gradient == f"g[i_1,i_2] ← (W[i_1,i_2] - {name}[i_1]) × P[i_1,i_2]"
+
+
+@pytest.mark.parametrize(
+    "changed", ["s[i] = sum(E[i,j] + 1)", "s[j] = sum(E[i,j])", "s[i] = 2 * E[i,0]"]
+)
+def test_other_quotients_are_no_softmax(changed):
+    label = changed[2]
+    text = f"E[i,j] = exp(X[i,j]); {changed}; P[i,j] = E[i,j] / s[{label}]"
+    text += "; loss = sum(P[i,j] * W[i,j]); g[i,j] = grad(loss, X[i,j])"
+    rng = np.random.default_rng(2)
+    arrays = {"X": rng.normal(size=(4, 4)), "W": rng.normal(size=(4, 4))}
+    found = results(text, arrays)["g"]
+    step = 1e-6 * rng.normal(size=(4, 4))
+    high, low = (results(text, arrays | {"X": arrays["X"] + s * step})["loss"] for s in (1, -1))
+    np.testing.assert_allclose((found * step).sum(), (high - low) / 2, rtol=1e-7)
+
+
+def test_gradients_by_the_parts_of_a_softmax():
+    text = """
+    E[i,j] = exp(X[i,j])
+    s[i]   = sum(E[i,j])
+    P[i,j] = E[i,j] / s[i]
+    loss   = sum(P[i,j] * W[i,j])
+    dX[i,j] = grad(loss, X[i,j])
+    dE[i,j] = grad(loss, E[i,j])
+    ds[i]   = grad(loss, s[i])
+    """
+    rng = np.random.default_rng(1)
+    arrays = {"X": rng.normal(size=(4, 5)), "W": rng.normal(size=(4, 5))}
+    found = results(text, arrays)
+    exponentials = np.exp(arrays["X"])
+    total = exponentials.sum(1, keepdims=True)
+    by_total = -(arrays["W"] * exponentials).sum(1, keepdims=True) / total**2
+    by_exponential = arrays["W"] / total + by_total
+    np.testing.assert_allclose(found["ds"], by_total[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["dE"], by_exponential, rtol=1e-12)
+    np.testing.assert_allclose(found["dX"], by_exponential * exponentials, rtol=1e-11)
+
+
+def test_gradient_of_a_computed_factor_is_a_matrix_product_and_a_map():
+    """However the layer is written, in one statement or in two."""
+    loss = "loss = sum(Y[b,l] * V[b,l]); g[b,h] = grad(loss, X[b,h])"
+    inputs = {"X": ((7, 6), "float64"), "W": ((6, 5), "float64"), "V": ((7, 5), "float64")}
+    found = lines(f"Y[b,l] = sum(gelu(X[b,h]) * W[h,l]); {loss}", inputs)
+    product, gradient = found[-2:]
+    name, _, body = product.partition("[b,h] ← ")
+    assert body == "Σ[l](V[b,l] × W[h,l])"
+    assert gradient.startswith(f"g[i,i_1] ← 0.5 × ({name}[i,i_1] × ") and "Σ" not in gradient
+    written = lines(f"G[b,h] = gelu(X[b,h]); Y[b,l] = sum(G[b,h] * W[h,l]); {loss}", inputs)
+    assert [line.replace("dG", name) for line in written[-2:]] == found[-2:]
+
+
 def test_nothing_is_multiplied_by_one():
     inputs = {"x": ((4,), "float64"), "w": ((4,), "float64")}
     assert lines("loss = sum(x[i] * w[i]); g[i] = grad(loss, x[i])", inputs) == ["g[i] ← w[i]"]

@@ -89,6 +89,25 @@ def test_nothing_between_is_whole():
     assert made.measured.peak == 2 * inputs["X"].nbytes
 
 
+def test_a_group_may_use_memory_that_others_need_later():
+    """H waits until the group is done, which is no more than what the last product needs."""
+    program = """
+    H[i,j] = sum(X[i,l] * Y[l,j])
+    R[i,j] = H[i,j] + 1
+    Z[i,j] = R[i,j] - max[j](R[i,j])
+    P[i,k] = sum(Z[i,j] * B[j,k]) + sum(R[i,j] * C[j,k])
+    """
+    inputs = values({"X": (64, 9), "Y": (9, 32), "B": (32, 400), "C": (32, 400)})
+    made, found = compiled(program, inputs)
+    (group,) = [step for step in steps_of(made) if isinstance(step, Group)]
+    assert [kernel.vertex for kernel in group.kernels] == ["R", "Z_1", "Z"]
+    wanted = reference(made.job.graph, inputs)
+    for output in found:
+        np.testing.assert_allclose(found[output], wanted[output], rtol=1e-12, atol=1e-13)
+    ((plan, _),) = made.ready.values()
+    assert made.measured.peak <= plan.peak
+
+
 def test_one_by_one_if_it_must_be(monkeypatch):
     """Kernels that cannot be computed in blocks are computed one by one."""
     monkeypatch.setattr(compiled_group, "compute_group", lambda *_: False)

@@ -10,13 +10,17 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.group_source import GroupNest, group_source
+from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, GroupNest, group_source
 from einmpi.kernels.cuda.group_split import (
     MAX_VALUES_PER_THREAD,
     inside_dimensions,
     split_group,
+    team_rows,
+    team_size,
 )
 from einmpi.kernels.cuda.launch import (
     Launch,
@@ -32,6 +36,8 @@ from einmpi.schedule.steps import Group, Kernel
 
 MAX_TEAM_THREADS = 512
 MIN_ROWS = 2**10  # with fewer rows, a kernel for each vertex has more work to share
+MIN_MAP_VALUES = 2**8  # of a row of elementwise kernels: each thread of a team has eight
+SECTOR_BYTES = 32  # the least that a GPU reads from memory
 
 
 # ---- which kernels form a group -----------------------------------------------------------------
@@ -59,14 +65,39 @@ def _suits(kernel: Kernel) -> bool:
 
 def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
     """Return one row at a time, if there are enough rows and each fits into registers."""
-    dimensions = inside_dimensions(kernels, rows)
+    shared_rows = team_rows(kernels, rows)
+    dimensions = inside_dimensions(kernels, shared_rows)
     if dimensions is None:
         return None
-    row_count = prod(kernels[0].einsum.extent[labels[0]] for labels in rows)
+    row_count = prod(kernels[0].einsum.extent[labels[0]] for labels in shared_rows)
     values = prod(dimension.extent for dimension in dimensions)
     if row_count < MIN_ROWS or values > MAX_VALUES_PER_THREAD * MAX_TEAM_THREADS:
         return None
+    if len(shared_rows) < len(rows) and values < MIN_MAP_VALUES:
+        return None
+    teams = GROUP_BLOCK_THREADS // team_size(values)
+    if _wastes_sectors(kernels, shared_rows, teams):
+        return None
     return (1,) * len(rows)
+
+
+def _wastes_sectors(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], teams: int) -> bool:
+    """Tell whether the values of a row lie apart, and a block has too few rows to use the gaps.
+
+    Neighbours in memory are then neighbouring rows, as in sums over the columns of a matrix.
+    """
+    made: set[str] = set()
+    for number, kernel in enumerate(kernels):
+        row_labels = {labels[number] for labels in rows}
+        for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
+            is_whole = set(index) == set(kernel.einsum.labels)
+            if slot.name in made or not is_whole:
+                continue
+            is_apart = index[-1] in row_labels and slot.shape[-1] > 1
+            if is_apart and teams * np.dtype(slot.dtype).itemsize < SECTOR_BYTES:
+                return True
+        made.add(kernel.target.name)
+    return False
 
 
 RULE = GroupingRule(_suits, _block)

@@ -76,6 +76,24 @@ def inside_dimensions(
     return tuple(dimensions)
 
 
+def team_rows(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """Return the rows that teams of threads share.
+
+    Where all kernels are elementwise, every label is a row. The last one is then what a team goes
+    over.
+    """
+    are_maps = all(len(kernel.einsum.labels) == len(rows) for kernel in kernels)
+    return rows[:-1] if are_maps else rows
+
+
+def team_size(values: int) -> int:
+    """Return how many threads share a row with so many values."""
+    team = WARP_THREADS
+    while values > team * MAX_VALUES_PER_THREAD:
+        team *= 2
+    return team
+
+
 @dataclass(frozen=True)
 class _Read:
     """An array, or a loop counter, that a group reads."""
@@ -196,7 +214,7 @@ def split_group(
     `aligned` says that every slot begins at a multiple of PACK_BYTES.
     """
     kernels = step.kernels
-    rows = step.rows
+    rows = team_rows(kernels, step.rows)
     dimensions = inside_dimensions(kernels, rows)
     if dimensions is None:
         return None
@@ -220,9 +238,7 @@ def split_group(
         if array not in counters:
             strides[array] = (*own[:-1], own[-1] * pack)
     positions = prod(extents[len(rows) :])
-    team = WARP_THREADS
-    while positions * pack > team * MAX_VALUES_PER_THREAD:
-        team *= 2
+    team = team_size(positions * pack)
     largest_offset = prod(extents)
     for own in strides:
         offset = 0

@@ -43,10 +43,14 @@ from hypothesis import strategies as st
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 from language.test_property import programs, settled
 
+import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.launch import EXACT_OPTIONS
+from einmpi.kernels.grouping import group_kernels
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Group
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
@@ -126,7 +130,18 @@ def test_copies_for_a_product_stay_small(cupy, monkeypatch):
     assert max(np.prod(shape) for shape in shapes) * 8 <= dispatch.MAX_TEMPORARY_BYTES
 
 
-@pytest.mark.parametrize("name", ["softmax"])
+def test_sums_over_columns_are_no_group():
+    """A thread block would read a column, and throw away its neighbours."""
+    job = einmpi.program(
+        "s[j] = sum(x[i,j] * y[i,j]); z[j] = sqrt(abs(s[j])); P[i,k] = sum(x[i,j] * z[j]) * y[i,k]",
+        x=(8192, 2048),
+        y=(8192, 2048),
+    )
+    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
+    assert not any(isinstance(step, Group) for step in schedule.steps)
+
+
+@pytest.mark.parametrize("name", ["softmax", "maps"])
 def test_groups(cupy, monkeypatch, name):
     check_group(cupy, name, "float16", monkeypatch)
 

@@ -1,1 +1,0 @@
-"""Training written out as statements: gradients, optimisers and their state."""
