@@ -14,6 +14,7 @@ from einmpi.job.backends import all_backends
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.variables import VARIABLES
+from einmpi.training.optimizers import OPTIMIZERS
 
 DOCS = Path(__file__).parent
 
@@ -114,6 +115,29 @@ def variables_table():
     return markdown(("variable", "value", "default", "meaning"), rows)
 
 
+def optimizers_table():
+    rows = []
+    for name, record in OPTIMIZERS.items():
+        steps = []
+        for tensor, text in record.state.items():
+            steps.append(f"{tensor} = {text.replace('_next', '')}")
+        update = record.update
+        for tensor, text in record.numbers.items():
+            update = update.replace(f"{{{tensor}}}", f"({text})" if " " in text else text)
+        steps.append(f"W = {update.replace('_next', '')}")
+        if any(f"{{{tensor}}}" in record.update for tensor in record.state):
+            steps.reverse()  # it reads its state before that changes
+        formula = "; ".join(steps).replace("{kept}", "W").replace("{count}", "t")
+        formula = formula.replace("{", "").replace("}", "")
+        options = [f"`rate = {record.rate:g}`"]
+        if record.decay:
+            options.append(f"`decay = {record.decay:g}`")
+        for key, option in record.options.items():
+            options.append(f"`{key} = {option.default:g}`")
+        rows.append([f"`{name}`", record.meaning, f"`{formula}`", ", ".join(options)])
+    return markdown(["`name`", "meaning", "update", "options"], rows)
+
+
 # The name of a table in the comment before it → the function that makes it.
 TABLES = {
     "strategies": strategies_table,
@@ -126,6 +150,7 @@ TABLES = {
     "formats": formats_table,
     "backends": backends_table,
     "variables": variables_table,
+    "optimizers": optimizers_table,
 }
 
 

@@ -28,7 +28,7 @@ WITHOUT_PLANS = (
     "files",
 )
 # Rooms that say what and how, and do nothing.
-PURE = ("errors", "graph", "language", "models", "planner", "schedule")
+PURE = ("errors", "graph", "language", "models", "training", "planner", "schedule")
 EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 # Packages that few modules may import.
 ONLY = {

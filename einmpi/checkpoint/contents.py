@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.remainder import needed
+from einmpi.graph.remainder import in_order, needed
 from einmpi.job.loop import MOST_STEPS, Loop
 from einmpi.units import counted
 
@@ -31,9 +31,16 @@ class Contents(Protocol):
 
     most: int  # the highest number
     ended: tuple[EndedLoop, ...]  # loops before the one that is running
+    order: tuple[str, ...]  # of vertices, if they are not in the order of the program
 
     def after(self, ended: Sequence[EndedLoop]) -> Contents:
         """Return what checkpoints hold after these loops; raise ValueError if there are none."""
+
+    def in_order(self, names: Sequence[str]) -> Contents:
+        """Return what checkpoints hold if vertices come in this order; no names: as they are.
+
+        Raise ValueError if they cannot be computed in this order.
+        """
 
     def tensors(self, done: int) -> list[SavedKind]:
         """Return the tensors of a checkpoint, in order."""
@@ -50,14 +57,20 @@ class GraphContents:
 
     ended: tuple[EndedLoop, ...] = ()
 
-    def __init__(self, graph: EinGraph) -> None:
+    def __init__(self, graph: EinGraph, order: Sequence[str] = ()) -> None:
         self.graph = graph
+        self.order = tuple(order)
         self.most = len(graph.computed)
 
     def after(self, ended: Sequence[EndedLoop]) -> Contents:
         if ended:
             raise ValueError("the job has no loops")
         return self
+
+    def in_order(self, names: Sequence[str]) -> GraphContents:
+        if list(names) == [vertex.name for vertex in self.graph.computed] or not names:
+            return self
+        return GraphContents(in_order(self.graph, names), names)
 
     def tensors(self, done: int) -> list[SavedKind]:
         kinds = []
@@ -89,6 +102,7 @@ class LoopContents:
     """
 
     most = MOST_STEPS
+    order: tuple[str, ...] = ()
 
     def __init__(self, loops: Sequence[LoopKinds], ended: Sequence[EndedLoop] = ()) -> None:
         self.loops = loops
@@ -100,6 +114,11 @@ class LoopContents:
         if len(ended) >= len(self.loops):
             raise ValueError("the job has fewer loops")
         return LoopContents(self.loops, ended)
+
+    def in_order(self, names: Sequence[str]) -> LoopContents:
+        if names:
+            raise ValueError("the order of a step does not matter to a checkpoint")
+        return self
 
     def tensors(self, done: int) -> list[SavedKind]:
         kinds = []

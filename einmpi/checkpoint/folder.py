@@ -136,7 +136,7 @@ class CheckpointFolder:
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.contents)
             self.saved = replace(self.saved, versions=self._check_files(self.saved))
-            self.contents = self.contents.after(self.saved.ended)
+            self.contents = self.contents.after(self.saved.ended).in_order(self.saved.order)
             progress = self.contents.progress(self.saved.done)
             self._report(f"continues after {self.saved.place}, {progress}")
         elif resume:
@@ -275,6 +275,7 @@ class CheckpointFolder:
             "ranks": self.comm.size,
             "done": done,
             "ended": [list(each) for each in self.contents.ended],
+            "order": list(self.contents.order),
             "mesh": mesh.ranks,
             "nodes": mesh.nodes,
             "tensors": tensors,

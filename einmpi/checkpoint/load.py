@@ -130,6 +130,7 @@ class Saved:
     blocks: Mapping[str, Block]
     files: tuple[tuple[int, int], ...]  # the bytes and checksum of each rank's
     ended: tuple[EndedLoop, ...] = ()  # loops before the one in which it was made
+    order: tuple[str, ...] = ()  # of vertices, if they are not in the order of the program
     # The files that were checked, by rank. No other ones in their places are read.
     versions: Mapping[int, FileVersion] = field(default_factory=dict)
 
@@ -322,7 +323,7 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
     ended = []
     for steps, is_done in data["ended"]:
         ended.append(EndedLoop(_between(steps, 1, contents.most), bool(is_done)))
-    contents = contents.after(ended)
+    contents = contents.after(ended).in_order([str(name) for name in data.get("order", ())])
     done = _between(data["done"], 1, contents.most)
     mesh_ranks = _between(data["mesh"], 1, MAX_RANKS)
     mesh = Mesh(mesh_ranks, _between(data["nodes"], 1, mesh_ranks))
@@ -353,6 +354,7 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
         done=done,
         place=contents.place(done),
         ended=contents.ended,
+        order=contents.order,
         blocks=blocks,
         files=tuple(files),
     )

@@ -72,8 +72,10 @@ def prepare(
             checkpoints.restored = tuple(restored)
             return compiled, plan, remaining(schedule, saved.done), {}
     assert checkpoints is not None
-    rest_of_job = replace(job, graph=rest(job.graph, saved.done))
-    compiled = Compiled(rest_of_job, comm, together(comm, lambda: options_of(rest_of_job)))
+    rest_of_job = replace(job, graph=rest(checkpoints.graph, saved.done))
+    # What was saved comes first, so that the next checkpoint has it.
+    options = replace(together(comm, lambda: options_of(rest_of_job)), first=tuple(saved.blocks))
+    compiled = Compiled(rest_of_job, comm, options)
     plan, schedule, given = compiled.prepare(_saved_tensors(job, saved))
     _agree_inputs_stayed(compiled, checkpoints)
     checkpoints.starts(plan.digest, schedule.points)

@@ -12,7 +12,7 @@ from einmpi.checkpoint.load import Block, Identity
 from einmpi.comm.base import Comm
 from einmpi.files.claims import Claim
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.remainder import needed
+from einmpi.graph.remainder import in_order, needed
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.schedule import SavePoint
 
@@ -32,11 +32,16 @@ class Checkpoints(CheckpointFolder):
         claim: Claim | None = None,
     ) -> None:
         super().__init__(folder, every, comm, GraphContents(graph), identity, asked, quiet, claim)
-        self.graph = graph
-        self.number = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
+        self.graph = graph  # in the order in which vertices are computed, once that is known
+        self.number: dict[str, int] = {}  # vertex → how many are done after it
         self.restored: tuple[SavePoint, ...] = ()  # what is in slots when the run begins
         self.points: dict[str, SavePoint] = {}  # of the vertices so far
         self.open: set[str] = set()  # the vertices after which all ranks can save
+
+    def find(self, resume: bool) -> None:
+        super().find(resume)
+        if self.saved is not None and self.saved.order:
+            self.graph = in_order(self.graph, self.saved.order)
 
     def restore(self, rank: int, buffers: Buffers) -> None:
         """Put what was saved into its slots."""
@@ -51,9 +56,17 @@ class Checkpoints(CheckpointFolder):
     def starts(self, plan: str, points: Sequence[SavePoint]) -> None:
         """Prepare for a run: find out after which vertices all ranks can save.
 
-        Which kernels are fused depends on a rank's extents, so ranks may differ.
+        A plan may compute vertices in another order than the program has. Which kernels are fused
+        depends on a rank's extents, so ranks may differ.
         """
         self.plan = plan
+        names: dict[str, None] = {}
+        if self.saved is not None:
+            names = {vertex.name: None for vertex in self.graph.computed[: self.saved.done]}
+        names.update(dict.fromkeys(point.vertex for point in points))
+        self.graph = in_order(self.graph, list(names))
+        self.contents = self.contents.in_order(list(names))
+        self.number = {name: number for number, name in enumerate(names, 1)}
         own = json.dumps([point.vertex for point in points if not point.inside])
         texts = [own]
         if self.comm.same(own) is not None:

@@ -106,6 +106,11 @@ class EinGraph:
         return {vertex.name: vertex for vertex in self.vertices}
 
     @cached_property
+    def position(self) -> Mapping[str, int]:
+        """The place of each vertex in the order."""
+        return {vertex.name: number for number, vertex in enumerate(self.vertices)}
+
+    @cached_property
     def _output_set(self) -> frozenset[str]:
         return frozenset(self.outputs)
 

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import copy_of, prune
+
+
+def in_order(graph: EinGraph, names: Sequence[str]) -> EinGraph:
+    """Return the graph with its computed vertices in this order; ValueError if it is not one."""
+    if sorted(names) != sorted(vertex.name for vertex in graph.computed):
+        raise ValueError("other vertices")
+    known = {vertex.name for vertex in graph.inputs}
+    for name in names:
+        if not known.issuperset(graph[name].inputs):
+            raise ValueError(name)
+        known.add(name)
+    return replace(graph, vertices=(*graph.inputs, *(graph[name] for name in names)))
 
 
 def needed(graph: EinGraph, done: int) -> tuple[str, ...]:

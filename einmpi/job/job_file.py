@@ -56,6 +56,7 @@ _KEYS = (
     "run",
     "roles",
     "loop",
+    "train",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine")
 _RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
@@ -145,6 +146,9 @@ def read_job(
     job_settings = _read_job_settings(document, chosen_dtype)
     half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
     if isinstance(document.data.get("loop"), list):
+        if "train" in document.data:
+            what = "there is a [train] besides several loops"
+            raise InputError(document.place(("train",)), what, "[loop.train] after a [[loop]]")
         programs = read_loop_texts(document, inputs, sizes, steps)
         job = _job_of_loops(document, inputs, programs, job_settings)
     else:
@@ -230,6 +234,9 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
 def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
     if "loop" in document.data:
         return LoopTable(document)
+    if "train" in document.data:
+        what = "there is a [train], but no step is repeated"
+        raise InputError(document.place(("train",)), what, "a [loop]")
     if steps is not None:
         raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
     return None

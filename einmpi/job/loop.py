@@ -49,6 +49,10 @@ class Loop:
     results : tuple of str or None
         The tensors of the last step that are results, besides those that are carried; None for the
         outputs of the job.
+    written_out : tuple of str
+        The statements that training has added to the program.
+    state : tuple of str
+        What is carried for an optimiser. It is a result only if it is stored.
     """
 
     steps: int
@@ -60,6 +64,8 @@ class Loop:
     stop_at_nan: bool = True
     batches: Batches | None = None
     results: tuple[str, ...] | None = None
+    written_out: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -172,24 +178,37 @@ def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         what = f"{source.text!r} is not a condition"
         raise InputError(where, what, 'a condition such as "change < 1e-6"')
-    start = f"{_CONDITION} = "
+    graph = number_graph(program, source, _CONDITION)
+    vertex = graph[_CONDITION]
+    if vertex.bound or vertex.dtype != "bool":
+        raise InputError(where, f"{source.text!r} is {_kind(vertex)}", "a condition: true or false")
+    return graph
+
+
+def number_graph(
+    program: StepProgram, source: Source, name: str, with_inputs: bool = False
+) -> EinGraph:
+    """Return the graph of an expression over numbers of a step, under a name.
+
+    The numbers are tensors without dimensions that the program computes, sizes and parameters; with
+    `with_inputs`, also other inputs without dimensions.
+    """
+    start = f"{name} = "
     column = source.column - len(start)
     assigned = Source(source.name, start + source.text, source.line, column)
     numbers: dict[str, tuple[tuple[int, ...], str]] = {}
     types = {}
     has_batches = any(spec.rows is not None for spec in program.inputs)
-    for name in NUMBERS_OF_STEPS if has_batches else (STEP,):
-        if name not in program.sizes:
-            numbers[name] = (), "int64"
+    for number in NUMBERS_OF_STEPS if has_batches else (STEP,):
+        if number not in program.sizes:
+            numbers[number] = (), "int64"
     for spec in program.inputs:
         if spec.value is not None:
             numbers[spec.name] = (), spec.dtype or ""
             types[spec.name] = type(spec.value)
+        elif with_inputs and spec.shape == ():
+            numbers[spec.name] = (), spec.dtype or ""
     for vertex in program.graph.computed:
         if not vertex.bound:
             numbers[vertex.name] = (), vertex.dtype
-    graph = prune(parse_program(assigned, numbers, program.sizes, [_CONDITION], None, types))
-    vertex = graph[_CONDITION]
-    if vertex.bound or vertex.dtype != "bool":
-        raise InputError(where, f"{source.text!r} is {_kind(vertex)}", "a condition: true or false")
-    return graph
+    return prune(parse_program(assigned, numbers, program.sizes, [name], None, types))

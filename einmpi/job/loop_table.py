@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
+from einmpi.job.train_table import TrainTable
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -23,6 +25,7 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
+from einmpi.training.write_out import WrittenOut
 
 _KEYS = (
     "steps",
@@ -47,7 +50,8 @@ class LoopTable:
     def __init__(self, document: Document, path: KeyPath = ("loop",)) -> None:
         self.document = document
         self.path = path
-        keys = _KEYS if len(path) == 1 else ("program", *_KEYS)
+        is_alone = len(path) == 1
+        keys = _KEYS if is_alone else ("program", "train", *_KEYS)
         given = get(document, path, dict) or {}
         if "loop" in given:
             what = "there is a loop inside a loop"
@@ -57,6 +61,11 @@ class LoopTable:
         self.carry = self._read_carry()
         self.record = self._read_names("record")
         self.until = get(document, (*self.path, "until"), str)
+        train_path = ("train",) if is_alone else (*path, "train")
+        self.train: TrainTable | None = None
+        if lookup(document, train_path) is not None:
+            self.train = TrainTable(document, train_path)
+        self.written_out = WrittenOut()  # what the training becomes
 
     def place(self, *keys: str | int) -> str:
         return self.document.place((*self.path, *keys))
@@ -82,6 +91,13 @@ class LoopTable:
         words = {*self.carry.values(), *self.record}
         words.update(re.findall(r"[^\W\d]\w*", self.until or ""))
         return tuple(name for name in computed if name in words)
+
+    def with_training(self, written: WrittenOut) -> LoopTable:
+        """Return the table with what a training carries."""
+        changed = copy.copy(self)
+        changed.carry = {**self.carry, **written.carry}
+        changed.written_out = written
+        return changed
 
     def step_numbers(
         self, program: str, batches: Batches | None, taken: Collection[str]
@@ -150,7 +166,12 @@ class LoopTable:
         loop = make_loop(program, self.place, steps, self.carry, until, self.record)
         on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
         return replace(
-            loop, history=self._read_history(), stop_at_nan=on_nan == "stop", batches=batches
+            loop,
+            history=self._read_history(),
+            stop_at_nan=on_nan == "stop",
+            batches=batches,
+            written_out=tuple(self.written_out.statements),
+            state=tuple(state.name for state in self.written_out.state),
         )
 
     def _read_history(self) -> HistorySpec | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.rewrite import prune
 from einmpi.job.batches import Batches
-from einmpi.job.loop import NUMBERS_OF_STEPS, Loop, StepProgram, refuse_step_as_input
+from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, Loop, StepProgram, refuse_step_as_input
 from einmpi.job.loop_table import LoopTable, has_word
+from einmpi.job.train_table import TrainTable, check_rate
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
+from einmpi.training.write_out import write_out
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,68 @@ def read_program_text(
             if name not in computed and not is_unread:
                 own_inputs.append(spec)
     types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
-    all_sizes = dict(sizes)
     if loop_table is None:
-        return ProgramText(source, tuple(own_inputs), all_sizes, items, types)
+        return ProgramText(source, tuple(own_inputs), dict(sizes), items, types)
     refuse_step_as_input(own_inputs, loop_table.place())
-    batches = loop_table.read_batches(own_inputs, all_sizes)
-    taken = {*computed, *all_sizes, *(spec.name for spec in own_inputs)}
-    own_inputs += loop_table.step_numbers(source.text, batches, taken)
-    most_steps = loop_table.read_steps(all_sizes, steps, batches)
-    if most_steps <= MAX_EXTENT and "steps" not in taken and has_word(source.text, "steps"):
-        all_sizes["steps"] = most_steps
-    return ProgramText(
-        source, tuple(own_inputs), all_sizes, items, types, loop_table, most_steps, batches
+    batches = loop_table.read_batches(own_inputs, sizes)
+    most_steps = loop_table.read_steps(sizes, steps, batches)
+    program = ProgramText(
+        source, tuple(own_inputs), dict(sizes), items, types, loop_table, most_steps, batches
+    )
+    if loop_table.train is None:
+        return _with_numbers(program)
+    return _with_numbers(_trained(program, loop_table.train, results or {}))
+
+
+def _with_numbers(program: ProgramText) -> ProgramText:
+    """Return the program with the numbers of steps that it reads: `step`, `steps` and others."""
+    loop_table = program.loop_table
+    assert loop_table is not None
+    text = program.source.text
+    taken = {*program.computed, *program.sizes, *(spec.name for spec in program.inputs)}
+    numbers = loop_table.step_numbers(text, program.batches, taken)
+    sizes = dict(program.sizes)
+    if program.steps <= MAX_EXTENT and "steps" not in taken and has_word(text, "steps"):
+        sizes["steps"] = program.steps
+    return replace(program, inputs=(*program.inputs, *numbers), sizes=sizes)
+
+
+def _trained(
+    program: ProgramText, train: TrainTable, results: Mapping[str, InputSpec]
+) -> ProgramText:
+    """Return a program with the statements that train it. `results` are those of earlier loops."""
+    loop_table = program.loop_table
+    assert loop_table is not None
+    text = program.source.text
+    words = set(re.findall(r"[^\W\d]\w*", text))
+    earlier = set(results) - words
+    own_inputs = [spec for spec in program.inputs if spec.name not in earlier]
+    taken = {*words, *program.sizes, *(spec.name for spec in own_inputs)}
+    if STEP in program.computed or STEP in program.sizes:
+        what = f"{STEP} is not the number of the step in this program, and training needs that"
+        raise InputError(train.place(), what, f"another name than {STEP} in the program")
+    batched = () if program.batches is None else program.batches.names
+    complete = _with_numbers(program)
+    written = write_out(
+        train.training, complete.written, program.items, taken, earlier, loop_table.carry, batched
+    )
+    rate = train.rate_source()
+    if rate is not None:
+        # The program may not read `steps` where the rate does.
+        with_rate = replace(program, source=replace(program.source, text=f"{text}\n{rate.text}"))
+        sizes = _with_numbers(with_rate).sizes
+        known = StepProgram(complete.written, sizes, program.inputs)
+        check_rate(known, train.place("optimizer", "rate"), rate)
+    added = train.statements(written, program.source)
+    computed_now = {item.name for item in added}
+    inputs = [spec for spec in program.inputs if spec.name not in computed_now]
+    for state in written.state:
+        place = train.place()
+        inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
+    return replace(
+        program,
+        source=replace(program.source, text=f"{text}\n{written.text}"),
+        inputs=tuple(inputs),
+        items=[*program.items, *added],
+        loop_table=loop_table.with_training(written),
     )

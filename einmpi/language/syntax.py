@@ -51,7 +51,7 @@ class Source:
         """Return "name:line:column" of a node, as an editor counts."""
         row = getattr(node, "lineno", 1)
         offset = getattr(node, "col_offset", 0)  # Python counts bytes
-        line = self.lines[row - 1] if row <= len(self.lines) else ""
+        line = self.lines[row - 1] if 1 <= row <= len(self.lines) else ""
         if line.isascii():
             column = min(offset, len(line))
         else:

@@ -63,6 +63,10 @@ class Document:
             path = path[:-1]
         return self.position(self.positions[path][0]) if path else self.name
 
+    def line(self, path: KeyPath) -> int:
+        """Return the number of the line on which a key is."""
+        return bisect_right(self._line_starts, self.positions[path][0])
+
     def position(self, offset: int) -> str:
         """Return "name:line:column" of an offset in the text."""
         line = bisect_right(self._line_starts, offset)

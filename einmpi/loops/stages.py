@@ -40,13 +40,20 @@ def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
 
 
 def final_names(job: Job) -> tuple[str, ...]:
-    """Return the names of the results of all loops of a job."""
-    if job.loops and job.outputs:
-        return tuple(spec.name for spec in job.outputs)
+    """Return the names of the results of all loops of a job.
+
+    The state of an optimiser is one only if it is stored.
+    """
+    stored = [spec.name for spec in job.outputs]
+    if job.loops and stored:
+        return tuple(stored)
     names: list[str] = []
     for each in job.one_after_another():
         assert each.loop is not None
-        names += [*each.loop.carry, *kept_outputs(each, each.loop)]
+        for name in each.loop.carry:
+            if name not in each.loop.state or name in stored:
+                names.append(name)
+        names += kept_outputs(each, each.loop)
     return unique(names)
 
 

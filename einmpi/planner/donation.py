@@ -56,7 +56,7 @@ def why_not_in_place(
         return "a number is not worth it"
     if not graph.consumers[name]:
         return "no step reads it"
-    position = {vertex.name: number for number, vertex in enumerate(graph.vertices)}
+    position = graph.position
     for reader in graph.consumers[name]:
         if position[reader] > position[output]:
             return f"{reader} reads {name} after {output} is computed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -76,11 +77,16 @@ def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
 
     `cuts` has for each axis the dimension that it cuts, or None.
     """
+    return _block_elements(mesh, vertex.bound, tuple(cuts)) * np.dtype(vertex.dtype).itemsize
+
+
+@lru_cache(maxsize=4096)  # layers repeat, and several orders of a graph are compared
+def _block_elements(mesh: Mesh, bound: tuple[int, ...], cuts: tuple[int | None, ...]) -> int:
     elements = 1
-    for dimension, extent in enumerate(vertex.bound):
+    for dimension, extent in enumerate(bound):
         axes = [axis for axis, cut in enumerate(cuts) if cut == dimension]
         elements *= longest_share(mesh, extent, axes)
-    return elements * np.dtype(vertex.dtype).itemsize
+    return elements
 
 
 def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
@@ -131,23 +137,47 @@ def peak_bytes(
     in_place: Collection[str] = (),
     blocked: Collection[str] = (),
 ) -> int:
-    """Return a bound on the bytes that a rank has in memory at once.
+    """Return a bound on the bytes that a rank has in memory at once; see `bytes_at_vertices`."""
+    return max(
+        bytes_at_vertices(graph, mesh, states, layouts, resident, stage, early, in_place, blocked)
+    )
+
+
+def bytes_at_vertices(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Labels,
+    layouts: Layouts,
+    resident: Collection[str],
+    stage: int = MESSAGE_BUFFER_BYTES,
+    early: Collection[str] = (),
+    in_place: Collection[str] = (),
+    blocked: Collection[str] = (),
+) -> list[int]:
+    """Return a bound on the bytes that a rank has in memory before the first vertex and at each.
 
     Goes through the vertices in order and adds up what is stored, what the vertex gathers of its
     operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
     `early` are read before the first vertex. The outputs in `in_place` take the memory of resident
     inputs. The vertices in `blocked` are computed together with the next one, block by block.
     """
+    resident = frozenset(resident)
+    in_place = frozenset(in_place)
+    blocked = frozenset(blocked)
     stored = _input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
     not_resident = [name for name in early if name not in resident]
     waiting = _input_bytes(graph, mesh, states, layouts, not_resident)
-    peak = sum(stored.values())
+    present = sum(stored.values()) + sum(waiting.values())
+    needed = [sum(stored.values())]
     gathered_before = 0  # for a blocked vertex, and needed until the next one is complete
     for vertex in graph.computed:
         state = states[vertex.name]
         for name in vertex.inputs:
-            waiting.pop(name, None)
-        gathered, buffers = _operand_bytes(graph, mesh, vertex, states, layouts, stored, stage)
+            present -= waiting.pop(name, 0)
+        new_inputs, gathered, buffers = _operand_bytes(
+            graph, mesh, vertex, states, layouts, stored, stage
+        )
+        present += new_inputs
 
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
@@ -166,24 +196,24 @@ def peak_bytes(
             final = 0
             if not moves:
                 made = 0
-        present = sum(stored.values()) + sum(waiting.values())
         while_computing = present + gathered + max(made, buffers)
         while_moving = present + made + final + final_buffers
-        peak = max(peak, while_computing, while_moving)
+        needed.append(max(while_computing, while_moving))
 
         stored[vertex.name] = final if moves else made
+        present += stored[vertex.name]
         gathered_before = 0
         if vertex.name in blocked:
             gathered_before = gathered
             continue
         done = list(graph.last_reads[vertex.name])
-        for name in blocked:
-            if name in vertex.inputs:
+        for name in vertex.inputs:
+            if name in blocked:
                 done += graph.last_reads[name]
         for name in done:
             if name not in resident:
-                stored.pop(name, None)
-    return peak
+                present -= stored.pop(name, 0)
+    return needed
 
 
 def _bytes_of_blocks(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -212,12 +242,13 @@ def _operand_bytes(
     layouts: Layouts,
     stored: dict[str, int],
     stage: int,
-) -> tuple[int, int]:
-    """Return (bytes of operands that are brought into another layout, message buffers for them).
+) -> tuple[int, int, int]:
+    """Return the bytes of operands that are new, of those brought into another layout, of buffers.
 
     `stored` has the bytes of every tensor that is in memory. An input that has a layout of its own
-    and is read for the first time is added to it.
+    and is read for the first time is new, and added to it.
     """
+    new = 0
     gathered = 0
     buffers = 0
     for operand, name in enumerate(vertex.inputs):
@@ -225,6 +256,7 @@ def _operand_bytes(
         wanted = operand_cuts(graph, vertex.name, operand, states[vertex.name])
         if tensor.is_input and name not in stored and name in layouts:
             stored[name] = block_bytes(tensor, mesh, layouts[name])
+            new += stored[name]
             if None in layouts[name]:
                 buffers = max(buffers, staging(stored[name], mesh.ranks, stage))
         needed = needed_of(vertex, name, tensor.bound)
@@ -253,7 +285,7 @@ def _operand_bytes(
             if name in stored or None in wanted:
                 largest = max(stored.get(name, 0), size)
                 buffers = max(buffers, staging(largest, mesh.ranks, stage))
-    return gathered, buffers
+    return new, gathered, buffers
 
 
 def peak_bound(

@@ -61,6 +61,7 @@ class Options:
     # because the step is run again from its inputs if one of them is nan.
     donate: bool = False
     nan_checked: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # vertices that are computed before all others
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None

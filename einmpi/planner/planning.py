@@ -15,9 +15,19 @@ from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
 from einmpi.planner.donation import blocked_products, updatable_in_place
 from einmpi.planner.factor import factor, repeated_layers
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import Labels, Layouts, least_bytes, peak_bound, peak_bytes, stage_of
+from einmpi.planner.memory import (
+    Labels,
+    Layouts,
+    block_bytes,
+    least_bytes,
+    output_cuts,
+    peak_bound,
+    peak_bytes,
+    stage_of,
+)
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import bills
+from einmpi.planner.order import Constraints, orders_that_free_early
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.placement import place
 from einmpi.planner.plan import Options, Plan
@@ -39,6 +49,7 @@ class _Attempt:
     peak: int  # bytes
     least: int  # bytes in which it can be done when everything possible is kept outside
     states: States
+    graph: EinGraph  # in the order that has this peak
 
 
 @dataclass
@@ -199,18 +210,17 @@ class Planning:
         Where none does, return one that keeps some tensors outside of memory at times.
         """
         limit = self.options.memory
-        donated = self.options.carry.values() if self.options.donate else ()
-        bound = peak_bound(self.graph, self.mesh.ranks, self.resident, donated)
+        bound = 0 if limit is None else self.peak_bound()
         attempts: list[_Attempt] = []
         previous: States | None = None
         for price in _memory_prices():
             found = self.solve(price)
-            peak = self.peak(found.states)
+            graph, peak = self.in_best_order(found.states)
             if limit is None or peak <= limit:
                 exact = found.exact and not price and not self.prescribed
-                plan = self.describe(found.states, peak, exact)
+                plan = self.describe(graph, found.states, peak, exact)
                 return plan if limit is None else self.reading_ahead(plan, found.states, limit)
-            attempts.append(_Attempt(peak, self.least(found.states), found.states))
+            attempts.append(_Attempt(peak, self.least(found.states), found.states, graph))
             if limit < bound and (price or peak == bound):
                 # No plan fits, so a higher price would not help.
                 spilling = self.spilling(limit, attempts)
@@ -238,12 +248,26 @@ class Planning:
             raise InputError("memory", what, expected)
         return spilling
 
+    def peak_bound(self) -> int:
+        """Return what no plan is expected to stay below, whatever the order of vertices."""
+        donated = self.options.carry.values() if self.options.donate else ()
+        nbytes = {}
+        for vertex in self.graph.vertices:
+            takes_none = vertex.name in self.resident or vertex.name in donated
+            nbytes[vertex.name] = 0 if takes_none else -(-vertex.nbytes // self.mesh.ranks)
+        constraints = Constraints(nbytes, first=self.options.first)
+        bounds = []
+        for graph in (self.graph, *orders_that_free_early(self.graph, constraints)):
+            bounds.append(peak_bound(graph, self.mesh.ranks, self.resident, donated))
+        return min(bounds)
+
     def reading_ahead(self, plan: Plan, states: States, limit: int) -> Plan:
         """Return the plan with the rest of the limit used for reading files ahead.
 
         At most, all files are read before the first vertex.
         """
-        peak = min(limit, self.peak(states, self.options.files))
+        labels, layouts = self.named(states)
+        peak = min(limit, self.peak(plan.graph, labels, layouts, self.options.files))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 
     def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:
@@ -252,7 +276,7 @@ class Planning:
         if not possible:
             return None
         best = min(possible, key=lambda attempt: attempt.peak)
-        plan = self.describe(best.states, limit, exact=False)
+        plan = self.describe(best.graph, best.states, limit, exact=False)
         # What leaves memory and comes back has memory of its own.
         return replace(plan, spilled=best.peak - limit, updatable={}, blocked=())
 
@@ -310,13 +334,49 @@ class Planning:
 
     # ---- the plan -------------------------------------------------------------------------------
 
-    def peak(self, found: States, early: Sequence[str] = ()) -> int:
-        """Return the peak memory of states, with the inputs in `early` read from the start."""
-        stage = stage_of(self.options.memory)
+    def in_best_order(self, found: States) -> tuple[EinGraph, int]:
+        """Return the graph in the order that needs least memory with these states, and its peak.
+
+        It stays in the given order if no other one is found to need less.
+        """
         states, layouts = self.named(found)
-        updatable = self.updatable(states, layouts)
+        best = self.graph
+        peak = self.peak(best, states, layouts)
+        constraints = self.constraints(states, layouts)
+        for graph in orders_that_free_early(self.graph, constraints):
+            other_peak = self.peak(graph, states, layouts)
+            if other_peak < peak:
+                best = graph
+                peak = other_peak
+        return best, peak
+
+    def constraints(self, states: Labels, layouts: Layouts) -> Constraints:
+        """Return what the order of vertices has to respect, and the memory of each tensor."""
+        updatable = self.updatable(self.graph, states, layouts)
+        updates = {output: name for name, output in updatable.items()}
+        nbytes = {}
+        for vertex in self.graph.vertices:
+            cuts = layouts.get(vertex.name)
+            takes_none = vertex.name in self.resident
+            if vertex.name in updates:
+                takes_none = self.options.donate
+            if cuts is None and vertex.is_input:
+                takes_none = True  # it is there for its only reader
+            elif cuts is None:
+                cuts = output_cuts(self.graph, vertex.name, states[vertex.name])
+            nbytes[vertex.name] = 0
+            if cuts is not None and not takes_none:
+                nbytes[vertex.name] = block_bytes(vertex, self.mesh, cuts)
+        return Constraints(nbytes, updates, self.options.nan_checked, self.options.first)
+
+    def peak(
+        self, graph: EinGraph, states: Labels, layouts: Layouts, early: Sequence[str] = ()
+    ) -> int:
+        """Return the peak memory of a graph, with the inputs in `early` read from the start."""
+        stage = stage_of(self.options.memory)
+        updatable = self.updatable(graph, states, layouts)
         return peak_bytes(
-            self.graph,
+            graph,
             self.mesh,
             states,
             layouts,
@@ -324,21 +384,21 @@ class Planning:
             stage,
             early,
             in_place=updatable.values() if self.options.donate else (),
-            blocked=self.blocked(states, layouts, updatable),
+            blocked=self.blocked(graph, states, layouts, updatable),
         )
 
-    def updatable(self, states: Labels, layouts: Layouts) -> dict[str, str]:
+    def updatable(self, graph: EinGraph, states: Labels, layouts: Layouts) -> dict[str, str]:
         """Return the inputs that can be updated in place, each with the output that it becomes."""
         return updatable_in_place(
-            self.graph, self.mesh, states, layouts, self.options.carry, self.options.nan_checked
+            graph, self.mesh, states, layouts, self.options.carry, self.options.nan_checked
         )
 
     def blocked(
-        self, states: Labels, layouts: Layouts, updatable: Mapping[str, str]
+        self, graph: EinGraph, states: Labels, layouts: Layouts, updatable: Mapping[str, str]
     ) -> tuple[str, ...]:
         """Return the vertices that are computed block by block, together with the next one."""
         return blocked_products(
-            self.graph, self.mesh, states, layouts, self.resident, updatable.values()
+            graph, self.mesh, states, layouts, self.resident, updatable.values()
         )
 
     def least(self, found: States) -> int:
@@ -366,26 +426,29 @@ class Planning:
                 states[name] = tuple(label_or_none[symbol] for symbol in symbols)
         return states, layouts
 
-    def describe(self, found: States, peak: int, exact: bool) -> Plan:
-        """Return the plan with these states; `exact` if the search has proven them best."""
+    def describe(self, graph: EinGraph, found: States, peak: int, exact: bool) -> Plan:
+        """Return the plan with these states; `exact` if the search has proven them best.
+
+        The graph is that of the problem, in the order in which it is computed.
+        """
         states, layouts = self.named(found)
         symbols = {name: found[number] for name, number in self.problem.number.items()}
-        costs = bills(self.graph, self.mesh, symbols, self.resident, self.pinned, self.prices)
+        costs = bills(graph, self.mesh, symbols, self.resident, self.pinned, self.prices)
         words = sum(bill.words.total for bill in costs.values())
         # The certificate is about words: a plan with another objective is no lower bound.
         fewest_words = exact and self.mesh.nodes == 1 and not self.rates
         bound = words
         if not fewest_words:
-            bound = lower_bound_words(self.graph, self.mesh.ranks, self.resident)
+            bound = lower_bound_words(graph, self.mesh.ranks, self.resident)
         partitionings = self.partitionings
         if not partitionings:
             partitionings = {}
             for name, state in states.items():
-                einsum = self.graph[name].computed_einsum
+                einsum = graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
-        updatable = self.updatable(states, layouts)
+        updatable = self.updatable(graph, states, layouts)
         return Plan(
-            graph=self.graph,
+            graph=graph,
             mesh=self.mesh,
             ranks=self.ranks,
             strategy=self.options.strategy,
@@ -395,11 +458,11 @@ class Planning:
             peak=peak,
             kind="exact" if words == bound else "gap",
             lower_bound=bound,
-            paper_cost=graph_cost(self.graph, partitionings),
+            paper_cost=graph_cost(graph, partitionings),
             notes=self.notes,
             resident=self.resident,
             updatable=updatable,
-            blocked=self.blocked(states, layouts, updatable),
+            blocked=self.blocked(graph, states, layouts, updatable),
             nan_checked=self.options.nan_checked,
             donate=self.options.donate,
             memory=self.options.memory,

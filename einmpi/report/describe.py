@@ -67,6 +67,9 @@ def _program_lines(job: Job, made_earlier: Collection[str], unused: Iterable[str
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
     for name in sorted(unused):
         lines.append(f"unused   {name}")
+    if job.loop is not None:
+        for statement in job.loop.written_out:
+            lines.append(f"train    {printable(statement)}")
     for when, graph in graphs.items():
         for vertex in graph.computed:
             fused = ""

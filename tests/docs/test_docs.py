@@ -373,7 +373,7 @@ def modules_of(*rooms):
 
 # The modules that read what users write.
 READERS = (
-    *modules_of("graph", "language", "job"),
+    *modules_of("graph", "language", "training", "job"),
     ROOT / "einmpi/files/hdf5/datasets.py",
     ROOT / "einmpi/files/hdf5/links.py",
     ROOT / "einmpi/files/hdf5/opening.py",
@@ -451,7 +451,7 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
         made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
-    for name in ("language.md", "job_file.md", "gradients.md"):
+    for name in ("language.md", "job_file.md", "gradients.md", "training.md"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         Page(PAGES[name], tmp_path / name).run(skip=["console"])
@@ -535,6 +535,7 @@ def allowed_keys(tmp_path, text):
         ("## Run", "run.nonsense = 1"),
         ("## Roles", "roles.nonsense = 1"),
         ("## Loop", "loop.nonsense = 1"),
+        ("## Train", "loop.steps = 1\ntrain.nonsense = 1"),
         ("## Inputs", "inputs.X.nonsense = 1"),
         ("## Outputs", "outputs.Z.nonsense = 1"),
     ],

@@ -284,7 +284,7 @@ def test_toml_that_python_cannot_hold():
 
 # ---- keys, types, choices -----------------------------------------------------------------------
 
-TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles, loop"
+TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles, loop, train"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,200 @@
+"""Orders of a graph's vertices in which tensors are freed early."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+
+# For a unit, the key by which it is chosen among those that are ready: the least is computed next.
+Priority = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What an order has to respect besides the graph itself.
+
+    Attributes
+    ----------
+    nbytes : mapping of str to int
+        The memory of each tensor on a rank; 0 for those that take none of their own.
+    updates : mapping of str to str
+        Outputs that are written over an input, and that input: all other vertices that read it
+        come before, if they do so in the given order.
+    checked : collection of str
+        Tensors that come before all updates, if they do so in the given order.
+    first : collection of str
+        Vertices that stay at the beginning, in the given order.
+    """
+
+    nbytes: Mapping[str, int]
+    updates: Mapping[str, str] = field(default_factory=dict)
+    checked: Collection[str] = ()
+    first: Collection[str] = ()
+
+
+def orders_that_free_early(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
+    """Yield the graph in orders that may need less memory. The time is about linear in its size.
+
+    The first takes, of all vertices that can be computed, the one after which the memory in use has
+    grown least. The second one keeps to the given order, but brings forward what needs no memory.
+    """
+    units = _units(graph, constraints)
+    for keeps_order in (False, True):
+        order = _Ordering(graph, units, constraints, keeps_order).order()
+        yield replace(graph, vertices=(*graph.inputs, *order))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Vertices that are computed one after another: an update, with what only it reads."""
+
+    vertices: tuple[Vertex, ...]
+    reads: tuple[str, ...]  # tensors from outside, each once
+    nbytes: int  # of its results that are left when it is complete
+    needs: tuple[str, ...]  # vertices that come before
+
+
+def _units(graph: EinGraph, constraints: Constraints) -> list[_Unit]:
+    """Return the units of a graph, in its order. A product stays with the update that it is for."""
+    earlier = _required_before(graph, constraints)
+    joined: dict[str, Vertex] = {}  # update → the last vertex before it that only it reads
+    for vertex in graph.computed:
+        readers = graph.consumers[vertex.name]
+        if len(readers) != 1 or graph.is_output(vertex.name):
+            continue
+        update = readers[0]
+        # Another update that must come after the vertex may have to come before this one.
+        is_free = not any(name in constraints.updates.values() for name in vertex.inputs)
+        if update in constraints.updates and is_free and vertex.name not in constraints.checked:
+            joined[update] = vertex
+    joined_names = {vertex.name for vertex in joined.values()}
+    units = []
+    for vertex in graph.computed:
+        if vertex.name in joined_names:
+            continue
+        vertices: tuple[Vertex, ...] = (vertex,)
+        if vertex.name in joined:
+            vertices = (joined[vertex.name], vertex)
+        names = [each.name for each in vertices]
+        reads: dict[str, None] = {}
+        needs: dict[str, None] = {}
+        for each in vertices:
+            reads.update(dict.fromkeys(name for name in each.inputs if name not in names))
+            needs.update(dict.fromkeys(name for name in earlier.get(each.name, ())))
+        needs.update(dict.fromkeys(name for name in reads if not graph[name].is_input))
+        units.append(_Unit(vertices, tuple(reads), constraints.nbytes[vertex.name], tuple(needs)))
+    return units
+
+
+def _required_before(graph: EinGraph, constraints: Constraints) -> dict[str, list[str]]:
+    """Return, for each update, the vertices that must be computed before its input is lost."""
+    position = graph.position
+    found: dict[str, list[str]] = {}
+    for output, name in constraints.updates.items():
+        others = [*graph.consumers[name], *constraints.checked]
+        found[output] = [other for other in others if position[other] < position[output]]
+    return found
+
+
+class _Ordering:
+    """The state of memory while units are chosen one by one."""
+
+    def __init__(
+        self, graph: EinGraph, units: list[_Unit], constraints: Constraints, keeps_order: bool
+    ) -> None:
+        self.graph = graph
+        self.units = units
+        self.nbytes = constraints.nbytes
+        self.keeps_order = keeps_order
+        self.first = frozenset(constraints.first)
+        self.readers: dict[str, list[int]] = {vertex.name: [] for vertex in graph.vertices}
+        self.waiting_for: list[int] = []  # of each unit: how many vertices must come before
+        self.unblocks: dict[str, list[int]] = {}  # vertex → units that wait for it
+        for number, unit in enumerate(units):
+            self.waiting_for.append(len(unit.needs))
+            for name in unit.reads:
+                self.readers[name].append(number)
+            for name in unit.needs:
+                self.unblocks.setdefault(name, []).append(number)
+        self.readers_left = {name: len(numbers) for name, numbers in self.readers.items()}
+        self.is_done = [False] * len(units)
+        # How much more memory is in use after each unit than before it.
+        self.growth = [self._growth_at_first(unit) for unit in units]
+        self.ready: list[tuple[Priority, int]] = []  # a heap; entries that are outdated stay in it
+
+    def _growth_at_first(self, unit: _Unit) -> int:
+        growth = unit.nbytes
+        for name in unit.reads:
+            if self.graph[name].is_input:
+                growth += self.nbytes[name]
+            if self._can_be_freed(name) and self.readers_left[name] == 1:
+                growth -= self.nbytes[name]
+        return growth
+
+    def _can_be_freed(self, name: str) -> bool:
+        return not self.graph.is_output(name)
+
+    def _priority(self, number: int) -> Priority:
+        """Return the key of a unit; of equal ones, the first in the given order is taken."""
+        growth = self.growth[number]
+        if self.keeps_order:
+            growth = min(growth, 1)  # all that needs more memory counts alike
+        return growth, number
+
+    def _push(self, number: int) -> None:
+        heapq.heappush(self.ready, (self._priority(number), number))
+
+    def order(self) -> list[Vertex]:
+        """Return all computed vertices in the order found."""
+        for number, count in enumerate(self.waiting_for):
+            if not count:
+                self._push(number)
+        chosen: list[int] = []
+        for number, unit in enumerate(self.units):
+            if unit.vertices[-1].name in self.first:
+                self._take(number)
+                chosen.append(number)
+        while self.ready:
+            priority, number = heapq.heappop(self.ready)
+            if not self.is_done[number] and priority == self._priority(number):
+                self._take(number)
+                chosen.append(number)
+        order: list[Vertex] = []
+        for number in chosen:
+            order += self.units[number].vertices
+        assert len(order) == len(self.graph.computed), "the constraints contradict each other"
+        return order
+
+    def _take(self, number: int) -> None:
+        """Note that a unit is computed next."""
+        self.is_done[number] = True
+        unit = self.units[number]
+        for name in unit.reads:
+            self._note_read(name)
+        for vertex in unit.vertices:
+            for other in self.unblocks.get(vertex.name, ()):
+                self.waiting_for[other] -= 1
+                if not self.waiting_for[other]:
+                    self._push(other)
+
+    def _note_read(self, name: str) -> None:
+        """Update what the other readers of a tensor need, now that one has read it."""
+        readers = self.readers[name]
+        is_first = self.readers_left[name] == len(readers)
+        self.readers_left[name] -= 1
+        is_loaded_now = is_first and self.graph[name].is_input
+        is_read_once_more = self.readers_left[name] == 1 and self._can_be_freed(name)
+        if not self.nbytes[name] or not (is_loaded_now or is_read_once_more):
+            return
+        for other in readers:
+            if self.is_done[other]:
+                continue
+            if is_loaded_now:
+                self.growth[other] -= self.nbytes[name]
+            if is_read_once_more:
+                self.growth[other] -= self.nbytes[name]
+            if not self.waiting_for[other]:
+                self._push(other)

@@ -1,0 +1,1 @@
+"""Training written out as statements: gradients, optimisers and their state."""

@@ -1,0 +1,175 @@
+"""What is trained and how: the settings of [train] and of `einmpi.train`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeAlias
+
+from einmpi.errors import InputError, one_of
+from einmpi.language.toml_document import show
+from einmpi.training.optimizers import OPTIMIZERS, Optimizer, optimizer_named
+
+# Where a key of the settings is, for messages: place("optimizer", "rate").
+Place: TypeAlias = Callable[..., str]
+
+MOST_BATCHES_ACCUMULATED = 2**31
+_COMMON_OPTIONS = ("name", "rate", "decay", "clip")
+_POSITIVE = "a number above 0"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained and how.
+
+    Attributes
+    ----------
+    loss : str
+        The tensor without dimensions that becomes less.
+    parameters : tuple of str
+        The inputs that change.
+    optimizer : Optimizer
+        How they change.
+    options : mapping of str to float
+        The numbers of the optimiser, by name.
+    rate : float or str
+        The rate, or an expression in the language.
+    decay : float
+        The decay of weights.
+    clip : float or None
+        The greatest norm of all gradients together.
+    accumulate : int
+        The number of batches whose mean gradient makes one update.
+    place : Place
+        Where a setting is, for messages.
+    """
+
+    loss: str
+    parameters: tuple[str, ...]
+    optimizer: Optimizer
+    options: Mapping[str, float]
+    rate: float | str
+    decay: float
+    clip: float | None
+    accumulate: int
+    place: Place
+
+
+def make_training(
+    place: Place,
+    loss: Any,
+    parameters: Any,
+    optimizer: Any,
+    accumulate: Any = None,
+) -> Training:
+    """Return checked settings. What they say of the program is checked when it is written out."""
+    if not isinstance(loss, str):
+        what = "there is no loss" if loss is None else f"the loss is {show(loss)}"
+        raise InputError(place("loss"), what, "the name of a tensor without dimensions")
+    names = _checked_names(place, parameters)
+    if isinstance(optimizer, str):
+        optimizer = {"name": optimizer}
+    example = '{ name = "adamw", rate = 0.001 }'
+    if not isinstance(optimizer, Mapping):
+        what = "there is no optimizer"
+        if optimizer is not None:
+            what = f"the optimizer is {show(optimizer)}"
+        raise InputError(place("optimizer"), what, f"a table such as {example}")
+    name = optimizer.get("name")
+    if not isinstance(name, str):
+        what = "the optimizer has no name"
+        if name is not None:
+            what = f"the name of the optimizer is {show(name)}"
+        raise InputError(place("optimizer", "name"), what, one_of(tuple(OPTIMIZERS)))
+    record = optimizer_named(place("optimizer", "name"), name)
+    known = (*_COMMON_OPTIONS, *record.options)
+    for key in optimizer:
+        if key not in known:
+            what = f"{name} has no option {show(key)}"
+            raise InputError(place("optimizer", key), what, one_of(known, str(key)))
+    options = {}
+    for key, option in record.options.items():
+        value = _number(place, optimizer, key, option.default, option.range_text)
+        if not option.least <= value < option.end:
+            what = f"{key} is {show(optimizer[key])}"
+            raise InputError(place("optimizer", key), what, option.range_text)
+        options[key] = value
+    decay = _number(place, optimizer, "decay", record.decay, "a number of at least 0")
+    if decay < 0:
+        raise InputError(
+            place("optimizer", "decay"),
+            f"decay is {show(optimizer['decay'])}",
+            "a number of at least 0",
+        )
+    clip = None
+    if optimizer.get("clip") is not None:
+        clip = _number(place, optimizer, "clip", 1.0, _POSITIVE)
+        if clip <= 0:
+            raise InputError(
+                place("optimizer", "clip"), f"clip is {show(optimizer['clip'])}", _POSITIVE
+            )
+    return Training(
+        loss=loss,
+        parameters=names,
+        optimizer=record,
+        options=options,
+        rate=_checked_rate(place, optimizer, record),
+        decay=decay,
+        clip=clip,
+        accumulate=_checked_count(place, accumulate),
+        place=place,
+    )
+
+
+def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
+    expected = 'a list of inputs such as ["W1", "b1"]'
+    if not isinstance(parameters, list | tuple):
+        what = "there are no parameters to train"
+        if parameters is not None:
+            what = f"parameters is {show(parameters)}"
+        raise InputError(place("parameters"), what, expected)
+    if not parameters:
+        raise InputError(place("parameters"), "there are no parameters to train", expected)
+    for number, name in enumerate(parameters):
+        if not isinstance(name, str):
+            raise InputError(place("parameters", number), f"parameters has {show(name)}", expected)
+        if name in parameters[:number]:
+            what = f"{name} is in parameters twice"
+            raise InputError(place("parameters", number), what, "each name once")
+    return tuple(parameters)
+
+
+def _number(
+    place: Place, optimizer: Mapping[str, Any], key: str, default: float, expected: str
+) -> float:
+    """Return a finite number of the optimiser's table, the default without the key."""
+    value = optimizer.get(key)
+    if value is None:
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not isfinite(value):
+        raise InputError(place("optimizer", key), f"{key} is {show(value)}", expected)
+    return float(value)
+
+
+def _checked_rate(place: Place, optimizer: Mapping[str, Any], record: Optimizer) -> float | str:
+    rate = optimizer.get("rate")
+    if isinstance(rate, str):
+        return rate
+    expected = f'{_POSITIVE}, or an expression such as "0.1 * 0.99**step"'
+    number = _number(place, optimizer, "rate", record.rate, expected)
+    if number <= 0:
+        raise InputError(place("optimizer", "rate"), f"rate is {show(rate)}", expected)
+    return number
+
+
+def _checked_count(place: Place, accumulate: Any) -> int:
+    if accumulate is None:
+        return 1
+    is_count = type(accumulate) is int and 1 <= accumulate <= MOST_BATCHES_ACCUMULATED
+    if not is_count:
+        expected = f"an integer from 1 to 2**31 = {MOST_BATCHES_ACCUMULATED}"
+        raise InputError(place("accumulate"), f"accumulate is {show(accumulate)}", expected)
+    number: int = accumulate
+    return number
