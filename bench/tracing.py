@@ -21,8 +21,8 @@ from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.process.notes import activity_writer
-from einmpi.report.observe import Observer
-from einmpi.report.record import Recorder
+from einmpi.report.recording.observe import Observer
+from einmpi.report.recording.record import Recorder
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
 CALLS = 100_000

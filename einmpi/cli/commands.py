@@ -58,24 +58,32 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
 def _present(options: argparse.Namespace, report: Report) -> None:
     """Print the summary of a run and write the files that flags ask for."""
     from einmpi.process.terminal import columns
-    from einmpi.report.summary import vertex_times
-    from einmpi.report.terminal import summary_text
-    from einmpi.report.trace import write_trace
+    from einmpi.report.recording.summary import vertex_times
+    from einmpi.report.recording.trace import write_trace
+    from einmpi.report.terminal import loop_summary_text, summary_text
 
     timeline = report.timeline
     text = str(report)
     data = report.as_json()
-    if timeline is not None:
+    if timeline is not None and not report.loops:
         times = vertex_times(timeline, [vertex.name for vertex in report.plan.graph.vertices])
         is_requested = is_recording_requested(options)
         if is_requested:
             data["vertices"] = [each.as_json() for each in times]
         if options.summary or not is_requested or columns(sys.stdout):
             text += "\n" + summary_text(times, report.totals.peak, report.plan.peak)
-        if options.trace:
-            write_trace(options.trace, timeline)
+    if options.summary:
+        for number, loop in enumerate(report.loops, 1):
+            title = f"loop {number} of {len(report.loops)}" if len(report.loops) > 1 else ""
+            summary = loop_summary_text(title, loop)
+            if summary:
+                text += "\n" + summary
+    if options.trace and timeline is not None:
+        write_trace(options.trace, timeline)
     if options.report:
-        _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
+        # The traced steps of a loop may lie far apart: a page has no room for what is between.
+        shown = None if report.loops else timeline
+        _write_report(options, report.job, report.plan, measured=data, timeline=shown)
     print_or_write(options, text, data)
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from einmpi.files.datasets import Dataset
     from einmpi.job.job import Job
     from einmpi.planner.plan import Plan
+    from einmpi.report.recording.timeline import Timeline
     from einmpi.report.results import LoopReport, Report, Startup, Totals
-    from einmpi.report.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ def checked_job(options: argparse.Namespace) -> Job:
         _check_loop_flags(options)
     elif options.command == "run":
         checkpoint_interval(options)
+        if options.trace_steps is not None:
+            raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
@@ -93,6 +95,8 @@ def _check_run_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
     check_checkpoint_flags(options)
+    if options.trace_steps is not None and options.trace is None:
+        raise InputError("--trace-steps", "there is no file for a trace", "--trace FILE.json")
     if options.checkpoint is not None and options.repeat > 1:
         problem = f"it cannot be combined with --repeat {options.repeat}"
         raise InputError("--checkpoint", problem, "only one of them")
@@ -102,6 +106,19 @@ def _check_loop_flags(options: argparse.Namespace) -> None:
     """Refuse flags that a run with a loop does not have."""
     if options.repeat > 1:
         raise InputError("--repeat", "the job has a loop", "--steps to run more steps")
-    for flag in ("--trace", "--summary"):
-        if getattr(options, flag.removeprefix("--")):
-            raise InputError(flag, "the steps of a loop are not recorded", "a job without a loop")
+    traced_steps(options)
+
+
+def traced_steps(options: argparse.Namespace) -> range | None:
+    """Return the steps of a loop that --trace-steps asks for: 7 or 100:103, as in a slice."""
+    text = options.trace_steps
+    if text is None:
+        return None
+    match = re.fullmatch(r" *([0-9]{1,15}) *(?:: *([0-9]{1,15}) *)?", text)
+    if match is None:
+        raise InputError("--trace-steps", f"{text!r} requested", "a step, or FIRST:END")
+    first = int(match[1])
+    end = first + 1 if match[2] is None else int(match[2])
+    if end <= first:
+        raise InputError("--trace-steps", f"{text!r} has no step", "FIRST below END")
+    return range(first, end)

@@ -351,6 +351,13 @@ OPTIONS = (
         metavar="FILE.json",
     ),
     Option(
+        ("--trace-steps",),
+        "output",
+        ("run",),
+        "steps of a loop to trace, from 0; the first and the last 3 by default",
+        metavar="FIRST:END",
+    ),
+    Option(
         ("--summary",),
         "output",
         ("run",),

@@ -72,7 +72,7 @@ def _run_schedule(
     from einmpi.checkpoint.resume import prepare
     from einmpi.compiled.inputs import Inputs
     from einmpi.process.notes import activity_writer
-    from einmpi.report.observe import Observer
+    from einmpi.report.recording.observe import Observer
 
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     compiled, plan, schedule, given = prepare(
@@ -160,7 +160,7 @@ def is_recording_requested(options: argparse.Namespace) -> bool:
 
 def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) -> bool:
     """Return whether to record the times of all steps: on request, or for a user at a terminal."""
-    from einmpi.report.observe import is_interactive
+    from einmpi.report.recording.observe import is_interactive
 
     if is_recording_requested(options):
         return True

@@ -6,10 +6,11 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from einmpi.cli.finished import FinishedRun
-from einmpi.cli.job_options import loop_interval
+from einmpi.cli.job_options import loop_interval, traced_steps
 from einmpi.errors import InputError
 from einmpi.units import counted
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from einmpi.loops.running import LoopRun
     from einmpi.loops.sequence import LoopSequence
     from einmpi.planner.plan import Options
+    from einmpi.report.recording.loop_record import LoopRecorder
     from einmpi.report.results import LoopReport
+    from einmpi.schedule.steps import Step
 
 
 def run_loops(
@@ -53,6 +56,7 @@ def run_loops(
     note = activity_writer(comm.rank)
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     loops = LoopSequence(job, comm, plan_options, checkpoints)
+    recorders: dict[int, LoopRecorder] = {}  # of each loop, if it is recorded
     seconds_once: dict[int, float] = {}  # of each loop, before its first step
     steps_before: dict[int, int] = {}  # that an earlier run has done
     planned: list[float] = []
@@ -70,6 +74,8 @@ def run_loops(
                 history = history_file(run.loop.history, outputs_claim)
                 run.history_file = stack.enter_context(closing(history))
             run.step.on_step, run.on_row = stack.enter_context(progress.shown(note))
+            if options.command == "run" and (options.trace or options.summary):
+                recorders[run.number] = _start_recording(run, traced_steps(options), which)
             yield
         run.step.backend.wait()
 
@@ -77,8 +83,30 @@ def run_loops(
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
         before = steps_before.get(run.number, each.steps)
-        reports.append(_loop_report(run, each, before, seconds_once.get(run.number, 0.0)))
+        report = _loop_report(run, each, before, seconds_once.get(run.number, 0.0))
+        if run.number in recorders:
+            record = recorders[run.number].finish(run.plan.graph)
+            report = replace(report, record=record)
+        reports.append(report)
     return _finished_run(loops, result, reports, planned[0])
+
+
+def _start_recording(run: LoopRun, chosen: range | None, name: str) -> LoopRecorder:
+    """Record the steps of a loop, besides what is called for its progress. All ranks call it."""
+    from einmpi.report.recording.loop_record import LoopRecorder
+
+    recorder = LoopRecorder(run.comm, run.schedule, run.step.backend.wait, chosen, name)
+    show_progress = run.step.on_step
+
+    def on_step(step: Step) -> None:
+        recorder.on_schedule_step(step)
+        if show_progress is not None:
+            show_progress(step)
+
+    run.step.on_step = on_step
+    run.on_computed = recorder.end_step
+    recorder.begin()
+    return recorder
 
 
 def _finished_run(
@@ -89,6 +117,7 @@ def _finished_run(
     `planned` is the time at which the first loop was planned.
     """
     from einmpi.loops.planning import joined_plans
+    from einmpi.report.recording.loop_record import loops_timeline
     from einmpi.report.results import totals
 
     measured = loops.runs[0].measured
@@ -97,6 +126,7 @@ def _finished_run(
     files = {}
     for run in loops.runs:
         files.update(run.step.files)
+    records = [report.record for report in reports if report.record is not None]
     return FinishedRun(
         plan=joined_plans([run.plan for run in loops.runs]),
         outputs=result.outputs,
@@ -109,6 +139,7 @@ def _finished_run(
         seconds_running=measured.seconds,
         seconds_all=[measured.seconds],
         work=loops.runs[0].step.work.text,
+        timeline=loops_timeline(records) if records else None,
         loops=reports,
         checkpoints=loops.checkpoints,
     )

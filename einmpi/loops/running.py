@@ -78,6 +78,7 @@ class LoopRun:
         self.comm = comm
         self.options = options
         self.on_row = on_row
+        self.on_computed: Callable[[int], None] | None = None  # after the work of each step
         self.checkpoints = checkpoints
         self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job, loop)
@@ -213,6 +214,8 @@ class LoopRun:
                 blocks, measured = self.step.run_blocks(
                     self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
+                if self.on_computed is not None:
+                    self.on_computed(number)
                 if self.batches is not None:
                     measured = self.batches.with_reading(measured)
                 self.measured = self.measured.plus(measured)

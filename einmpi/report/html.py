@@ -22,7 +22,7 @@ from einmpi.report.graph_picture import graph_picture
 from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
-from einmpi.report.timeline import Timeline
+from einmpi.report.recording.timeline import Timeline
 from einmpi.units import counted, plural
 from einmpi.version import __version__
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.plan import Plan
 from einmpi.report.movement import LayoutUse, layouts_of
-from einmpi.report.timeline import KINDS, Timeline
+from einmpi.report.recording.timeline import KINDS, Timeline
 
 MAX_SPANS = 250_000
 MAX_LABEL_CHARACTERS = 1 << 20

@@ -15,7 +15,7 @@ from einmpi.planner.text.explain import gather_condition, one_level
 from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
-from einmpi.report.timeline import KINDS, Timeline
+from einmpi.report.recording.timeline import KINDS, Timeline
 from einmpi.units import show_bytes, show_count, show_seconds
 
 ROWS_SHOWN = 100  # at first: a browser takes long to lay out thousands of rows
@@ -252,13 +252,12 @@ def _time(seconds: float) -> str:
 
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """Return a table of the strategies, with the plan of this page marked."""
+    rows = []
     if len(plan.loops) > 1:
-        heads = comparison.rows[0]
-        rows = []
-        for each, cells in zip(comparison.plans, comparison.rows[1:], strict=True):
-            texts = [_left(cells[0]), *map(_cell, cells[1:])]
-            rows.append(_strategy_row(plan, each, texts))
-        return _strategies(heads, rows, (0,), comparison)
+        for each, texts in zip(comparison.plans, comparison.rows[1:], strict=True):
+            cells = [_left(texts[0]), *map(_cell, texts[1:])]
+            rows.append(_strategy_row(plan, each, cells))
+        return _strategies(comparison.rows[0], rows, (0,), comparison)
     heads = (
         "strategy",
         "moved",
@@ -269,7 +268,6 @@ def comparison_table(plan: Plan, comparison: Comparison) -> str:
         "paper's cost",
     )
     most = max((each.bytes_predicted for each in comparison.plans), default=0)
-    rows = []
     for each in comparison.plans:
         cells = [
             _left(each.strategy),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from einmpi.comm.base import Comm
 from einmpi.process.abort import on_abort
 from einmpi.process.terminal import CLEAR, screen
-from einmpi.report.record import Work, work_of
+from einmpi.report.recording.record import Work, work_of
 from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step

@@ -20,7 +20,8 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import LoopPlan
 from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.software import blas_name, current_date, loaded_blas, software_versions
-from einmpi.report.timeline import Timeline
+from einmpi.report.recording.loop_record import LoopRecord
+from einmpi.report.recording.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
 NORM_BLOCK_ELEMENTS = 2**20
@@ -147,6 +148,7 @@ class LoopReport:
     bytes_a_step: int
     seconds_a_step: float
     peak_planned: int  # before and during the steps
+    record: LoopRecord | None = None  # if the steps were recorded
 
     @property
     def bytes_predicted(self) -> int:
@@ -157,7 +159,7 @@ class LoopReport:
         recorded = {}
         for name, values in self.history.items():
             recorded[name] = [_as_json_number(value) for value in values.tolist()]
-        return {
+        data = {
             "steps": self.steps,
             "done": self.is_done,
             "until": self.until,
@@ -166,6 +168,10 @@ class LoopReport:
             "seconds_a_step": self.seconds_a_step,
             "history": recorded,
         }
+        if self.record is not None:
+            data["steps_traced"] = list(self.record.traced)
+            data["vertices"] = [vertex.as_json() for vertex in self.record.times]
+        return data
 
     def lines(self, name: str = "") -> list[str]:
         """Return how many steps there were and why they ended, and what they recorded last.

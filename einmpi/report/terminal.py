@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.compare import Comparison, cost_in_all
-from einmpi.planner.text.explain import explain, heading, totals, vertex_rows
+from einmpi.planner.text.explain import explain, heading, loops_of, totals, vertex_rows
 from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines
 from einmpi.process.terminal import columns
-from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
+from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
+from einmpi.report.results import LoopReport
+from einmpi.units import counted, plural, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,6 +42,16 @@ def plan_text(plan: Plan) -> str:
     """Return EXPLAIN. On a terminal the vertices that move most are red, and idle ones are dim."""
     if not _on_terminal():
         return explain(plan)
+    texts = []
+    for title, each in loops_of(plan):
+        if title:
+            texts.append(f"{title}\n")
+        texts.append(_rendered_plan(each) + "\n\n")
+    return "".join(texts).rstrip("\n")
+
+
+def _rendered_plan(plan: PlanData) -> str:
+    """Return the plan of a program, or of a loop, for a terminal."""
     moved = [plan.bills[vertex.name].nbytes for vertex in plan.graph.computed]
     most = max(moved, default=0)
     styles = []
@@ -62,14 +75,32 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> str:
-    """Return where the time went.
+    """Return where the time of a run went."""
+    return _times_text("", vertices, summary_notes(peak, planned))
+
+
+def loop_summary_text(title: str, loop: LoopReport) -> str:
+    """Return where the time of all steps of a loop went; empty if they were not recorded."""
+    if loop.record is None:
+        return ""
+    steps = loop.steps - loop.steps_before
+    took = f"{counted(steps, 'step')} in {show_seconds(steps * loop.seconds_a_step)}"
+    pace = f"{1 / loop.seconds_a_step:,.0f} a second" if loop.seconds_a_step else "–"
+    traced = ", ".join(map(str, loop.record.traced))
+    noun = plural(len(loop.record.traced), "step")
+    notes = [("all steps", f"{took}, {pace}"), ("traced", f"{noun} {traced}")]
+    return _times_text(title, loop.record.times, notes)
+
+
+def _times_text(title: str, vertices: Sequence[VertexTimes], notes: Sequence[Note]) -> str:
+    """Return a table of times with its notes.
 
     On a terminal a vertex that mostly waits is red, one that moves longer than it computes yellow.
     """
     rows = summary_rows(vertices)
-    notes = summary_notes(peak, planned)
     if not _on_terminal():
-        return "\n".join([*table_lines(rows), *map(note_line, notes)])
+        lines = [*table_lines(rows), *map(note_line, notes)]
+        return "\n".join([title, *lines] if title else lines)
     styles = []
     for row in rows[1:]:
         computing, moving, waiting = map(float, row[1:4])
@@ -79,7 +110,7 @@ def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> st
             styles.append("yellow")
         else:
             styles.append("")
-    return _render("", rows, 1, styles, notes)
+    return _render(title, rows, 1, styles, notes)
 
 
 def _on_terminal() -> bool:

@@ -590,10 +590,10 @@ def test_json_keys_equal_the_code(tmp_path):
     program = 'program = "NAME = x + sum(X[i])"\n'
     loop = 'epochs = 1\ncarry = { x = "NAME" }\nrecord = ["NAME"]\n'
     (tmp_path / "job.toml").write_text(f"{program}{inputs}\n[loop]\n{loop}")
-    of_loop = {key for key in json_keys(tmp_path) if key.startswith("loop.")}
+    of_loop = {key for key in json_keys(tmp_path, "--summary") if key.startswith("loop.")}
     several = f"\n[[loop]]\n{program}{loop}" * 2
     (tmp_path / "job.toml").write_text(inputs + several)
-    of_loops = {key for key in json_keys(tmp_path) if key.startswith("loops.")}
+    of_loops = {key for key in json_keys(tmp_path, "--summary") if key.startswith("loops.")}
     assert of_loops == {key.replace("loop.", "loops.", 1) for key in of_loop}
     found |= {*of_loop, "loops"}
     shown = []

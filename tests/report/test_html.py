@@ -31,7 +31,7 @@ from einmpi.report.page_data import timeline_data
 from einmpi.report.page_tables import time_by_kind
 from einmpi.report.picture import STYLES, Box, Text, svg
 from einmpi.report.plot import write_plot
-from einmpi.report.timeline import KINDS, Span, Timeline
+from einmpi.report.recording.timeline import KINDS, Span, Timeline
 
 JOBS = ("chain", "attention", "softmax", "distances", "shortest_path")
 

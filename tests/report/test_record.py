@@ -15,10 +15,10 @@ from timelines import recorded_run
 import einmpi
 from einmpi.cli.main import main
 from einmpi.comm import clocks
-from einmpi.report import record
-from einmpi.report.summary import VertexTimes, summary_rows, vertex_times
-from einmpi.report.timeline import KINDS, Span, Timeline
-from einmpi.report.trace import events, write_trace
+from einmpi.report.recording import record
+from einmpi.report.recording.summary import VertexTimes, summary_rows, vertex_times
+from einmpi.report.recording.timeline import KINDS, Span, Timeline
+from einmpi.report.recording.trace import events, write_trace
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Free
 

@@ -63,6 +63,17 @@ def test_a_wide_terminal_shows_the_plain_text_in_colours(terminal, plan):
     assert [line.rstrip() for line in ESCAPE.sub("", shown).split("\n")] == str(plan).split("\n")
 
 
+def test_all_loops_of_a_plan_are_shown(terminal, tmp_path):
+    loop = '[[loop]]\nprogram = "y = x + {}"\nsteps = 3\ncarry.x = "y"\n'
+    loops = loop.format(1) + loop.format(2)
+    (tmp_path / "job.toml").write_text(f'inputs.x = {{ shape = [], random = "ones" }}\n{loops}')
+    plan = einmpi.plan(einmpi.load(tmp_path / "job.toml"), 2)
+    terminal(200)
+    shown = ESCAPE.sub("", plan_text(plan))
+    for text in ("loop 1 of 2", "y ← x + 1", "loop 2 of 2", "y ← x + 2"):
+        assert shown.count(text) == 1
+
+
 def test_a_narrow_terminal_wraps(terminal, plan):
     terminal(80)
     shown = ESCAPE.sub("", plan_text(plan))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einmpi.planner.text.tables import Note, Row
-from einmpi.report.timeline import Span, Timeline
-from einmpi.units import show_bytes
+from einmpi.report.recording.timeline import Span, Timeline
+from einmpi.units import show_bytes, show_count
 
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
@@ -24,13 +24,14 @@ class VertexTimes:
     waiting: float = 0.0
     operations: int = 0
     nbytes: int = 0
+    words: int | None = None  # that moved, in a loop
 
     @property
     def seconds(self) -> float:
         return self.kernel + self.communication + self.waiting
 
     def as_json(self) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {
             "name": self.name,
             "seconds_kernel": self.kernel,
             "seconds_communication": self.communication,
@@ -38,6 +39,9 @@ class VertexTimes:
             "operations": self.operations,
             "bytes": self.nbytes,
         }
+        if self.words is not None:
+            data["words"] = self.words
+        return data
 
 
 @dataclass
@@ -112,6 +116,8 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     if len(order) > 1:
         shown.append(_total("in all", order))
     heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
+    if any(vertex.words is not None for vertex in shown):
+        heads += ("words",)
     return [heads, *map(_row, shown)]
 
 
@@ -128,6 +134,7 @@ def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
         sum(vertex.waiting for vertex in vertices),
         sum(vertex.operations for vertex in vertices),
         sum(vertex.nbytes for vertex in vertices),
+        None if vertices[0].words is None else sum(vertex.words or 0 for vertex in vertices),
     )
 
 
@@ -135,7 +142,7 @@ def _row(vertex: VertexTimes) -> Row:
     imbalance = "–"
     if vertex.kernel:
         imbalance = f"{vertex.slowest_kernel / vertex.kernel:.2f}"
-    return (
+    cells: Row = (
         vertex.name,
         f"{vertex.kernel:.4f}",
         f"{vertex.communication:.4f}",
@@ -144,6 +151,7 @@ def _row(vertex: VertexTimes) -> Row:
         _rate(vertex.nbytes, vertex.communication),
         imbalance,
     )
+    return cells if vertex.words is None else (*cells, show_count(vertex.words))
 
 
 def _rate(amount: int, seconds: float) -> str:

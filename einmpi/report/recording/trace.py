@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einmpi.files.replace import replace_file
-from einmpi.report.timeline import Span, Timeline
+from einmpi.report.recording.timeline import Span, Timeline
 
 PROCESS = 1  # viewers take process 0 for the idle task of a system
 
@@ -50,6 +50,8 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _span_event(span: Span, tick: _TraceTimes) -> dict[str, Any]:
     args: dict[str, Any] = {"step": span.label}
+    if span.during:
+        args["loop"] = span.during
     if span.nbytes:
         args["bytes"] = span.nbytes
     if span.operations:

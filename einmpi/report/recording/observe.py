@@ -12,8 +12,8 @@ from einmpi.comm.base import Comm
 from einmpi.process.abort import on_abort
 from einmpi.process.terminal import columns
 from einmpi.report.progress import Progress
-from einmpi.report.record import Recorder
-from einmpi.report.timeline import Timeline
+from einmpi.report.recording.record import Recorder
+from einmpi.report.recording.timeline import Timeline
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 

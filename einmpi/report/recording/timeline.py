@@ -23,6 +23,7 @@ class Span:
     operations: int = 0  # of a kernel
     group: tuple[int, ...] = ()  # the ranks that exchange or reduce together
     to: int | None = None  # the next of them, in a ring, that gets something from this rank
+    during: str = ""  # in which step of a loop, as text
 
 
 class _Meeting(NamedTuple):

@@ -1,0 +1,1 @@
+"""What every rank did and when, recorded in a run: timelines, traces, summaries."""

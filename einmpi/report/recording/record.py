@@ -1,0 +1,240 @@
+"""A recorder of when a rank does its steps. Rank 0 gathers the records of all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.checkpoint.save import Checkpoints
+from einmpi.comm.base import Comm, uncounted
+from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
+from einmpi.process.first_use import first_use_seconds
+from einmpi.report.recording.timeline import KINDS, Span, Timeline
+from einmpi.schedule.steps import Step
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does, and how much of it."""
+
+    kind: str
+    vertex: str
+    nbytes: int = 0
+    operations: int = 0
+    group: tuple[int, ...] = ()
+    to: int | None = None
+
+
+def work_of(step: Step) -> Work | None:
+    """Return what a step is about; None for a step that reports leave out."""
+    if not step.kind:
+        return None
+    operations = sum(kernel.einsum.operations() for kernel in step.kernels)
+    receiver = None
+    if step.transfer is not None:
+        receiver = next((rank for rank, _ in step.transfer.outgoing()), None)
+    return Work(step.kind, step.vertex, step.nbytes, operations, step.group, receiver)
+
+
+class Recorder:
+    """Records the steps of one run.
+
+    All ranks call `begin` and `finish`; in between, a step costs no more than reading the clock.
+    """
+
+    def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
+        self.comm = comm
+        self.checkpoints = checkpoints
+        self.steps: list[Step] = []
+        self.times: list[float] = []  # when each step began
+        # Seconds that checkpoints and first uses, such as the compilation of kernels, had taken by
+        # then: they do not count towards the step before.
+        self.excluded: list[float] = []
+        self.clocks: list[ClockReading] = []
+
+    def __call__(self, step: Step) -> None:
+        self._note_time()
+        self.steps.append(step)
+
+    def _note_time(self) -> None:
+        self.times.append(perf_counter())
+        excluded = first_use_seconds()
+        if self.checkpoints is not None:
+            excluded += self.checkpoints.seconds
+        self.excluded.append(excluded)
+
+    def begin(self) -> None:
+        self.clocks = compare_clocks(self.comm)
+
+    def finish(self) -> Timeline | None:
+        """Return the timeline of all ranks on rank 0, None on the others."""
+        self._note_time()
+        starts = np.array(self.times)
+        ends = starts[1:] - np.diff(self.excluded)
+        own = OwnSpans()
+        own.add(self.steps, starts[:-1], ends)
+        clocks_after = compare_clocks(self.comm)
+        records = gather_records(self.comm, own.record())
+        if self.comm.rank > 0:
+            return None
+        use_first_clock(records, self.clocks, clocks_after)
+        return timeline_of([[record] for record in records])
+
+
+class OwnSpans:
+    """The spans of this rank, in the form in which it sends them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}  # each with its number
+        self.groups: dict[tuple[int, ...], int] = {}
+        self.times: list[tuple[float, float]] = []
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(
+        self,
+        steps: Sequence[Step],
+        starts: npt.NDArray[np.float64],
+        ends: npt.NDArray[np.float64],
+        during: str = "",
+        repeats: int = 1,
+    ) -> None:
+        """Add steps that have been done one after another; `repeats` of them in one span each.
+
+        `during` says in which step of a loop that was.
+        """
+        for step, start, end in zip(steps, starts.tolist(), ends.tolist(), strict=False):
+            work = work_of(step)
+            if work is None:
+                continue
+            label = " ".join(str(step).split())
+            row = (
+                KINDS.index(work.kind),
+                self._number_of(work.vertex),
+                self._number_of(label),
+                self._number_of(during),
+                work.nbytes * repeats,
+                work.operations * repeats,
+                self.groups.setdefault(work.group, len(self.groups)),
+                _NO_RECEIVER if work.to is None else work.to,
+            )
+            self.rows.append(row)
+            self.times.append((start, end))
+
+    def _number_of(self, text: str) -> int:
+        return self.texts.setdefault(text, len(self.texts))
+
+    def record(self) -> Record:
+        times = np.array(self.times).reshape(-1, 2)
+        rows = np.array(self.rows, np.int64).reshape(-1, _COLUMNS)
+        index = json.dumps([list(self.texts), list(self.groups)]).encode()
+        return Record(times, rows, index)
+
+
+_COLUMNS = 8  # kind, vertex, label, during, bytes, operations, group, to
+_NO_RECEIVER = -1  # for steps that send nothing to a single rank
+
+
+@dataclass
+class Record:
+    """The spans of a rank in the form in which it sends them."""
+
+    times: npt.NDArray[np.float64]  # start and end of each span
+    numbers: npt.NDArray[np.int64]  # _COLUMNS of each; texts and group refer to the index
+    index: bytes  # JSON: each text once, each group once
+
+
+def use_first_clock(
+    records: Sequence[Record], before: Sequence[ClockReading], after: Sequence[ClockReading]
+) -> None:
+    """Change the times of all ranks to those of rank 0's clock."""
+    for record, reading_before, reading_after in zip(records, before, after, strict=True):
+        record.times = on_first_clock(record.times, reading_before, reading_after)
+
+
+def gather_records(comm: Comm, own: Record) -> list[Record]:
+    """Return the records of all ranks on rank 0. This does not count as data moved."""
+    records = [own]
+    with uncounted(comm):
+        if comm.rank > 0:
+            _send(comm, own)
+        else:
+            for rank in range(1, comm.size):
+                records.append(_receive(comm, rank))
+    return records
+
+
+def _send(comm: Comm, record: Record) -> None:
+    index = np.frombuffer(record.index, np.uint8)
+    sizes = np.array([len(record.times), index.size])
+    for part in (sizes, record.times.ravel(), record.numbers.ravel(), index):
+        comm.sendrecv(0, part, None, None)
+
+
+def _receive(comm: Comm, rank: int) -> Record:
+    sizes = np.empty(2, np.int64)
+    comm.sendrecv(None, None, rank, sizes)
+    count, length = map(int, sizes)
+    times = np.empty(2 * count)
+    numbers = np.empty(_COLUMNS * count, np.int64)
+    index = np.empty(length, np.uint8)
+    for part in (times, numbers, index):
+        comm.sendrecv(None, None, rank, part)
+    return Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes())
+
+
+def timeline_of(records: Sequence[Sequence[Record]]) -> Timeline:
+    """Put the records of all ranks together. The run begins when its first step does.
+
+    Each rank has one or several records, one after another.
+    """
+    starts = []
+    for own_records in records:
+        starts += [float(record.times.min()) for record in own_records if record.times.size]
+    begin = min(starts, default=0.0)
+    # Equal texts and groups are shared by all spans: a group may have as many members as there are
+    # ranks.
+    shared_texts: dict[str, str] = {}
+    shared_groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+    spans: list[Span] = []
+    for rank, own_records in enumerate(records):
+        for record in own_records:
+            spans += _spans_of(rank, record, begin, shared_texts, shared_groups)
+    return Timeline(len(records), max((span.end for span in spans), default=0.0), tuple(spans))
+
+
+def _spans_of(
+    rank: int,
+    record: Record,
+    begin: float,
+    shared_texts: dict[str, str],
+    shared_groups: dict[tuple[int, ...], tuple[int, ...]],
+) -> list[Span]:
+    own_texts, own_groups = json.loads(record.index)
+    texts = [shared_texts.setdefault(text, text) for text in own_texts]
+    groups = []
+    for members in map(tuple, own_groups):
+        groups.append(shared_groups.setdefault(members, members))
+    times = (record.times - begin).tolist()
+    spans = []
+    for (start, end), row in zip(times, record.numbers.tolist(), strict=True):
+        kind, vertex, label, during, nbytes, operations, group, to = row
+        span = Span(
+            rank,
+            KINDS[kind],
+            texts[vertex],
+            texts[label],
+            start,
+            max(start, end),
+            nbytes,
+            operations,
+            groups[group],
+            None if to == _NO_RECEIVER else to,
+            texts[during],
+        )
+        spans.append(span)
+    return spans
