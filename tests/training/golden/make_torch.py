@@ -83,7 +83,7 @@ def main():
             torch.tensor(X), torch.tensor(y), first, make, arguments, options.get("clip")
         )
         found["cases"][case] = {"name": name, "options": options, "losses": losses, "last": last}
-    print(json.dumps(found, indent=1))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

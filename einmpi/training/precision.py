@@ -1,0 +1,203 @@
+"""A program in half precision: inputs are rounded, and tensors that lead to the loss are too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from einmpi.graph.eingraph import EinGraph
+from einmpi.language.syntax import Declaration, Statement, entries
+from einmpi.language.vocabulary import called_name
+
+_FULL = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A program whose tensors with dimensions that lead to the loss are in half precision.
+
+    Attributes
+    ----------
+    inputs : mapping of str to str
+        The inputs that are rounded, and the names of what they become.
+    text : str
+        The statements, each in the row in which it was.
+    changed : tuple of str
+        Those that are not as they were.
+    """
+
+    inputs: Mapping[str, str]
+    text: str
+    changed: tuple[str, ...]
+
+
+def rounded_program(
+    graph: EinGraph,
+    items: Sequence[Statement | Declaration],
+    loss: str,
+    precision: str,
+    constants: Collection[str],
+    dtypes_of: Callable[[str], Mapping[str, str]],
+) -> Rounded:
+    """Return a program that computes a loss in half precision.
+
+    `graph` is that of the program as written, and `constants` are numbers that take the dtype of
+    what they are combined with. `dtypes_of` returns the dtypes of the tensors of another text.
+    """
+    rounding = _Rounding(graph, items, loss, precision, constants)
+    statements = [rounding.changed(item) for item in items]
+    # A statement whose numbers have made it wider again is rounded as a whole.
+    dtypes = dtypes_of(_text(items, statements))
+    shown = []
+    for number, item in enumerate(items):
+        if item.name in rounding.narrow and dtypes[item.name] in _FULL:
+            statements[number] = rounding.rounded_whole(item)
+        if statements[number] != written_statement(item):
+            shown.append(statements[number])
+    return Rounded(rounding.inputs, _text(items, statements), tuple(shown))
+
+
+def _text(items: Sequence[Statement | Declaration], statements: Sequence[str]) -> str:
+    """Return statements as a text, in which each has the row that it had."""
+    rows: dict[int, list[str]] = {}
+    for item, statement in zip(items, statements, strict=True):
+        row = getattr(item.node, "lineno", 1)
+        rows.setdefault(row, []).append(statement)
+    return "\n".join("; ".join(rows.get(row, [])) for row in range(1, max(rows) + 1))
+
+
+def written_statement(item: Statement | Declaration, value: ast.expr | None = None) -> str:
+    """Return the text of a statement, with another value if one is given."""
+    if isinstance(item, Declaration):
+        extents = ", ".join(ast.unparse(extent) for extent in item.shape)
+        return f"{item.name}: {item.dtype}[{extents}]"
+    labels = []
+    for label, extent in item.labels:
+        labels.append(label if extent is None else f"{label}:{ast.unparse(extent)}")
+    target = f"{item.name}[{','.join(labels)}]" if labels else item.name
+    return f"{target} = {ast.unparse(item.value if value is None else value)}"
+
+
+class _Rounding:
+    """Which tensors of a program are rounded, and how its statements change by that."""
+
+    def __init__(
+        self,
+        graph: EinGraph,
+        items: Sequence[Statement | Declaration],
+        loss: str,
+        precision: str,
+        constants: Collection[str],
+    ) -> None:
+        self.graph = graph
+        self.precision = precision
+        leading = _leading_to(graph, loss)
+        self.inputs: dict[str, str] = {}
+        for vertex in graph.inputs:
+            if vertex.name in leading and vertex.bound and vertex.dtype in _FULL:
+                self.inputs[vertex.name] = f"{vertex.name}_{precision}"
+        self.narrow: set[str] = set()  # statements whose result is rounded
+        self.wide: set[str] = set()  # tensors of full precision that rounded statements may read
+        for item in items:
+            vertex = graph.by_name.get(item.name)
+            if vertex is None or vertex.is_input or vertex.dtype not in _FULL:
+                continue
+            is_narrow = vertex.name in leading and len(vertex.bound) > 0
+            if is_narrow and isinstance(item, Statement) and not _is_cast(item.value):
+                self.narrow.add(vertex.name)
+            else:
+                self.wide.add(vertex.name)
+        for vertex in graph.inputs:
+            is_number = not vertex.bound and vertex.dtype in _FULL
+            if is_number and vertex.name not in constants:
+                self.wide.add(vertex.name)
+
+    def changed(self, item: Statement | Declaration) -> str:
+        """Return a statement that reads its operands in the precision in which it computes."""
+        if isinstance(item, Declaration):
+            return written_statement(item)
+        reader = _NarrowReads(self) if item.name in self.narrow else _WideReads(self)
+        return written_statement(item, reader.visit(_copied(item.value)))
+
+    def rounded_whole(self, item: Statement | Declaration) -> str:
+        """Return a statement whose result is rounded in the end."""
+        assert isinstance(item, Statement)
+        value = _NarrowReads(self).visit(_copied(item.value))
+        return written_statement(item, _cast(self.precision, value))
+
+
+class _NarrowReads(ast.NodeTransformer):
+    """Makes an expression read all tensors in half precision."""
+
+    def __init__(self, rounding: _Rounding) -> None:
+        self.rounding = rounding
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        node.slice = _visited_index(self, node.slice)
+        if not isinstance(node.value, ast.Name):
+            node.value = self.visit(node.value)
+            return node
+        if node.value.id in self.rounding.inputs:
+            node.value = ast.Name(self.rounding.inputs[node.value.id], ast.Load())
+            return node
+        return _cast(self.rounding.precision, node) if self._is_wide(node.value) else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return _cast(self.rounding.precision, node) if self._is_wide(node) else node
+
+    def _is_wide(self, node: ast.Name) -> bool:
+        return node.id in self.rounding.wide
+
+
+class _WideReads(ast.NodeTransformer):
+    """Makes an expression read rounded tensors in the precision that they had."""
+
+    def __init__(self, rounding: _Rounding) -> None:
+        self.rounding = rounding
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        node.slice = _visited_index(self, node.slice)
+        if not isinstance(node.value, ast.Name):
+            node.value = self.visit(node.value)
+            return node
+        if node.value.id in self.rounding.narrow:
+            return _cast(self.rounding.graph[node.value.id].dtype, node)
+        return node
+
+
+def _visited_index(visitor: ast.NodeTransformer, index: ast.expr) -> ast.expr:
+    """Return what is in brackets, with tensors changed that an index reads; labels stay."""
+    found = []
+    for entry in entries(index):
+        is_label = isinstance(entry, ast.Name)
+        found.append(entry if is_label else visitor.visit(entry))
+    if len(found) == 1:
+        single: ast.expr = found[0]
+        return single
+    return ast.Tuple(found, ast.Load())
+
+
+def _cast(dtype: str, node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(dtype, ast.Load()), [node], [])
+
+
+def _copied(node: ast.expr) -> ast.expr:
+    """Return a copy of an expression: the statements of the program stay as they are."""
+    return ast.parse(ast.unparse(node), mode="eval").body
+
+
+def _is_cast(node: ast.expr) -> bool:
+    """Return whether an expression is a cast to full precision, which the program asks for."""
+    called = called_name(node)
+    return called is not None and called[0] in _FULL
+
+
+def _leading_to(graph: EinGraph, loss: str) -> set[str]:
+    """Return the tensors that a loss is computed from, and itself."""
+    found = {loss}
+    for vertex in reversed(graph.vertices):
+        if vertex.name in found:
+            found.update(vertex.inputs)
+    return found
+
