@@ -90,7 +90,7 @@ class JobSettings:
     ) -> Job:
         """Return the job of a program that computes these tensors, by default its last ones.
 
-        `results` are those of its loop, if there are several loops.
+        `results` are those of its loop, if it is trained or there are several loops.
         """
         graphs = program.graphs(names, self.strict)
         check_outputs(outputs, graphs.rewritten)
@@ -159,9 +159,13 @@ def read_job(
         program = read_program_text(source, inputs, sizes, loop_table, steps)
         outputs = read_outputs(document, (*program.computed, *program.carried))
         names = [spec.name for spec in outputs if spec.name not in program.carried]
-        if outputs:
+        results = None
+        if not outputs and program.results is not None:
+            results = program.results
+            names += results
+        if outputs or results is not None:
             names += [name for name in program.needed_by_loop() if name not in names]
-        job = job_settings.make_job(program, outputs, names or None)
+        job = job_settings.make_job(program, outputs, names or None, results)
     check_separate_histories(job.histories, job.inputs, job.outputs)
     return with_half(job, half)
 

@@ -170,7 +170,7 @@ class LoopTable:
             history=self._read_history(),
             stop_at_nan=on_nan == "stop",
             batches=batches,
-            written_out=tuple(self.written_out.statements),
+            written_out=self.written_out.shown,
             state=tuple(state.name for state in self.written_out.state),
         )
 

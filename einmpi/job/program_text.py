@@ -18,7 +18,7 @@ from einmpi.job.loop_table import LoopTable, has_word
 from einmpi.job.train_table import TrainTable, check_rate
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
-from einmpi.training.write_out import write_out
+from einmpi.training.write_out import Program, write_out
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class ProgramText:
     loop_table: LoopTable | None = None
     steps: int = 1  # at most
     batches: Batches | None = None  # inputs of which each step takes some rows
+    results: tuple[str, ...] | None = None  # tensors of the last step, if not all that are unused
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -47,6 +48,14 @@ class ProgramText:
     def needed_by_loop(self) -> tuple[str, ...]:
         """Return the tensors that a loop carries, records or looks at."""
         return () if self.loop_table is None else self.loop_table.needed(self.computed)
+
+    @property
+    def default_outputs(self) -> tuple[str, ...]:
+        """The tensors that are results if the job names none: those that no statement uses.
+
+        Of a program that is trained, statements of its own count.
+        """
+        return self.written.outputs if self.results is None else self.results
 
     @cached_property
     def written(self) -> EinGraph:
@@ -149,8 +158,24 @@ def _trained(
         raise InputError(train.place(), what, f"another name than {STEP} in the program")
     batched = () if program.batches is None else program.batches.names
     complete = _with_numbers(program)
+
+    def dtypes_of(changed_text: str) -> dict[str, str]:
+        changed = replace(program.source, text=changed_text)
+        graph = replace(complete, source=changed, items=statements(changed)).written
+        return {vertex.name: vertex.dtype for vertex in graph.vertices}
+
     written = write_out(
-        train.training, complete.written, program.items, taken, earlier, loop_table.carry, batched
+        train.training,
+        Program(
+            graph=complete.written,
+            items=program.items,
+            taken=taken,
+            dtypes_of=dtypes_of,
+            earlier=earlier,
+            carried=tuple(loop_table.carry),
+            batched=batched,
+            constants=tuple(program.parameter_types),
+        ),
     )
     rate = train.rate_source()
     if rate is not None:
@@ -165,10 +190,15 @@ def _trained(
     for state in written.state:
         place = train.place()
         inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
+    items = program.items
+    if written.program is not None:
+        text = written.program
+        items = statements(replace(program.source, text=text))
     return replace(
         program,
         source=replace(program.source, text=f"{text}\n{written.text}"),
         inputs=tuple(inputs),
-        items=[*program.items, *added],
+        items=[*items, *added],
         loop_table=loop_table.with_training(written),
+        results=complete.written.outputs,
     )

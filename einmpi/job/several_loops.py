@@ -70,7 +70,7 @@ def with_results(programs: Sequence[ProgramText], outputs: Sequence[OutputSpec])
     stored = [spec.name for spec in outputs]
     for number, program in enumerate(programs):
         later = programs[number + 1 :]
-        default = program.written.outputs
+        default = program.default_outputs
         own = []
         for name in program.computed:
             is_wanted = name in stored if stored else name in default

@@ -11,7 +11,7 @@ from einmpi.language.toml_document import Document, KeyPath, get, lookup, table
 from einmpi.training.settings import Training, make_training
 from einmpi.training.write_out import RATE, WrittenOut
 
-_KEYS = ("loss", "parameters", "optimizer", "accumulate")
+_KEYS = ("loss", "parameters", "optimizer", "accumulate", "precision", "scale", "growth")
 
 
 class TrainTable:
@@ -27,6 +27,9 @@ class TrainTable:
             get(document, (*path, "parameters"), list),
             lookup(document, (*path, "optimizer")),
             lookup(document, (*path, "accumulate")),
+            lookup(document, (*path, "precision")),
+            lookup(document, (*path, "scale")),
+            lookup(document, (*path, "growth")),
         )
 
     def place(self, *keys: str | int) -> str:

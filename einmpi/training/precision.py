@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.language.vocabulary import called_name
 
@@ -19,17 +19,20 @@ class Rounded:
 
     Attributes
     ----------
-    inputs : mapping of str to str
-        The inputs that are rounded, and the names of what they become.
     text : str
         The statements, each in the row in which it was.
     changed : tuple of str
         Those that are not as they were.
+    casts : tuple of str
+        The statements that round inputs.
+    names : tuple of str
+        What these define.
     """
 
-    inputs: Mapping[str, str]
     text: str
     changed: tuple[str, ...]
+    casts: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def rounded_program(
@@ -38,24 +41,45 @@ def rounded_program(
     loss: str,
     precision: str,
     constants: Collection[str],
+    labels_of: Callable[[Vertex], Sequence[str]],
     dtypes_of: Callable[[str], Mapping[str, str]],
 ) -> Rounded:
     """Return a program that computes a loss in half precision.
 
     `graph` is that of the program as written, and `constants` are numbers that take the dtype of
-    what they are combined with. `dtypes_of` returns the dtypes of the tensors of another text.
+    what they are combined with. `labels_of` returns labels for the dimensions of an input, and
+    `dtypes_of` the dtypes of the tensors of another text.
     """
     rounding = _Rounding(graph, items, loss, precision, constants)
     statements = [rounding.changed(item) for item in items]
-    # A statement whose numbers have made it wider again is rounded as a whole.
-    dtypes = dtypes_of(_text(items, statements))
+    casts = []
+    for name in rounding.read:
+        labels = ",".join(labels_of(graph[name]))
+        casts.append(f"{rounding.inputs[name]}[{labels}] = {precision}({name}[{labels}])")
+    # A statement whose numbers have made it wider again is rounded as a whole; after that, those
+    # that read it may be as they should.
+    wider = True
+    while wider:
+        dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
+        too_wide = {name for name in rounding.narrow if dtypes[name] in _FULL}
+        wider = len(too_wide) > 0
+        for number, item in enumerate(items):
+            if item.name in too_wide and too_wide.isdisjoint(_names_read(item)):
+                statements[number] = rounding.rounded_whole(item)
     shown = []
-    for number, item in enumerate(items):
-        if item.name in rounding.narrow and dtypes[item.name] in _FULL:
-            statements[number] = rounding.rounded_whole(item)
-        if statements[number] != written_statement(item):
-            shown.append(statements[number])
-    return Rounded(rounding.inputs, _text(items, statements), tuple(shown))
+    for item, statement in zip(items, statements, strict=True):
+        if statement != written_statement(item):
+            shown.append(statement)
+    text = _text(items, statements)
+    names = tuple(rounding.inputs[name] for name in rounding.read)
+    return Rounded(text, tuple(shown), tuple(casts), names)
+
+
+def _names_read(item: Statement | Declaration) -> set[str]:
+    """Return the names of tensors that a statement may read."""
+    if isinstance(item, Declaration):
+        return set()
+    return {node.id for node in ast.walk(item.value) if isinstance(node, ast.Name)}
 
 
 def _text(items: Sequence[Statement | Declaration], statements: Sequence[str]) -> str:
@@ -76,7 +100,24 @@ def written_statement(item: Statement | Declaration, value: ast.expr | None = No
     for label, extent in item.labels:
         labels.append(label if extent is None else f"{label}:{ast.unparse(extent)}")
     target = f"{item.name}[{','.join(labels)}]" if labels else item.name
-    return f"{target} = {ast.unparse(item.value if value is None else value)}"
+    text = ast.unparse(item.value if value is None else value)
+    return f"{target} = {_without_spaces_in_brackets(text)}"
+
+
+def _without_spaces_in_brackets(text: str) -> str:
+    """Return a text with W[i,j] for W[i, j], as programs are written."""
+    found = ""
+    open_brackets: list[str] = []
+    for character in text:
+        if character in "[(":
+            open_brackets.append(character)
+        elif character in "])":
+            open_brackets.pop()
+        is_in_index = len(open_brackets) > 0 and open_brackets[-1] == "["
+        if character == " " and is_in_index and found.endswith(","):
+            continue
+        found += character
+    return found
 
 
 class _Rounding:
@@ -93,21 +134,21 @@ class _Rounding:
         self.graph = graph
         self.precision = precision
         leading = _leading_to(graph, loss)
-        self.inputs: dict[str, str] = {}
+        self.inputs: dict[str, str] = {}  # name → that of the rounded tensor
         for vertex in graph.inputs:
             if vertex.name in leading and vertex.bound and vertex.dtype in _FULL:
                 self.inputs[vertex.name] = f"{vertex.name}_{precision}"
+        self.read: dict[str, None] = {}  # of these, those that are read so
         self.narrow: set[str] = set()  # statements whose result is rounded
         self.wide: set[str] = set()  # tensors of full precision that rounded statements may read
         for item in items:
-            vertex = graph.by_name.get(item.name)
-            if vertex is None or vertex.is_input or vertex.dtype not in _FULL:
+            if not isinstance(item, Statement) or graph[item.name].dtype not in _FULL:
                 continue
-            is_narrow = vertex.name in leading and len(vertex.bound) > 0
-            if is_narrow and isinstance(item, Statement) and not _is_cast(item.value):
-                self.narrow.add(vertex.name)
+            is_narrow = item.name in leading and len(item.labels) > 0
+            if is_narrow and not _is_cast(item.value):
+                self.narrow.add(item.name)
             else:
-                self.wide.add(vertex.name)
+                self.wide.add(item.name)
         for vertex in graph.inputs:
             is_number = not vertex.bound and vertex.dtype in _FULL
             if is_number and vertex.name not in constants:
@@ -139,6 +180,7 @@ class _NarrowReads(ast.NodeTransformer):
             node.value = self.visit(node.value)
             return node
         if node.value.id in self.rounding.inputs:
+            self.rounding.read[node.value.id] = None
             node.value = ast.Name(self.rounding.inputs[node.value.id], ast.Load())
             return node
         return _cast(self.rounding.precision, node) if self._is_wide(node.value) else node
@@ -200,4 +242,3 @@ def _leading_to(graph: EinGraph, loss: str) -> set[str]:
         if vertex.name in found:
             found.update(vertex.inputs)
     return found
-

@@ -14,7 +14,10 @@ from einmpi.training.optimizers import OPTIMIZERS, Optimizer, optimizer_named
 # Where a key of the settings is, for messages: place("optimizer", "rate").
 Place: TypeAlias = Callable[..., str]
 
-MOST_BATCHES_ACCUMULATED = 2**31
+PRECISIONS = ("bfloat16", "float16")
+MOST_COUNTED = 2**31  # batches or updates
+FIRST_SCALE = 65536.0  # torch's, as the next one
+STEPS_UNTIL_GROWTH = 2000
 _COMMON_OPTIONS = ("name", "rate", "decay", "clip")
 _POSITIVE = "a number above 0"
 
@@ -41,6 +44,12 @@ class Training:
         The greatest norm of all gradients together.
     accumulate : int
         The number of batches whose mean gradient makes one update.
+    precision : str or None
+        The dtype in which the loss is computed; None for those of the program.
+    scale : float
+        With float16, what the loss is multiplied by at first.
+    growth : int
+        With float16, after how many updates the scale is doubled.
     place : Place
         Where a setting is, for messages.
     """
@@ -53,6 +62,9 @@ class Training:
     decay: float
     clip: float | None
     accumulate: int
+    precision: str | None
+    scale: float
+    growth: int
     place: Place
 
 
@@ -62,6 +74,9 @@ def make_training(
     parameters: Any,
     optimizer: Any,
     accumulate: Any = None,
+    precision: Any = None,
+    scale: Any = None,
+    growth: Any = None,
 ) -> Training:
     """Return checked settings. What they say of the program is checked when it is written out."""
     if not isinstance(loss, str):
@@ -117,7 +132,10 @@ def make_training(
         rate=_checked_rate(place, optimizer, record),
         decay=decay,
         clip=clip,
-        accumulate=_checked_count(place, accumulate),
+        accumulate=_checked_count(place, "accumulate", accumulate, 1),
+        precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
+        scale=_checked_scale(place, scale),
+        growth=_checked_count(place, "growth", growth, STEPS_UNTIL_GROWTH),
         place=place,
     )
 
@@ -164,12 +182,34 @@ def _checked_rate(place: Place, optimizer: Mapping[str, Any], record: Optimizer)
     return number
 
 
-def _checked_count(place: Place, accumulate: Any) -> int:
-    if accumulate is None:
-        return 1
-    is_count = type(accumulate) is int and 1 <= accumulate <= MOST_BATCHES_ACCUMULATED
-    if not is_count:
-        expected = f"an integer from 1 to 2**31 = {MOST_BATCHES_ACCUMULATED}"
-        raise InputError(place("accumulate"), f"accumulate is {show(accumulate)}", expected)
-    number: int = accumulate
+def _checked_count(place: Place, key: str, given: Any, default: int) -> int:
+    if given is None:
+        return default
+    if type(given) is not int or not 1 <= given <= MOST_COUNTED:
+        expected = f"an integer from 1 to 2**31 = {MOST_COUNTED}"
+        raise InputError(place(key), f"{key} is {show(given)}", expected)
+    number: int = given
     return number
+
+
+def _checked_precision(place: Place, precision: Any, scaling: Mapping[str, Any]) -> str | None:
+    """Return the precision. What scales the loss needs float16."""
+    for key, value in scaling.items():
+        if value is not None and precision != "float16":
+            what = f"{key} is given, but the loss is not scaled"
+            raise InputError(place(key), what, 'precision = "float16"')
+    if precision is None:
+        return None
+    if precision not in PRECISIONS:
+        what = f"precision is {show(precision)}"
+        raise InputError(place("precision"), what, one_of(PRECISIONS, str(precision)))
+    return str(precision)
+
+
+def _checked_scale(place: Place, scale: Any) -> float:
+    if scale is None:
+        return FIRST_SCALE
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not is_number or not isfinite(scale) or scale <= 0:
+        raise InputError(place("scale"), f"scale is {show(scale)}", _POSITIVE)
+    return float(scale)

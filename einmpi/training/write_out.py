@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from einmpi.errors import InputError, nearest_of
@@ -11,6 +11,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import Names
 from einmpi.language.syntax import Declaration, Statement, entries
+from einmpi.training.precision import rounded_program
 from einmpi.training.settings import Training
 from einmpi.units import counted
 
@@ -18,6 +19,10 @@ RATE = "train_rate"
 _DUE = "train_due"  # whether this batch is the last one of an update
 _NORM = "train_norm"
 _CLIP = "train_clip"
+_SCALE = "train_scale"
+_SCALED_LOSS = "train_loss"
+_FINITE = "train_finite"  # whether all gradients are
+_CHANGES = "train_changes"  # whether this step changes parameters
 _HALF = ("float16", "bfloat16")
 _EPS_OF_CLIP = 1e-6  # torch's
 
@@ -33,16 +38,23 @@ class State:
 
 @dataclass
 class WrittenOut:
-    """The statements of a training, and what they carry from step to step."""
+    """What a training adds to a program, and what it carries from step to step."""
 
+    program: str | None = None  # the program itself, if it is not as it was
+    changed: tuple[str, ...] = ()  # its statements that are not
     statements: list[str] = field(default_factory=list)
     state: list[State] = field(default_factory=list)
     carry: dict[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """The statements, one a line."""
+        """The new statements, one a line."""
         return "\n".join(self.statements)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """All statements that the program did not have."""
+        return (*self.changed, *self.statements)
 
 
 @dataclass(frozen=True)
@@ -70,34 +82,67 @@ class _Parameter:
         return f"{self.dtype}({expression})" if self.dtype in _HALF else expression
 
 
-def write_out(
-    training: Training,
-    graph: EinGraph,
-    items: Sequence[Statement | Declaration],
-    taken: Collection[str],
-    earlier: Collection[str] = (),
-    carried: Collection[str] = (),
-    batched: Collection[str] = (),
-) -> WrittenOut:
-    """Return the statements that train a program.
+@dataclass(frozen=True)
+class Program:
+    """A program that is to be trained.
 
-    `graph` is that of the program as written, `items` its statements. `taken` are all names that
-    mean something in it, `earlier` those of tensors of earlier loops, which a state cannot have.
-    Inputs that are `carried` or `batched` cannot be parameters.
+    Attributes
+    ----------
+    graph : EinGraph
+        The program as written.
+    items : sequence of Statement or Declaration
+        Its statements.
+    taken : collection of str
+        All names that mean something in it.
+    earlier : collection of str
+        The names of tensors of earlier loops, which a state cannot have.
+    carried, batched : collection of str
+        Inputs that cannot be parameters.
+    constants : collection of str
+        Numbers that take the dtype of what they are combined with.
+    dtypes_of : callable
+        Returns the dtypes of the tensors of another text with the same inputs.
     """
+
+    graph: EinGraph
+    items: Sequence[Statement | Declaration]
+    taken: Collection[str]
+    dtypes_of: Callable[[str], Mapping[str, str]]
+    earlier: Collection[str] = ()
+    carried: Collection[str] = ()
+    batched: Collection[str] = ()
+    constants: Collection[str] = ()
+
+
+def write_out(training: Training, program: Program) -> WrittenOut:
+    """Return the statements that train a program."""
+    graph = program.graph
     _check_loss(training, graph)
     parameters = []
     for number, name in enumerate(training.parameters):
-        vertex = _checked_parameter(training, graph, number, carried, batched)
-        labels = _labels_in_use(vertex, items, taken)
+        vertex = _checked_parameter(training, program, number)
+        labels = _labels_in_use(vertex, program.items, program.taken)
         parameters.append(_Parameter(name, vertex.bound, vertex.dtype, labels))
-    writer = _Writer(training, parameters, earlier)
+    writer = _Writer(training, parameters, program.earlier, graph[training.loss].dtype)
+    if training.precision is not None:
+        rounded = rounded_program(
+            graph,
+            program.items,
+            training.loss,
+            training.precision,
+            program.constants,
+            lambda vertex: _labels_in_use(vertex, program.items, program.taken),
+            program.dtypes_of,
+        )
+        writer.found.program = rounded.text
+        writer.found.changed = rounded.changed
+        writer.found.statements += rounded.casts
+        writer.defined += rounded.names
     writer.write()
-    place = training.place()
     for name in writer.defined:
-        if name in taken:
+        if name in program.taken:
             what = f"{name} is in the program, but training writes it out"
-            raise InputError(place, what, "another name in the program")
+            raise InputError(training.place(), what, "another name in the program")
     return writer.found
 
 
@@ -119,23 +164,18 @@ def _check_loss(training: Training, graph: EinGraph) -> None:
         raise InputError(place, f"the loss {training.loss} is {vertex.dtype}", expected)
 
 
-def _checked_parameter(
-    training: Training,
-    graph: EinGraph,
-    number: int,
-    carried: Collection[str],
-    batched: Collection[str],
-) -> Vertex:
+def _checked_parameter(training: Training, program: Program, number: int) -> Vertex:
+    graph = program.graph
     name = training.parameters[number]
     place = training.place("parameters", number)
     inputs = [vertex.name for vertex in graph.inputs]
     if name not in inputs:
         what = f"{name} is no input of the program"
         raise InputError(place, what, nearest_of(inputs, name))
-    if name in carried:
+    if name in program.carried:
         what = f"{name} is trained, but the loop carries it already"
         raise InputError(place, what, "no entry for it in carry")
-    if name in batched:
+    if name in program.batched:
         what = f"{name} is trained, but comes in batches"
         raise InputError(place, what, "an input that a step can replace")
     vertex = graph[name]
@@ -143,6 +183,10 @@ def _checked_parameter(
     if kind not in "fc":
         what = f"{name} is {vertex.dtype}"
         raise InputError(place, what, "a parameter of floating-point or complex numbers")
+    if training.precision is not None and vertex.dtype not in ("float32", "float64"):
+        what = f"{name} is {vertex.dtype}"
+        expected = f"float32 or float64, which a step rounds to {training.precision}"
+        raise InputError(place, what, expected)
     if kind == "c" and not training.optimizer.is_linear:
         what = f"{name} is {vertex.dtype}, and {training.optimizer.name} takes real parameters"
         hint = "use sgd, momentum or nesterov, or train real and imaginary parts"
@@ -185,14 +229,22 @@ class _Writer:
     """Writes the statements of a training, in the order in which a person would."""
 
     def __init__(
-        self, training: Training, parameters: Sequence[_Parameter], earlier: Collection[str]
+        self,
+        training: Training,
+        parameters: Sequence[_Parameter],
+        earlier: Collection[str],
+        loss_dtype: str,
     ) -> None:
         self.training = training
         self.parameters = parameters
+        self.loss_dtype = loss_dtype
+        self.loss = training.loss  # what is differentiated
         self.names = Names(earlier)  # that carried tensors cannot have
         self.found = WrittenOut()
         self.defined: list[str] = []  # all names that are new
         self.rate = repr(training.rate)
+        self.exponent = ""  # of the scale of the loss, a carried number
+        self.updates = ""  # the number of updates so far, a carried number
         self.condition = ""  # under which parameters change; empty if always
 
     def define(self, name: str, expression: str, parameter: _Parameter | None = None) -> None:
@@ -201,11 +253,17 @@ class _Writer:
         target = name if parameter is None else parameter.element(name)
         self.found.statements.append(f"{target} = {expression}")
 
-    def new_state(self, stem: str, parameter: _Parameter) -> str:
-        """Return the name of a new carried tensor with the shape of a parameter."""
+    def new_state(self, stem: str, parameter: _Parameter | None = None) -> str:
+        """Return the name of a new carried tensor with the shape of a parameter.
+
+        Without one it is a whole number.
+        """
         name = self.names.take_new(stem)
         self.defined.append(name)
-        self.found.state.append(State(name, parameter.shape, parameter.dtype))
+        state = State(name, (), "int64")
+        if parameter is not None:
+            state = State(name, parameter.shape, parameter.dtype)
+        self.found.state.append(state)
         self.found.carry[name] = f"{name}_next"
         return name
 
@@ -219,15 +277,55 @@ class _Writer:
             last = training.accumulate - 1
             self.define(_DUE, f"step % {training.accumulate} == {last}")
             self.condition = _DUE
+        if training.precision == "float16":
+            self._write_scaled_loss()
         self._write_numbers()
         gradients = [self._write_gradient(parameter) for parameter in self.parameters]
+        if training.precision == "float16":
+            self._write_next_scale(gradients)
         if training.clip is not None:
             self._write_norm(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             self._write_update(parameter, gradient)
 
+    def _write_scaled_loss(self) -> None:
+        """Write the loss times a scale, which keeps small gradients from becoming 0."""
+        self.exponent = self.new_state("train_exponent")
+        self.updates = self.new_state("train_updates")
+        self.define(_SCALE, f"{self.training.scale!r} * 2.0**{self.exponent}")
+        scale = _SCALE if self.loss_dtype == "float64" else f"{self.loss_dtype}({_SCALE})"
+        self.define(_SCALED_LOSS, f"{self.training.loss} * {scale}")
+        self.loss = _SCALED_LOSS
+
+    def _write_next_scale(self, gradients: Sequence[str]) -> None:
+        """Write whether all gradients are finite. If not, nothing changes but the scale."""
+        finite = []
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            check = f"isfinite({parameter.element(gradient)})"
+            if parameter.labels:
+                check = f"all[{','.join(parameter.labels)}]({check})"
+            finite.append(check)
+        self.define(_FINITE, " & ".join(finite))
+        is_changing = _FINITE
+        if self.condition:
+            is_changing = f"{self.condition} & {_FINITE}"
+        self.define(_CHANGES, is_changing)
+        good = self.new_state("train_good")  # updates since the scale has changed
+        growth = self.training.growth
+        exponent = f"where({_FINITE}, {self.exponent} + ({good} + 1) // {growth}"
+        exponent += f", {self.exponent} - 1)"
+        next_good = f"where({_FINITE}, ({good} + 1) % {growth}, 0)"
+        for name, expression in ((self.exponent, exponent), (good, next_good)):
+            if self.condition:
+                expression = f"where({self.condition}, {expression}, {name})"
+            self.define(f"{name}_next", expression)
+        self.define(f"{self.updates}_next", f"{self.updates} + {_CHANGES}")
+        self.condition = _CHANGES
+
     def _count(self) -> str:
         """Return the number of the update, from 1."""
+        if self.training.precision == "float16":
+            return f"({self.updates} + 1)"
         if self.training.accumulate > 1:
             return f"(step // {self.training.accumulate} + 1)"
         return "(step + 1)"
@@ -245,7 +343,10 @@ class _Writer:
         """Write the gradient by a parameter, over all batches of an update; return its name."""
         own = parameter.element(parameter.name)
         gradient = f"{parameter.name}_grad"
-        self.define(gradient, f"grad({self.training.loss}, {own})", parameter)
+        expression = f"grad({self.loss}, {own})"
+        if self.training.precision == "float16":
+            expression += f" / {parameter.number(_SCALE)}"
+        self.define(gradient, expression, parameter)
         if self.training.accumulate == 1:
             return gradient
         total = self.new_state(f"{parameter.name}_sum", parameter)
