@@ -56,16 +56,16 @@ def rounded_program(
     for name in rounding.read:
         labels = ",".join(labels_of(graph[name]))
         casts.append(f"{rounding.inputs[name]}[{labels}] = {precision}({name}[{labels}])")
-    # A statement whose numbers have made it wider again is rounded as a whole; after that, those
-    # that read it may be as they should.
-    wider = True
-    while wider:
+    # A statement whose numbers have made it wider again is rounded as a whole, the first of them
+    # first: then those that read it may be as they should.
+    positions = {item.name: number for number, item in enumerate(items)}
+    dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
+    too_wide = [name for name in graph.by_name if name in rounding.narrow and dtypes[name] in _FULL]
+    while too_wide:
+        first = positions[too_wide[0]]
+        statements[first] = rounding.rounded_whole(items[first])
         dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
-        too_wide = {name for name in rounding.narrow if dtypes[name] in _FULL}
-        wider = len(too_wide) > 0
-        for number, item in enumerate(items):
-            if item.name in too_wide and too_wide.isdisjoint(_names_read(item)):
-                statements[number] = rounding.rounded_whole(item)
+        too_wide = [name for name in too_wide if dtypes[name] in _FULL]
     shown = []
     for item, statement in zip(items, statements, strict=True):
         if statement != written_statement(item):
@@ -73,13 +73,6 @@ def rounded_program(
     text = _text(items, statements)
     names = tuple(rounding.inputs[name] for name in rounding.read)
     return Rounded(text, tuple(shown), tuple(casts), names)
-
-
-def _names_read(item: Statement | Declaration) -> set[str]:
-    """Return the names of tensors that a statement may read."""
-    if isinstance(item, Declaration):
-        return set()
-    return {node.id for node in ast.walk(item.value) if isinstance(node, ast.Name)}
 
 
 def _text(items: Sequence[Statement | Declaration], statements: Sequence[str]) -> str:
