@@ -16,6 +16,7 @@ FUNCTIONS = (
     "plan",
     "run",
     "loop",
+    "train",
     "grad",
     "value_and_grad",
     "vjp",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         program,
         reference,
         run,
+        train,
         value_and_grad,
         vjp,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "program",
     "reference",
     "run",
+    "train",
     "value_and_grad",
     "vjp",
 ]
@@ -57,6 +59,7 @@ _MODULES = {
     "program": "einmpi.api",
     "reference": "einmpi.api",
     "run": "einmpi.api",
+    "train": "einmpi.api",
     "value_and_grad": "einmpi.api",
     "vjp": "einmpi.api",
 }

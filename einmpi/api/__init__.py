@@ -7,6 +7,7 @@ from einmpi.api.jobs import load, program
 from einmpi.api.loops import loop
 from einmpi.api.planning import options_of, plan
 from einmpi.api.running import compile, reference, run
+from einmpi.api.training import train
 
 __all__ = [
     "compile",
@@ -20,6 +21,7 @@ __all__ = [
     "program",
     "reference",
     "run",
+    "train",
     "value_and_grad",
     "vjp",
 ]

@@ -23,7 +23,10 @@ from einmpi.job.loop import (
     make_loop,
     refuse_step_as_input,
 )
+from einmpi.job.trained import trained_job
 from einmpi.language.syntax import Source
+from einmpi.training.settings import Training
+from einmpi.training.write_out import WrittenOut
 
 if TYPE_CHECKING:
     from einmpi.loops.result import LoopResult
@@ -112,6 +115,52 @@ def loop(
     >>> root.steps, round(float(root.outputs["x"]), 6)
     (6, 1.414214)
     """
+    return run_loops(
+        job,
+        inputs,
+        comm,
+        None,
+        carry=carry,
+        steps=steps,
+        until=until,
+        record=record,
+        batch=batch,
+        epochs=epochs,
+        shuffle=shuffle,
+        last=last,
+        strategy=strategy,
+        memory=memory,
+        pin=pin,
+        machine=machine,
+        fast_math=fast_math,
+        strict=strict,
+        half=half,
+    )
+
+
+def run_loops(
+    job: Job,
+    inputs: Mapping[str, Any] | None,
+    comm: Any,
+    training: Training | None,
+    *,
+    carry: Mapping[str, str] | None = None,
+    steps: int | None = None,
+    until: str | None = None,
+    record: Sequence[str] | None = None,
+    batch: Sequence[str] | None = None,
+    epochs: int | None = None,
+    shuffle: int | Mapping[str, int] | None = None,
+    last: str | None = None,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+    machine: str | os.PathLike[str] | None = None,
+    fast_math: bool | None = None,
+    strict: bool | None = None,
+    half: str | None = None,
+) -> LoopResult:
+    """Run the loops of a job, as `loop` does; `training` adds statements to its program."""
     from einmpi.comm.programs import comm_of_program
     from einmpi.loops.sequence import LoopSequence
 
@@ -139,7 +188,19 @@ def loop(
         else:
             changed = _with_batched_inputs(changed, batch, given)
             batches = _checked_batches(changed, as_int(steps), as_int(epochs), shuffle, last)
-            checked = _checked_loop(changed, carry, as_int(steps), until, record, batches)
+            own_carry = carry
+            written = WrittenOut()
+            results = None
+            if training is not None:
+                results = changed.written.outputs
+                most_steps = _most_steps(changed, as_int(steps), batches)
+                changed, written = trained_job(changed, training, most_steps, batches)
+                known_carry = {} if changed.loop is None else changed.loop.carry
+                own_carry = {**(known_carry if carry is None else carry), **written.carry}
+            checked = _checked_loop(changed, own_carry, as_int(steps), until, record, batches)
+            if training is not None:
+                state = tuple(each.name for each in written.state)
+                checked = replace(checked, results=results, written_out=written.shown, state=state)
             changed = replace(changed, loop=checked)
         options_of(changed, strategy, memory, pin, machine)  # refuses wrong arguments
         return changed
@@ -155,6 +216,15 @@ def loop(
     checked_job = together(own_comm, check, loops_of)
     loops = LoopSequence(checked_job, own_comm, options)
     return loops.run(given)
+
+
+def _most_steps(job: Job, steps: int | None, batches: Batches | None) -> int | None:
+    """Return the most steps that arguments or the job give, None if they give none."""
+    if steps is None and batches is not None and batches.epochs is not None:
+        return batches.epochs * batches.steps_an_epoch
+    if steps is None and job.loop is not None:
+        return job.loop.steps
+    return steps
 
 
 def _refuse_arguments(given: Mapping[str, object]) -> None:
@@ -175,11 +245,9 @@ def _checked_loop(
 ) -> Loop:
     """Return the loop that the arguments describe, and the job where they leave something out."""
     known = job.loop
-    if steps is None and batches is not None and batches.epochs is not None:
-        steps = batches.epochs * batches.steps_an_epoch
+    steps = _most_steps(job, steps, batches)
     if known is not None:
         carry = known.carry if carry is None else carry
-        steps = known.steps if steps is None else steps
         record = known.record if record is None else record
         if until is None and known.until is not None:
             until = known.until_text

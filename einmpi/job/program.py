@@ -60,14 +60,8 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         is_needed = item.name in job.written.by_name or number >= own_statements
         if is_needed or not isinstance(item, Statement):
             items.append(item)
-    tensors: dict[str, tuple[Sequence[int], str]] = dict(inputs)
-    types = {}
-    for spec in job.inputs:
-        tensors[spec.name] = spec.shape or (), spec.dtype or ""
-        if spec.value is not None:
-            types[spec.name] = type(spec.value)
-    for vertex in job.written.inputs:
-        tensors[vertex.name] = vertex.bound, vertex.dtype
+    tensors = {**inputs, **inputs_of(job)}
+    types = parameter_types(job)
     graphs = build_graphs(source, tensors, job.sizes, outputs, job.strict, items, types)
     changed = replace(
         job,
@@ -78,3 +72,18 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         written=graphs.written,
     )
     return with_half(changed, job.half)
+
+
+def inputs_of(job: Job) -> dict[str, tuple[Sequence[int], str]]:
+    """Return the inputs of a job by name, with their shapes and dtypes."""
+    tensors: dict[str, tuple[Sequence[int], str]] = {}
+    for spec in job.inputs:
+        tensors[spec.name] = spec.shape or (), spec.dtype or ""
+    for vertex in job.written.inputs:
+        tensors[vertex.name] = vertex.bound, vertex.dtype
+    return tensors
+
+
+def parameter_types(job: Job) -> dict[str, type]:
+    """Return the inputs of a job that are numbers, with their types in Python."""
+    return {spec.name: type(spec.value) for spec in job.inputs if spec.value is not None}

@@ -117,7 +117,7 @@ class Program:
 def write_out(training: Training, program: Program) -> WrittenOut:
     """Return the statements that train a program."""
     graph = program.graph
-    _check_loss(training, graph)
+    _check_loss(training, program)
     parameters = []
     for number, name in enumerate(training.parameters):
         vertex = _checked_parameter(training, program, number)
@@ -149,8 +149,9 @@ def write_out(training: Training, program: Program) -> WrittenOut:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def _check_loss(training: Training, graph: EinGraph) -> None:
-    computed = [vertex.name for vertex in graph.computed]
+def _check_loss(training: Training, program: Program) -> None:
+    graph = program.graph
+    computed = [item.name for item in program.items if isinstance(item, Statement)]
     place = training.place("loss")
     if training.loss not in computed:
         what = f"the loss {training.loss} is not computed"
