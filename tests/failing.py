@@ -35,11 +35,11 @@ if rank == 1:
 from einmpi.runtime.backend import NumpyBackend
 
 compute, count = NumpyBackend.compute_kernel, [0]
-def broken(self, step, operands, target):
+def broken(self, *arguments):
     count[0] += 1
     if count[0] == 2 and rank == 1 and os.environ["IN_KERNEL"]:
         now(os.environ["IN_KERNEL"])
-    compute(self, step, operands, target)
+    compute(self, *arguments)
     if count[0] == 2:
         open(f"other/rank-{rank}", "w").close()
 NumpyBackend.compute_kernel = broken

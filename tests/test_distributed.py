@@ -14,7 +14,7 @@ from einmpi.kernels.cpu import dispatch
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
-from einmpi.runtime import transfer
+from einmpi.runtime import messages
 from einmpi.schedule.lower import lower
 
 CASES = cases()
@@ -58,7 +58,7 @@ def test_many_ranks_on_threads(name, ranks, references):
 )
 def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
     """Large messages go in pieces that fit into a buffer: here a buffer of 256 bytes."""
-    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", 256)
+    monkeypatch.setattr(messages, "MESSAGE_BUFFER_BYTES", 256)
     job, arrays = CASES[name]
     for ranks in (2, 6):
         for strategy in strategies(job, ranks):

@@ -5,8 +5,9 @@ Buffers are 1-D and contiguous. A group is a tuple of ranks; all its members pas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
@@ -70,6 +71,25 @@ class Comm(Protocol):
         Messages between two ranks stay in order.
         """
 
+    def prepare_alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> Callable[[], None]:
+        """Return `alltoallv` of small messages in these buffers, to be called again and again.
+
+        Nothing is sent yet. Other members need not prepare their calls.
+        """
+
+    def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
+        """Return `allgatherv` of small messages in this buffer, to be called again and again.
+
+        Nothing is sent yet. Other members need not prepare their calls.
+        """
+
     def lowest(self, number: int) -> int:
         """Return the lowest number of all ranks on every rank. Not counted."""
 
@@ -84,6 +104,25 @@ class Comm(Protocol):
 
     def free(self) -> None:
         """Release everything that the Comm holds. All ranks call this."""
+
+
+class PreparesNothing:
+    """The prepared calls of a Comm that has nothing to prepare."""
+
+    def prepare_alltoallv(
+        self: Comm,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> Callable[[], None]:
+        return partial(self.alltoallv, group, send, send_counts, receive, receive_counts)
+
+    def prepare_allgatherv(
+        self: Comm, group: Group, buffer: Array, counts: Counts
+    ) -> Callable[[], None]:
+        return partial(self.allgatherv, group, buffer, counts)
 
 
 def pieces_of(buffer: Array, counts: Counts) -> list[Array]:

@@ -9,6 +9,7 @@ from einmpi.comm.base import (
     Array,
     Counts,
     Group,
+    PreparesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -18,7 +19,7 @@ from einmpi.comm.base import (
 from einmpi.process.environment import available_cores
 
 
-class SelfComm:
+class SelfComm(PreparesNothing):
     """One process: rank 0 of 1."""
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
     return tuple(rank * nodes // size for rank in range(size))
 
 
-class CountingComm:
+class CountingComm(PreparesNothing):
     """One rank of a dry run: it counts bytes but moves nothing and never looks at an element."""
 
     def __init__(self, rank: int, size: int, nodes: int = 1) -> None:

@@ -26,6 +26,7 @@ from einmpi.comm.base import (
     Comm,
     Counts,
     Group,
+    Received,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -56,6 +57,7 @@ Result = TypeVar("Result")
 # A call that yields each request of MPI before it goes on, and returns its result. Several calls
 # on different communicators can wait side by side.
 Steps: TypeAlias = Generator[Any, None, Result]
+_Message: TypeAlias = tuple[Any, int]  # a buffer as mpi4py takes it, and the other rank
 
 
 class _CommAttribute:
@@ -356,6 +358,87 @@ class MpiComm:
         if to is not None and send is not None:
             requests += self._start(self._all.Isend, send, to)
         self._wait(requests)
+
+    # ---- prepared calls --------------------------------------------------------------------------
+
+    def prepare_alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> Callable[[], None]:
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        place = group.index(self.rank)
+        incoming = pieces_of(receive, receive_counts)
+        outgoing = pieces_of(send, send_counts)
+        receives = []
+        sends = []
+        # The same messages as those of alltoallv, in the same order.
+        for step in range(1, len(group)):
+            source = place - step
+            receives += self._message(incoming[source], group[source])
+        for step in range(1, len(group)):
+            target = (place + step) % len(group)
+            sends += self._message(outgoing[target], group[target])
+        return self._prepare_messages(receives, sends, received)
+
+    def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
+        received = allgatherv_bytes(self, group, buffer, counts)
+        if len(group) == 2:
+            place = group.index(self.rank)
+            other = group[1 - place]
+            pieces = pieces_of(buffer, counts)
+            receives = self._message(pieces[1 - place], other)
+            sends = self._message(pieces[place], other)
+            return self._prepare_messages(receives, sends, received)
+        byte_counts = [int(count) * buffer.dtype.itemsize for count in counts]
+        target = [buffer.view(np.uint8), byte_counts, self._mpi.BYTE]
+
+        def gather() -> None:
+            comm = self._communicator_of(group)  # all members make it when they first need it
+            if comm is None:
+                self.allgatherv(group, buffer, counts)
+                return
+            count_received(self, received)
+            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, target)])
+
+        return gather
+
+    def _message(self, piece: Array, peer: int) -> list[_Message]:
+        """Return a piece as MPI takes it, and the other rank. No elements need no message."""
+        assert piece.nbytes <= MOST_BYTES, f"{piece.nbytes} bytes are no small message"
+        if piece.size == 0:
+            return []
+        return [([piece.view(np.uint8), piece.nbytes, self._mpi.BYTE], peer)]
+
+    def _prepare_messages(
+        self, receives: Sequence[_Message], sends: Sequence[_Message], received: Received
+    ) -> Callable[[], None]:
+        """Return a call that exchanges these messages, and counts what is received."""
+        comm = self._all
+
+        def exchange_all() -> None:
+            count_received(self, received)
+            requests = [comm.Irecv(buffer, peer) for buffer, peer in receives]
+            requests += [comm.Isend(buffer, peer) for buffer, peer in sends]
+            self._wait(requests)
+
+        if self.oversubscribed or len(receives) > 1 or len(sends) > 1:
+            return exchange_all
+        nobody = (None, self._mpi.PROC_NULL)
+        receive_buffer, source = receives[0] if receives else nobody
+        send_buffer, to = sends[0] if sends else nobody
+        send_and_receive = comm.Sendrecv
+        nbytes, between = received
+
+        def exchange_with_one() -> None:
+            self.received += nbytes
+            self.received_between += between
+            send_and_receive(send_buffer, to, 0, receive_buffer, source, 0)
+
+        return exchange_with_one
 
     # ---- control ---------------------------------------------------------------------------------
 

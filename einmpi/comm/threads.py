@@ -16,6 +16,7 @@ from einmpi.comm.base import (
     Array,
     Counts,
     Group,
+    PreparesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -134,7 +135,7 @@ def run_threads(
     return results
 
 
-class ThreadComm:
+class ThreadComm(PreparesNothing):
     """One rank of `run_threads`. Sent arrays are copied, so no rank sees another one's buffers."""
 
     def __init__(self, rank: int, size: int, mailboxes: _Mailboxes, nodes: int = 1) -> None:

@@ -43,9 +43,11 @@ from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
+from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
+from einmpi.runtime.repeated import RepeatedSchedule, can_be_repeated
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
@@ -85,6 +87,8 @@ class Compiled:
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # inputs from files that stay between calls
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
+        # By the id of the schedule, which is kept too.
+        self.repeated: dict[int, tuple[Schedule, RepeatedSchedule | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
         self.keeps_memory = False  # that a run does not use any more, for the next one
@@ -306,9 +310,19 @@ class Compiled:
         sources.shuffled = 0
         sources.shuffled_between = 0
         try:
-            blocks, buffers = execute(
-                schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints, failure
-            )
+            repeated = self.repeated_schedule(schedule)
+            if repeated is None or self.on_step is not None or checkpoints is not None:
+                blocks, buffers = execute(
+                    schedule,
+                    self.backend,
+                    self.work.comm,
+                    storage,
+                    self.on_step,
+                    checkpoints,
+                    failure,
+                )
+            else:
+                blocks, buffers = repeated.run(storage, failure)
             if wait:
                 self.backend.wait()
         finally:
@@ -345,6 +359,17 @@ class Compiled:
         finally:
             self.keeps_memory = False
             self.backend.release()
+
+    def repeated_schedule(self, schedule: Schedule) -> RepeatedSchedule | None:
+        """Return what runs a schedule again and again; None if it has to be done step by step."""
+        known = self.repeated.get(id(schedule))
+        if known is None:
+            found = None
+            if isinstance(self.backend, NumpyBackend) and can_be_repeated(schedule):
+                found = RepeatedSchedule(schedule, self.backend, self.work.comm)
+            # Keep a reference to the schedule, so that no other object gets the same id.
+            known = self.repeated[id(schedule)] = schedule, found
+        return known[1]
 
     def outputs(
         self, plan: Plan, blocks: Mapping[str, Any], given: Mapping[str, Any]

@@ -14,7 +14,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.grouping import group_kernels
-from einmpi.kernels.prepared import PreparedCalls, stored_as
+from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
@@ -188,11 +188,24 @@ class NumpyBackend:
         array[place] = first_rows(taken, dimension, len(rows))
 
     def compute_kernel(
-        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+        self,
+        step: Kernel,
+        operands: Sequence[HostArray],
+        target: HostArray,
+        prepared: PreparedCall | None = None,
     ) -> None:
+        """Compute a kernel. `prepared` is its `prepared_kernel`, if the caller has it already."""
+        if prepared is None:
+            prepared = self.prepared_kernel(step, operands, target)
+        prepared(operands, target)
+
+    def prepared_kernel(
+        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+    ) -> PreparedCall:
+        """Return a kernel as a function of arrays that are stored as these are."""
         stored = stored_as((*operands, target))
         prepare = partial(prepare_kernel, step, operands, target, self.options)
-        self.calls.get(step, stored, prepare)(operands, target)
+        return self.calls.get(step, stored, prepare)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, cpu_grouping(self.fast_math))

@@ -96,18 +96,37 @@ def execute(
         for step in steps:
             if on_step is not None:
                 on_step(step)
-            if failure is not None and failure.error is not None and failure.skips(step):
-                stand_in(step, buffers)
-                continue
-            try:
-                ACTIONS[type(step)](step, buffers, comm, storage)
-            except Exception as error:
-                if failure is None or not failure.record(error, step, number):
-                    raise
-                stand_in(step, buffers)
+            carry_out(step, number, buffers, comm, storage, failure)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
+
+
+def carry_out(
+    step: Step,
+    part: int,
+    buffers: Buffers,
+    comm: Comm,
+    storage: InputSource,
+    failure: RankFailure | None,
+) -> None:
+    """Carry out a step of a part of a schedule. `failure` is that of `execute`."""
+    if failure is not None and failure.error is not None and failure.skips(step):
+        stand_in(step, buffers)
+        return
+    try:
+        ACTIONS[type(step)](step, buffers, comm, storage)
+    except Exception as error:
+        go_on_after(error, step, part, buffers, failure)
+
+
+def go_on_after(
+    error: Exception, step: Step, part: int, buffers: Buffers, failure: RankFailure | None
+) -> None:
+    """Take note of the error of a step, or raise it if the rank cannot go on after it."""
+    if failure is None or not failure.record(error, step, part):
+        raise error
+    stand_in(step, buffers)
 
 
 # ---- what each kind of step does ----------------------------------------------------------------
@@ -135,14 +154,14 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) ->
         else:
             backend.compute_kernel(step, operands, target)
     except KERNEL_ERRORS as error:
-        raise _named(step, error) from error
+        raise named_error(step, error) from error
 
 
 def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource) -> None:
     try:
         compute_in_passes(step, buffers)
     except KERNEL_ERRORS as error:
-        raise _named(step.kernel, error) from error
+        raise named_error(step.kernel, error) from error
 
 
 def _compute_blocked_update(
@@ -154,10 +173,10 @@ def _compute_blocked_update(
         else:
             compute_blocked_update(step, buffers)
     except KERNEL_ERRORS as error:
-        raise _named(step.update, error) from error
+        raise named_error(step.update, error) from error
 
 
-def _named(kernel: Kernel, error: Exception) -> EinmpiError:
+def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
     """Return an error that names the vertex and its place in the program."""
     name = kernel.located_name or kernel.vertex
     return EinmpiError(f"{name}: {str(error) or type(error).__name__}")

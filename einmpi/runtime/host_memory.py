@@ -3,14 +3,13 @@ fault for every few kilobytes, which can take longer than to compute what is wri
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from einmpi.kernels.prepared import address_of
 
 HostArray: TypeAlias = npt.NDArray[Any]
 Memory: TypeAlias = npt.NDArray[np.uint8]
@@ -19,14 +18,15 @@ ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives 
 MIN_RECYCLED_BYTES = 2**18  # of an array: smaller ones are recycled well by the allocator
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: str) -> HostArray:
+def aligned_empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> HostArray:
     """Return a new array with any values, aligned like those of all ranks."""
     kind = np.dtype(dtype)
     return _array_in(np.empty(prod(shape) * kind.itemsize + ALIGNMENT, np.uint8), shape, kind)
 
 
 def _array_in(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
-    return np.ndarray(shape, dtype, memory, -address_of(memory) % ALIGNMENT)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory.data))  # faster than `address_of`
+    return np.ndarray(shape, dtype, memory, -address % ALIGNMENT)
 
 
 class RecycledMemory:

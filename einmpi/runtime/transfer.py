@@ -3,21 +3,27 @@ pairs of ranks, in pieces. What is the same in every run is worked out in the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import prod
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.pairs import Pairs, extents_of, rounds, slice_of
-from einmpi.schedule.regions import Region, chunks, elements, flat_range
-from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Exchange, Reduce, Slot
+from einmpi.runtime.messages import (
+    AtOnce,
+    Gather,
+    GatherInPlace,
+    buffer_elements,
+    messages_of_exchange,
+    messages_of_reduce,
+    packed_pieces,
+)
+from einmpi.runtime.pairs import Pairs, rounds, slice_of
+from einmpi.schedule.regions import Region, chunks, elements
+from einmpi.schedule.steps import Exchange, Reduce, Slot
 
 # MPI's own reduction needs few messages, but aggregates slowly: on two ranks it takes 2 to 5 times
 # as long as ours for 32 MB. It is used for small slots in large groups.
@@ -55,22 +61,16 @@ def _prepare_exchange(step: Exchange) -> Transfer:
 
 
 def _prepare_messages(step: Exchange) -> Transfer:
-    """Choose how the members of an exchange send each other their pieces.
-
-    Every choice is the same on all members: it depends on nothing that differs between them.
-    """
+    """Prepare how the members of an exchange send each other their pieces."""
+    messages = messages_of_exchange(step)
+    if isinstance(messages, GatherInPlace):
+        return partial(_gather_in_place, step, messages)
+    if isinstance(messages, Gather):
+        return partial(_gather, step, messages)
+    if messages is not None:
+        return partial(_exchange_at_once, step, messages)
     moves = step.moves
-    at_once = moves.fits_at_once(_buffer_elements(step, step.target))
-    if moves.same_to_all:
-        pieces = _pieces_of_all(step)
-        counts = _contiguous_counts(pieces, step.target)
-        if counts is not None:
-            return partial(_gather_in_place, step, counts, sum(counts))
-        if at_once:
-            return _prepare_gather(step, pieces)
-    if at_once:
-        return _prepare_exchange_at_once(step)
-    pairs = Pairs(step.source, step.target, moves.group, _buffer_elements(step, step.target))
+    pairs = Pairs(step.source, step.target, moves.group, buffer_elements(step, step.target))
 
     def exchange_in_pairs(buffers: Buffers, comm: Comm) -> None:
         for to, source in rounds(moves.group, moves.me):
@@ -81,19 +81,14 @@ def _prepare_messages(step: Exchange) -> Transfer:
 
 
 def _prepare_reduce(step: Reduce) -> Transfer:
-    """Work out all of a reduction that is the same in every run.
-
-    All members know all pieces, so they choose alike. A piece much larger than the others would
-    take too large a buffer.
-    """
+    """Work out all of a reduction that is the same in every run."""
     group, me, pieces = step.reduction.group, step.reduction.me, step.reduction.pieces
     if len(group) == 1:
         return _do_nothing
-    most = (len(group) - 1) * max(map(_count, pieces))
-    fits = step.slot.nbytes <= _buffer_bytes(step)
-    if fits and most <= prod(step.slot.shape) + len(group):
-        return _prepare_reduce_at_once(step)
-    limit = _buffer_elements(step, step.slot)
+    messages = messages_of_reduce(step)
+    if messages is not None:
+        return partial(_reduce_at_once, step, messages, is_left_to_communicator(step))
+    limit = buffer_elements(step, step.slot)
     pairs = Pairs(step.slot, step.slot, group, limit, step.aggregation)
 
     def reduce_in_pairs(buffers: Buffers, comm: Comm) -> None:
@@ -107,46 +102,13 @@ def _do_nothing(_: Buffers, __: Comm) -> None:
     pass
 
 
-def _buffer_bytes(step: Exchange | Reduce) -> int:
-    return min(step.buffer_bytes, MESSAGE_BUFFER_BYTES)
-
-
-def _buffer_elements(step: Exchange | Reduce, slot: Slot) -> int:
-    """Return how many elements of a slot a message buffer holds."""
-    return _buffer_bytes(step) // np.dtype(slot.dtype).itemsize
-
-
-def _count(region: Region | None) -> int:
-    return 0 if region is None else elements(region)
-
-
-class _Piece(NamedTuple):
-    """A member's region of a slot, and its place in a message buffer."""
-
-    member: int
-    region: Region
-    place: slice
-
-
-def _packed_pieces(regions: Sequence[Region | None]) -> list[_Piece]:
-    """Return each member's region, where there is one, one after another in a message buffer."""
-    found = []
-    start = 0
-    for member, region in enumerate(regions):
-        if region is not None:
-            stop = start + elements(region)
-            found.append(_Piece(member, region, slice(start, stop)))
-            start = stop
-    return found
-
-
 # ---- exchange -----------------------------------------------------------------------------------
 
 
 def _prepare_own_copy(step: Exchange) -> Transfer:
     """Prepare to copy what the rank has already, piece by piece."""
     assert step.moves.own is not None
-    limit = _buffer_elements(step, step.target)
+    limit = buffer_elements(step, step.target)
     there, here = step.moves.own
     regions = list(zip(chunks(there, limit), chunks(here, limit), strict=True))
     copies: list[Callable[[Buffers], None]] = []
@@ -189,151 +151,84 @@ def _copy_by_buffer(
         buffers.backend.unpack(packed, buffers[step.target], target_region)
 
 
-def _pieces_of_all(step: Exchange) -> list[Region | None]:
-    """Return the place in the target of every member's piece, where all members get all."""
-    moves = step.moves
-    pieces = list(moves.receives)
-    if step.source == step.target:
-        next_member = (moves.me + 1) % len(moves.group)
-        pieces[moves.me] = moves.sends[next_member]
-    elif moves.own is not None:
-        pieces[moves.me] = moves.own[1]
-    return pieces
-
-
-def _contiguous_counts(pieces: Sequence[Region | None], target: Slot) -> list[int] | None:
-    """Return the sizes of the pieces if these fill the target one after another, else None."""
-    end = 0
-    for piece in pieces:
-        if piece is None:
-            continue
-        place = flat_range(piece, extents_of(target))
-        if place is None or place[0] != end:
-            return None
-        end = place[1]
-    return list(map(_count, pieces))
-
-
-def _gather_in_place(
-    step: Exchange, counts: Sequence[int], total: int, buffers: Buffers, comm: Comm
-) -> None:
+def _gather_in_place(step: Exchange, messages: GatherInPlace, buffers: Buffers, comm: Comm) -> None:
     """Gather pieces that fill the target one after another."""
     flat = buffers[step.target].reshape(-1)
-    comm.allgatherv(step.moves.group, flat[:total], counts)
+    comm.allgatherv(step.moves.group, flat[: messages.total], messages.counts)
 
 
-def _prepare_gather(step: Exchange, regions: Sequence[Region | None]) -> Transfer:
-    """Prepare to gather all members' pieces in one message buffer."""
-    target = step.target
-    group, me = step.moves.group, step.moves.me
-    counts = list(map(_count, regions))
-    total = sum(counts)
-    pieces = _packed_pieces(regions)
-    own = [piece for piece in pieces if piece.member == me]
-    others = [piece for piece in pieces if piece.member != me]
-
-    def gather(buffers: Buffers, comm: Comm) -> None:
-        array = buffers[target]
-        with buffers.message_buffer(total, target) as everything:
-            for piece in own:
-                buffers.backend.pack(array, piece.region, everything[piece.place])
-            comm.allgatherv(group, everything, counts)
-            for piece in others:
-                buffers.backend.unpack(everything[piece.place], array, piece.region)
-
-    return gather
+def _gather(step: Exchange, messages: Gather, buffers: Buffers, comm: Comm) -> None:
+    """Gather all members' pieces in one message buffer."""
+    array = buffers[step.target]
+    with buffers.message_buffer(messages.total, step.target) as everything:
+        for piece in messages.own:
+            buffers.backend.pack(array, piece.region, everything[piece.place])
+        comm.allgatherv(step.moves.group, everything, messages.counts)
+        for piece in messages.others:
+            buffers.backend.unpack(everything[piece.place], array, piece.region)
 
 
-def _prepare_exchange_at_once(step: Exchange) -> Transfer:
-    """Prepare to exchange everything with one call of the communicator."""
-    moves = step.moves
-    messages = _Messages(step.source, step.target, moves.group, moves.sends, moves.receives)
-
-    def exchange_at_once(buffers: Buffers, comm: Comm) -> None:
-        with messages.exchanged(buffers, comm) as receive:
-            for piece in messages.received:
-                buffers.backend.unpack(receive[piece.place], buffers[step.target], piece.region)
-
-    return exchange_at_once
+def _exchange_at_once(step: Exchange, messages: AtOnce, buffers: Buffers, comm: Comm) -> None:
+    """Exchange everything with one call of the communicator."""
+    target = buffers[step.target]
+    with _exchanged(messages, step.source, step.target, step.group, buffers, comm) as receive:
+        for piece in messages.received:
+            buffers.backend.unpack(receive[piece.place], target, piece.region)
 
 
-class _Messages:
-    """The messages of one call of the communicator: what each member gets and sends."""
-
-    def __init__(
-        self,
-        source: Slot,
-        target: Slot,
-        group: tuple[int, ...],
-        sends: Sequence[Region | None],
-        receives: Sequence[Region | None],
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.group = group
-        self.sent = _packed_pieces(sends)
-        self.received = _packed_pieces(receives)
-        self.send_counts = list(map(_count, sends))
-        self.receive_counts = list(map(_count, receives))
-        self.sent_elements = sum(self.send_counts)
-        self.received_elements = sum(self.receive_counts)
-
-    @contextmanager
-    def exchanged(self, buffers: Buffers, comm: Comm) -> Iterator[Array]:
-        """Lend a buffer with all that this rank has received."""
-        with (
-            buffers.message_buffer(self.sent_elements, self.source) as send,
-            buffers.message_buffer(self.received_elements, self.target) as receive,
-        ):
-            for piece in self.sent:
-                buffers.backend.pack(buffers[self.source], piece.region, send[piece.place])
-            comm.alltoallv(self.group, send, self.send_counts, receive, self.receive_counts)
-            yield receive
+@contextmanager
+def _exchanged(
+    messages: AtOnce,
+    source: Slot,
+    target: Slot,
+    group: tuple[int, ...],
+    buffers: Buffers,
+    comm: Comm,
+) -> Iterator[Array]:
+    """Lend a buffer with all that this rank has received."""
+    with (
+        buffers.message_buffer(sum(messages.send_counts), source) as send,
+        buffers.message_buffer(sum(messages.receive_counts), target) as receive,
+    ):
+        for piece in messages.sent:
+            buffers.backend.pack(buffers[source], piece.region, send[piece.place])
+        comm.alltoallv(group, send, messages.send_counts, receive, messages.receive_counts)
+        yield receive
 
 
 # ---- reduce -------------------------------------------------------------------------------------
 
 
-def _prepare_reduce_at_once(step: Reduce) -> Transfer:
-    """Prepare to send all pieces with one call of the communicator.
+def is_left_to_communicator(step: Reduce) -> bool:
+    """Return whether the communicator sums up the pieces, if it can: many and small ones."""
+    many_and_small = len(step.group) >= LARGE_GROUP and step.slot.nbytes <= SMALL_SLOT_BYTES
+    return many_and_small and AGGREGATIONS[step.aggregation].mpi == "SUM"
 
-    Every member aggregates what it receives in a fixed order. Many small pieces are left to the
-    communicator, if it can aggregate.
-    """
+
+def _reduce_at_once(
+    step: Reduce, messages: AtOnce, by_communicator: bool, buffers: Buffers, comm: Comm
+) -> None:
+    """Send all pieces with one call of the communicator, and aggregate what arrives."""
+    if by_communicator and _reduce_scatter(step, buffers, comm):
+        return
     slot = step.slot
-    group, me, pieces = step.reduction.group, step.reduction.me, step.reduction.pieces
-    many_and_small = len(group) >= LARGE_GROUP and slot.nbytes <= SMALL_SLOT_BYTES
-    by_communicator = many_and_small and AGGREGATIONS[step.aggregation].mpi == "SUM"
-    sends = list(pieces)
-    sends[me] = None
-    receives = [pieces[me]] * len(group)
-    receives[me] = None
-    messages = _Messages(slot, slot, group, sends, receives)
-    received = {piece.member: piece for piece in messages.received}
-    in_order = [received[member] for _, member in rounds(group, me) if member in received]
-
-    def reduce_at_once(buffers: Buffers, comm: Comm) -> None:
-        if by_communicator and _reduce_scatter(step, buffers, comm):
-            return
-        with messages.exchanged(buffers, comm) as receive:
-            array = buffers[slot]
-            for piece in in_order:
-                packed = receive[piece.place]
-                buffers.backend.combine(step.aggregation, array, piece.region, packed)
-
-    return reduce_at_once
+    with _exchanged(messages, slot, slot, step.group, buffers, comm) as receive:
+        array = buffers[slot]
+        for piece in messages.received:
+            packed = receive[piece.place]
+            buffers.backend.combine(step.aggregation, array, piece.region, packed)
 
 
 def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
     """Let the communicator sum up the pieces; return False if it cannot."""
     pieces = step.reduction.pieces
     own = pieces[step.reduction.me]
-    counts = list(map(_count, pieces))
+    counts = [0 if piece is None else elements(piece) for piece in pieces]
     with (
         buffers.message_buffer(sum(counts), step.slot) as send,
-        buffers.message_buffer(_count(own), step.slot) as receive,
+        buffers.message_buffer(counts[step.reduction.me], step.slot) as receive,
     ):
-        for piece in _packed_pieces(pieces):
+        for piece in packed_pieces(pieces):
             buffers.backend.pack(buffers[step.slot], piece.region, send[piece.place])
         done = comm.reduce_scatter(step.group, send, counts, receive)
         if done and own is not None:

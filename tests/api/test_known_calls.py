@@ -135,7 +135,7 @@ double = einmpi.compile(einmpi.program("y[i] = 2 * x[i]", x=(4,)))
 for number in range(3):
     y = double(x=np.ones(4))["y"]
 
-def broken(self, step, operands, target):
+def broken(self, *arguments):
     raise ValueError("a mistake")
 
 if y.comm.rank == 1:

@@ -32,11 +32,11 @@ def wait():
     open(f"ready-{rank}", "x").close()
     while not os.path.exists("go"):
         time.sleep(0.05)
-def special(self, step, operands, target):
+def special(self, *arguments):
     count[0] += 1
     if count[0] == 5:
         %s
-    compute(self, step, operands, target)
+    compute(self, *arguments)
 NumpyBackend.compute_kernel = special
 from einmpi.cli.main import main
 if __name__ == "__main__":

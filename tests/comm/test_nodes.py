@@ -23,7 +23,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
-from einmpi.runtime import transfer
+from einmpi.runtime import messages
 
 CASES = cases()
 MACHINE = """measured = "in a test"
@@ -133,7 +133,7 @@ def test_bytes_of_any_graph_are_as_planned(seed, graphs):
 
 def test_messages_in_pieces(monkeypatch):
     """A buffer of 256 bytes: everything goes pair by pair."""
-    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", 256)
+    monkeypatch.setattr(messages, "MESSAGE_BUFFER_BYTES", 256)
     job, arrays = CASES["chain, even"]
     for strategy in ("eindecomp", "replicate"):
         done = run_on_threads(job, 8, arrays, nodes=4, strategy=strategy)

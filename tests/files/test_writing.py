@@ -33,7 +33,7 @@ from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.mesh import Mesh
-from einmpi.runtime import transfer
+from einmpi.runtime import messages
 from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
@@ -182,7 +182,7 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
 @pytest.mark.parametrize("mesh, cuts", [(1, ()), (3, (1,))])
 def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
     """Wherever the elements are: a window, a message out and one in, chunks as they are stored."""
-    for module, name in ((fill, "WINDOW_BYTES"), (transfer, "MESSAGE_BUFFER_BYTES")):
+    for module, name in ((fill, "WINDOW_BYTES"), (messages, "MESSAGE_BUFFER_BYTES")):
         monkeypatch.setattr(module, name, 2**18)
     whole = np.ones((2048, 2048))
 

@@ -40,9 +40,9 @@ def count_writes(backend, written):
     """Count the elements of a tensor that kernels write, by the name of the tensor."""
     compute_kernel = backend.compute_kernel
 
-    def counting(step, operands, target):
+    def counting(step, operands, target, *prepared):
         written[step.vertex] = written.get(step.vertex, 0) + target.size
-        compute_kernel(step, operands, target)
+        compute_kernel(step, operands, target, *prepared)
 
     backend.compute_kernel = counting
 

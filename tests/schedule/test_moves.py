@@ -10,7 +10,7 @@ from plan_oracle import R, crossing, layouts, volume
 from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.volume import moved_words
-from einmpi.runtime import transfer
+from einmpi.runtime import messages, transfer
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.layout import PARTIAL, Layout
@@ -243,7 +243,7 @@ CASES = [
 @pytest.mark.parametrize("ranks, nodes, bound", CASES)
 def test_the_right_values_arrive(monkeypatch, ranks, nodes, bound, stage):
     """The values are whole numbers, whose sums are exact in any order."""
-    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", stage)
+    monkeypatch.setattr(messages, "MESSAGE_BUFFER_BYTES", stage)
     mesh, rng = Mesh(ranks, nodes), np.random.default_rng(3)
     for number, (source, target) in enumerate(pairs(ranks, bound, 25, nodes=nodes)):
         aggregation, dtype = [

@@ -20,6 +20,7 @@ from einmpi.comm.base import (
     Comm,
     Counts,
     Group,
+    PreparesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -34,7 +35,7 @@ from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 STAGED_PIECE_BYTES = 2**22
 
 
-class StagedComm:
+class StagedComm(PreparesNothing):
     """Messages through pinned host memory.
 
     While MPI passes on a piece, the next one is copied from the GPU and the one before to it.

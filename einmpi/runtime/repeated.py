@@ -1,0 +1,195 @@
+"""A schedule that is run again and again. From the second run on, small slots keep their memory,
+and all that is the same in every run is bound to the calls that carry out its steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.kernels.prepared import stored_as
+from einmpi.runtime.backend import Array, HostArray, NumpyBackend
+from einmpi.runtime.bound_transfers import BoundCall, bind_exchange, bind_reduce
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.execute import (
+    ACTIONS,
+    KERNEL_ERRORS,
+    InputSource,
+    carry_out,
+    execute,
+    go_on_after,
+    named_error,
+)
+from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.kept_memory import KeptMemory, keep_memory
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Slot, Step, Store
+
+
+class _StoredOtherwise(Exception):
+    """An input is stored in another way than the one that kernels were prepared for."""
+
+
+class RepeatedSchedule:
+    """The runs of a schedule on host memory without a slow tier, by one rank."""
+
+    def __init__(self, schedule: Schedule, backend: NumpyBackend, comm: Comm) -> None:
+        self.schedule = schedule
+        self.backend = backend
+        self.comm = comm
+        self.has_run = False
+        self.kept: KeptMemory | None = None
+        self.calls: list[tuple[int, BoundCall]] = []  # each with the number of its step
+        self.outputs: dict[str, Slot] = {}
+        self.reused: set[str] = set()  # slots that may have the memory of an input
+        for step in schedule.steps:
+            if isinstance(step, Store):
+                self.outputs[step.tensor] = step.slot
+            self.reused.update(slot.name for slot in step.reuses)
+        self.storage: InputSource  # of the run that is under way
+        self.lock = threading.Lock()  # several threads may call a compiled job
+
+    def run(
+        self, storage: InputSource, failure: RankFailure | None
+    ) -> tuple[dict[str, Array], Buffers]:
+        """Carry out the schedule; results and `failure` are those of `execute`."""
+        has_failed = failure is not None and failure.error is not None
+        if not self.has_run or has_failed or not self.lock.acquire(blocking=False):
+            found = execute(self.schedule, self.backend, self.comm, storage, failure=failure)
+            self.has_run = failure is None or failure.error is None
+            return found
+        try:
+            self.storage = storage
+            buffers = self._run_bound(failure)
+        finally:
+            self.lock.release()
+        return {name: buffers.arrays[slot.name] for name, slot in self.outputs.items()}, buffers
+
+    def _run_bound(self, failure: RankFailure | None) -> Buffers:
+        """Call what is bound to the steps; bind it first if that was not done yet."""
+        if self.kept is None:
+            self.kept = keep_memory(self.schedule.steps)
+        buffers = Buffers(self.backend)
+        buffers.arrays.update(self.kept.slots)
+        buffers.grow(self.kept.nbytes)
+        for number, call in self.calls or self._bound_calls(self.kept, buffers):
+            try:
+                call(buffers)
+            except _StoredOtherwise:
+                self._finish(number + 1, buffers, failure)
+                break
+            except Exception as error:
+                self._go_on_after(error, number, buffers, failure)
+                self._finish(number + 1, buffers, failure)
+                break
+        return buffers
+
+    def _bound_calls(self, kept: KeptMemory, buffers: Buffers) -> Iterator[tuple[int, BoundCall]]:
+        """Yield each call when the calls before it are done: it is bound to what is there then."""
+        found = []
+        for number, step in enumerate(self.schedule.steps):
+            for call in self._bind(number, step, kept, buffers):
+                found.append((number, call))
+                yield number, call
+        self.calls = found
+
+    def _go_on_after(
+        self, error: Exception, number: int, buffers: Buffers, failure: RankFailure | None
+    ) -> None:
+        """Take note of the error of a step, or raise it, as `execute` does."""
+        step = self.schedule.steps[number]
+        if isinstance(step, Kernel) and isinstance(error, KERNEL_ERRORS):
+            named = named_error(step, error)
+            named.__cause__ = error
+            error = named
+        go_on_after(error, step, self._part_of(number), buffers, failure)
+
+    def _finish(self, first: int, buffers: Buffers, failure: RankFailure | None) -> None:
+        """Carry out the steps from a number on in the ordinary way."""
+        for number, step in enumerate(self.schedule.steps[first:], first):
+            part = self._part_of(number)
+            carry_out(step, part, buffers, self.comm, self.storage, failure)
+
+    def _part_of(self, number: int) -> int:
+        """Return the part of the schedule that a step is in."""
+        return sum(point.steps <= number for point in self.schedule.points)
+
+    # ---- what is bound to a step ----------------------------------------------------------------
+
+    def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
+        """Return the calls that carry out a step, given the slots that exist before it."""
+        if isinstance(step, Free) and step.slot.name in kept.slots:
+            return []
+        if isinstance(step, Store):
+            return []
+        if isinstance(step, Exchange):
+            return bind_exchange(step, number, kept, self.comm)
+        if isinstance(step, Reduce):
+            return bind_reduce(step, number, kept, self.comm)
+        if isinstance(step, Load) and step.kept:
+            return [self._bind_load(step)]
+        if isinstance(step, Kernel) and step.target.name not in self.reused:
+            return [self._bind_kernel(step, kept, buffers)]
+        action = ACTIONS[type(step)]
+        return [lambda buffers: action(step, buffers, self.comm, self.storage)]
+
+    def _bind_load(self, step: Load) -> BoundCall:
+        """Return the call that takes a block of an input that is on the rank."""
+        expected = None
+
+        def load(buffers: Buffers) -> None:
+            nonlocal expected
+            block = self.storage.block(step, self.comm)
+            buffers.put(step.slot, block)
+            stored = stored_as((block,))
+            if expected is None:
+                expected = stored
+            if stored != expected:
+                raise _StoredOtherwise
+
+        return load
+
+    def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
+        """Return the call that computes a kernel."""
+        names = [slot.name for slot in step.operands]
+        make_target = _bind_making(step.target)
+        operands = [buffers.arrays[name] for name in names]
+        target = make_target(buffers)
+        backend = self.backend
+        prepared = backend.prepared_kernel(step, operands, target)
+        if all(name in kept.slots for name in (*names, step.target.name)):
+            return lambda _: backend.compute_kernel(step, operands, target, prepared)
+
+        def compute_kernel(buffers: Buffers) -> None:
+            arrays = buffers.arrays
+            operands = [arrays[name] for name in names]
+            backend.compute_kernel(step, operands, make_target(buffers), prepared)
+
+        return compute_kernel
+
+
+def _bind_making(slot: Slot) -> Callable[[Buffers], HostArray]:
+    """Return what gives the array of a slot, and creates it if there is none."""
+    name = slot.name
+    extents = slot.shape
+    dtype = np.dtype(slot.dtype)
+    nbytes = slot.nbytes
+
+    def make(buffers: Buffers) -> HostArray:
+        arrays = buffers.arrays
+        if name not in arrays:
+            arrays[name] = buffers.backend.allocate(extents, dtype)
+            buffers.grow(nbytes)
+        array: HostArray = arrays[name]
+        return array
+
+    return make
+
+
+def can_be_repeated(schedule: Schedule) -> bool:
+    """Return whether a schedule uses memory only, and no slow tier."""
+    if schedule.outside:
+        return False
+    return not any(step.places or step.evicts or step.fetches for step in schedule.steps)
