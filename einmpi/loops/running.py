@@ -83,6 +83,7 @@ class LoopRun:
         self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job, loop)
         self.stages: Stages = stages_of(job, loop)
+        self.watched_names = loop.watched
         self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
         self.plan: Plan
@@ -330,14 +331,13 @@ class LoopRun:
     def watched(self, blocks: Mapping[str, Any], number: int) -> Values:
         """Return the values that a condition or the history needs, the same on all ranks."""
         values: Values = {}
-        numbers = self.loop.numbers(number)
-        for name in self.loop.watched:
+        for name in self.watched_names:
             if name in blocks:
                 values[name] = np.asarray(on_host(blocks[name]))
             elif name in self.stages.step.graph.outputs:  # on an idle rank
                 values[name] = np.empty((), self.stages.step.graph[name].dtype)
-            elif name in numbers:
-                values[name] = np.array(numbers[name])
+            elif name in self.loop.numbers(number):
+                values[name] = np.array(self.loop.numbers(number)[name])
             else:
                 values[name] = np.asarray(self.parameter(name))
         if self.plan.mesh.ranks < self.comm.size:

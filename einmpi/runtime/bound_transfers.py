@@ -88,7 +88,10 @@ def _can_be_bound(messages: Messages | None, number: int, kept: KeptMemory) -> b
     elif isinstance(messages, AtOnce):
         pieces = [*messages.sent, *messages.received]
     are_boxes = all(_is_box(piece.region) for piece in pieces)
-    return number in kept.received and are_boxes
+    has_buffers = number in kept.received
+    if isinstance(messages, AtOnce):
+        has_buffers = has_buffers and number in kept.sent
+    return has_buffers and are_boxes
 
 
 def _bind_messages(

@@ -3,10 +3,10 @@ that are not needed at the same time share it, so that it is no more than the pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,15 @@ class KeptMemory:
     slots: dict[str, HostArray]  # by name
     sent: dict[int, HostArray]  # message buffers by the number of the step
     received: dict[int, HostArray]  # of a gather, also what this rank sends
-    nbytes: int  # the most that are in use at the same time
+    nbytes: int  # the most that are in use at the same time, without single numbers
+
+
+class _MessageKey(NamedTuple):
+    step: int
+    is_sent: bool
+
+
+_Key: TypeAlias = str | _MessageKey  # the name of a slot, or a message
 
 
 @dataclass(frozen=True)
@@ -51,40 +59,57 @@ class _Use:
 
 
 def keep_memory(steps: Sequence[Step]) -> KeptMemory:
-    """Allocate memory for the small slots and messages of a schedule; none if it is too much."""
-    slots = _small_slots(steps)
-    sent, received = _small_messages(steps)
-    uses = [*slots.values(), *sent.values(), *received.values()]
-    in_use = [0] * len(steps)
-    for use in uses:
-        for number in range(use.first, use.last + 1):
-            in_use[number] += use.nbytes
-    most_in_use = max(in_use, default=0)
-    needed = bytes_needed(steps)
-    most_of_others = 0
-    for bytes_in_all, bytes_kept in zip(needed, in_use, strict=True):
-        most_of_others = max(most_of_others, bytes_in_all - bytes_kept)
-    offsets, total = _place(uses)
+    """Allocate memory for the small slots and messages of a schedule, as far as is planned."""
+    candidates = _small_slots(steps) | _small_messages(steps)
+    uses, most_in_use = _within_plan(candidates, bytes_needed(steps))
+    offsets, total = _place(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)
-    is_planned = most_of_others + most_in_use <= max(needed, default=0)
-    if has_gaps or not is_planned or total > MOST_BYTES_OF_A_SCHEDULE:
-        return KeptMemory({}, {}, {}, 0)
+    kept = KeptMemory({}, {}, {}, most_in_use)
+    if has_gaps or total > MOST_BYTES_OF_A_SCHEDULE:
+        return replace(kept, nbytes=0)
     memory = aligned_empty((total,), "uint8")
-    arrays = []
-    for use, offset in zip(uses, offsets, strict=True):
-        arrays.append(np.ndarray(use.shape, use.dtype, memory, offset))
-    after_slots = len(slots)
-    after_sent = after_slots + len(sent)
-    return KeptMemory(
-        dict(zip(slots, arrays[:after_slots], strict=True)),
-        dict(zip(sent, arrays[after_slots:after_sent], strict=True)),
-        dict(zip(received, arrays[after_sent:], strict=True)),
-        most_in_use,
-    )
+    for (key, use), offset in zip(uses.items(), offsets, strict=True):
+        array = np.ndarray(use.shape, use.dtype, memory, offset)
+        if isinstance(key, str):
+            kept.slots[key] = array
+        elif key.is_sent:
+            kept.sent[key.step] = array
+        else:
+            kept.received[key.step] = array
+    return kept
 
 
-def _small_slots(steps: Sequence[Step]) -> dict[str, _Use]:
+def _within_plan(
+    candidates: Mapping[_Key, _Use], needed: Sequence[int]
+) -> tuple[dict[_Key, _Use], int]:
+    """Return what can be kept without needing more memory than planned.
+
+    Messages come first, and small arrays before large ones. `needed` has the planned bytes of each
+    step. Also return the bytes that are kept. Single numbers fit into the gaps that alignment
+    leaves, and are not counted.
+    """
+    planned = max(needed, default=0)
+    chosen: dict[_Key, _Use] = {}
+    kept = np.zeros(len(needed), np.int64)  # in use in each step
+    counted = np.zeros(len(needed), np.int64)  # those of them that are not single numbers
+    others = np.array(needed, np.int64)
+    by_size = sorted(candidates.items(), key=lambda item: item[1].nbytes)
+    for key, use in sorted(by_size, key=lambda item: isinstance(item[0], str)):
+        steps = slice(use.first, use.last + 1)
+        kept[steps] += use.nbytes
+        is_number = use.nbytes <= ALIGNMENT
+        if not is_number:
+            counted[steps] += use.nbytes
+        if is_number or counted.max() + (others - kept).max() <= planned:
+            chosen[key] = use
+        else:
+            kept[steps] -= use.nbytes
+            counted[steps] -= use.nbytes
+    return chosen, int(counted.max(initial=0))
+
+
+def _small_slots(steps: Sequence[Step]) -> dict[_Key, _Use]:
     """Return the slots that only kernels and messages use, and when they are needed."""
     touched: dict[Slot, list[int]] = {}
     excluded: set[str] = set()
@@ -95,7 +120,7 @@ def _small_slots(steps: Sequence[Step]) -> dict[str, _Use]:
             if not isinstance(step, Kernel | Exchange | Reduce | Free):
                 excluded.add(slot.name)
         freed.update(slot.name for slot in step.frees)
-    found = {}
+    found: dict[_Key, _Use] = {}
     for slot, numbers in touched.items():
         is_inner = slot.name in freed and slot.name not in excluded
         if is_inner and slot.nbytes <= MOST_BYTES_OF_AN_ARRAY:
@@ -103,30 +128,29 @@ def _small_slots(steps: Sequence[Step]) -> dict[str, _Use]:
     return found
 
 
-def _small_messages(steps: Sequence[Step]) -> tuple[dict[int, _Use], dict[int, _Use]]:
-    """Return what steps send and receive in small messages, by the number of the step."""
-    sent = {}
-    received = {}
+def _small_messages(steps: Sequence[Step]) -> dict[_Key, _Use]:
+    """Return what steps send and receive in small messages."""
+    found: dict[_Key, _Use] = {}
     for number, step in enumerate(steps):
         if not isinstance(step, Exchange | Reduce):
             continue
         messages = messages_of(step)
-        elements_sent = 0
-        elements_received = 0
+        sent = 0
+        received = 0
         if isinstance(messages, Gather):
-            elements_received = messages.total
+            received = messages.total
         elif isinstance(messages, AtOnce):
-            elements_sent = sum(messages.send_counts)
-            elements_received = sum(messages.receive_counts)
+            sent = sum(messages.send_counts)
+            received = sum(messages.receive_counts)
         else:
             continue
         dtype = step.writes[0].dtype
-        own_sent = _Use((elements_sent,), dtype, number, number)
-        own_received = _Use((elements_received,), dtype, number, number)
+        own_sent = _Use((sent,), dtype, number, number)
+        own_received = _Use((received,), dtype, number, number)
         if max(own_sent.nbytes, own_received.nbytes) <= MOST_BYTES_OF_AN_ARRAY:
-            sent[number] = own_sent
-            received[number] = own_received
-    return sent, received
+            found[_MessageKey(number, is_sent=True)] = own_sent
+            found[_MessageKey(number, is_sent=False)] = own_received
+    return found
 
 
 def _place(uses: Sequence[_Use]) -> tuple[list[int], int]:
