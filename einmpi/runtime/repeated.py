@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from einmpi.runtime.execute import (
     named_error,
 )
 from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.host_memory import MIN_RECYCLED_BYTES, aligned_empty
 from einmpi.runtime.kept_memory import KeptMemory, keep_memory
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Slot, Step, Store
@@ -154,7 +156,7 @@ class RepeatedSchedule:
     def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
         """Return the call that computes a kernel."""
         names = [slot.name for slot in step.operands]
-        make_target = _bind_making(step.target)
+        make_target = _bind_making(step.target, self.backend)
         operands = [buffers.arrays[name] for name in names]
         target = make_target(buffers)
         backend = self.backend
@@ -170,17 +172,18 @@ class RepeatedSchedule:
         return compute_kernel
 
 
-def _bind_making(slot: Slot) -> Callable[[Buffers], HostArray]:
+def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostArray]:
     """Return what gives the array of a slot, and creates it if there is none."""
     name = slot.name
-    extents = slot.shape
-    dtype = np.dtype(slot.dtype)
     nbytes = slot.nbytes
+    create = partial(backend.allocate, slot.shape, slot.dtype)
+    if nbytes < MIN_RECYCLED_BYTES:
+        create = partial(aligned_empty, slot.shape, np.dtype(slot.dtype))
 
     def make(buffers: Buffers) -> HostArray:
         arrays = buffers.arrays
         if name not in arrays:
-            arrays[name] = buffers.backend.allocate(extents, dtype)
+            arrays[name] = create()
             buffers.grow(nbytes)
         array: HostArray = arrays[name]
         return array
