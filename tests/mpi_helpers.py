@@ -146,28 +146,43 @@ def exchange(comm, group, dtype, counts):
     wanted = joined(
         dtype, (piece(dtype, n, k, group[me]) for k, n in zip(group, back, strict=True))
     )
-    check(
-        comm,
-        lambda c, s, r: c.alltoallv(group, s, out, r, back),
-        [send, unset(dtype, sum(back))],
-        [send.copy(), wanted],
-        sum(back) * send.itemsize,
-    )
+    # The second time, some ranks prepare their calls and others do not.
+    for prepares in (False, comm.rank % 2 == 0):
+
+        def call(c, s, r, prepares=prepares):
+            if prepares:
+                return c.prepare_alltoallv(group, s, out, r, back)()
+            return c.alltoallv(group, s, out, r, back)
+
+        check(
+            comm,
+            call,
+            [send, unset(dtype, sum(back))],
+            [send.copy(), wanted],
+            sum(back) * send.itemsize,
+        )
 
 
 def gather(comm, group, dtype, counts):
     me, counts = group.index(comm.rank), counts[0]
     pieces = [piece(dtype, n, k) for k, n in zip(group, counts, strict=True)]
-    buffer = joined(
-        dtype, (part if k == me else unset(dtype, part.size) for k, part in enumerate(pieces))
-    )
-    check(
-        comm,
-        lambda c, b: c.allgatherv(group, b, counts),
-        [buffer],
-        [joined(dtype, pieces)],
-        (sum(counts) - counts[me]) * buffer.itemsize,
-    )
+    for prepares in (False, comm.rank % 2 == 0):
+        buffer = joined(
+            dtype, (part if k == me else unset(dtype, part.size) for k, part in enumerate(pieces))
+        )
+
+        def call(c, b, prepares=prepares):
+            if prepares:
+                return c.prepare_allgatherv(group, b, counts)()
+            return c.allgatherv(group, b, counts)
+
+        check(
+            comm,
+            call,
+            [buffer],
+            [joined(dtype, pieces)],
+            (sum(counts) - counts[me]) * buffer.itemsize,
+        )
 
 
 def reduce(comm, group, dtype, counts):

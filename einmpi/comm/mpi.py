@@ -15,7 +15,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -369,6 +369,8 @@ class MpiComm:
         receive: Array,
         receive_counts: Counts,
     ) -> Callable[[], None]:
+        if max(send.nbytes, receive.nbytes) > MOST_BYTES:
+            return partial(self.alltoallv, group, send, send_counts, receive, receive_counts)
         received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
         place = group.index(self.rank)
         incoming = pieces_of(receive, receive_counts)
@@ -385,6 +387,8 @@ class MpiComm:
         return self._prepare_messages(receives, sends, received)
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
+        if len(group) == 1 or buffer.nbytes > MOST_BYTES:
+            return partial(self.allgatherv, group, buffer, counts)
         received = allgatherv_bytes(self, group, buffer, counts)
         if len(group) == 2:
             place = group.index(self.rank)
@@ -408,7 +412,6 @@ class MpiComm:
 
     def _message(self, piece: Array, peer: int) -> list[_Message]:
         """Return a piece as MPI takes it, and the other rank. No elements need no message."""
-        assert piece.nbytes <= MOST_BYTES, f"{piece.nbytes} bytes are no small message"
         if piece.size == 0:
             return []
         return [([piece.view(np.uint8), piece.nbytes, self._mpi.BYTE], peer)]
