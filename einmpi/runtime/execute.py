@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,31 +93,32 @@ def execute(
     if keeper is not None:
         keeper.restore(schedule.rank, buffers)
     for number, (steps, point) in enumerate(schedule.parts):
-        for step in steps:
-            if on_step is not None:
-                on_step(step)
-            carry_out(step, number, buffers, comm, storage, failure)
+        carry_out(steps, number, buffers, comm, storage, failure, on_step)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
 
 
 def carry_out(
-    step: Step,
+    steps: Sequence[Step],
     part: int,
     buffers: Buffers,
     comm: Comm,
     storage: InputSource,
     failure: RankFailure | None,
+    on_step: Callable[[Step], None] | None = None,
 ) -> None:
-    """Carry out a step of a part of a schedule. `failure` is that of `execute`."""
-    if failure is not None and failure.error is not None and failure.skips(step):
-        stand_in(step, buffers)
-        return
-    try:
-        ACTIONS[type(step)](step, buffers, comm, storage)
-    except Exception as error:
-        go_on_after(error, step, part, buffers, failure)
+    """Carry out steps of a part of a schedule. `failure` and `on_step` are those of `execute`."""
+    for step in steps:
+        if on_step is not None:
+            on_step(step)
+        if failure is not None and failure.error is not None and failure.skips(step):
+            stand_in(step, buffers)
+            continue
+        try:
+            ACTIONS[type(step)](step, buffers, comm, storage)
+        except Exception as error:
+            go_on_after(error, step, part, buffers, failure)
 
 
 def go_on_after(

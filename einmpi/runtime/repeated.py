@@ -112,7 +112,7 @@ class RepeatedSchedule:
         """Carry out the steps from a number on in the ordinary way."""
         for number, step in enumerate(self.schedule.steps[first:], first):
             part = self._part_of(number)
-            carry_out(step, part, buffers, self.comm, self.storage, failure)
+            carry_out([step], part, buffers, self.comm, self.storage, failure)
 
     def _part_of(self, number: int) -> int:
         """Return the part of the schedule that a step is in."""

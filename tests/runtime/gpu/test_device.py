@@ -18,6 +18,7 @@ from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.cli.main import main
+from einmpi.comm.base import PreparesNothing
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import gpu_inputs
@@ -266,7 +267,7 @@ def test_inputs_read_early_are_copied_while_kernels_run(tmp_path, monkeypatch):
 # ---- messages -----------------------------------------------------------------------------------
 
 
-class ThroughDevice:
+class ThroughDevice(PreparesNothing):
     """A GPU communicator that takes host arrays, so that it can run the common scenarios."""
 
     def __init__(self, comm, mixed):
