@@ -98,6 +98,7 @@ def make_loop(
     carry: Mapping[str, str],
     until: Source | None = None,
     record: Iterable[str] = (),
+    may_carry_nothing: bool = False,
 ) -> Loop:
     """Return a checked loop over a program.
 
@@ -106,7 +107,7 @@ def make_loop(
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
         expected = f"an integer from 1 to 2**53 = {MOST_STEPS}"
         raise InputError(place("steps"), f"steps is {steps!r}", expected)
-    if not carry:
+    if not carry and not may_carry_nothing:
         raise InputError(place("carry"), "nothing is carried", 'carry = { INPUT = "TENSOR" }')
     becomes: dict[str, str] = {}  # tensor of a step → the input that it becomes
     for name, output in named_values(place("carry"), carry).items():
@@ -140,6 +141,10 @@ def refuse_step_as_input(inputs: Iterable[InputSpec], where: str) -> None:
 def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:
     """Refuse an input that cannot become the tensor that is to follow it."""
     inputs = [vertex.name for vertex in graph.inputs]
+    if name in graph.by_name and name not in inputs:
+        what = f"{name} is carried, but each step computes it"
+        hint = "a [[loop]] without carry, before this one, can compute its first value"
+        raise InputError(where, what, "an input", hint)
     if name not in inputs:
         raise InputError(
             where, f"{name} is carried, but no step reads an input {name}", nearest_of(inputs, name)

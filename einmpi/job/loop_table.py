@@ -142,11 +142,24 @@ class LoopTable:
             raise InputError(self.place(key), what, "an integer, or arithmetic on sizes")
         return number
 
+    @property
+    def is_single_step(self) -> bool:
+        """Whether this is one of several loops that carries nothing: a step before other loops."""
+        return len(self.path) > 1 and not self.carry and self.train is None
+
     def read_steps(
         self, sizes: Mapping[str, int], given: int | None, batches: Batches | None
     ) -> int:
-        """Return the most steps; `given` replaces those of the file."""
+        """Return the most steps; `given` replaces those of the file.
+
+        One of several loops that carries nothing has one step in any case.
+        """
         steps = self._read_whole_number("steps", sizes)
+        if self.is_single_step:
+            if steps not in (None, 1) or batches is not None:
+                what = "nothing is carried from step to step"
+                raise InputError(self.place(), what, "carry, or a single step without batches")
+            return 1
         if batches is not None and batches.epochs is not None:
             if steps is not None:
                 what = "there are both steps and epochs"
@@ -163,7 +176,9 @@ class LoopTable:
         until = None
         if self.until is not None:
             until = self.document.source((*self.path, "until"))
-        loop = make_loop(program, self.place, steps, self.carry, until, self.record)
+        loop = make_loop(
+            program, self.place, steps, self.carry, until, self.record, self.is_single_step
+        )
         on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
         return replace(
             loop,

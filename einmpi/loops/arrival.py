@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
+from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.loops.stages import Stages, kept_outputs
@@ -62,6 +64,41 @@ def arrivals(
         if words:
             found[name] = Arriving(words, words * np.dtype(dtype).itemsize)
     return found
+
+
+def inputs_that_stay(
+    before: Stages, plan_before: Plan, after: Stages, plan_after: Plan
+) -> tuple[str, ...]:
+    """Return the inputs that the steps of a loop need just as those of the loop before it.
+
+    They are loaded once. Tensors that a loop carries, or that a loop computes, are not among them.
+    """
+    on_host = backend_names()[0]
+    if after.step.backend != on_host or plan_before.spilled or plan_after.spilled:
+        return ()
+    changing: set[str] = set()
+    for stages in (before, after):
+        assert stages.step.loop is not None
+        changing |= set(stages.step.loop.carry)
+    specs_before = {spec.name: spec for spec in before.step.inputs}
+    found = []
+    for spec in after.step.inputs:
+        name = spec.name
+        is_loaded = spec.file is not None or spec.random is not None
+        is_read_by_both = name in before.step.graph.by_name and name in after.step.graph.by_name
+        if name in changing or not is_loaded or not is_read_by_both:
+            continue
+        layout_before = step_layout(before.step.graph, plan_before, name)
+        layout = step_layout(after.step.graph, plan_after, name)
+        if specs_before.get(name) == spec and layout == layout_before:
+            found.append(name)
+    return tuple(found)
+
+
+def with_staying(plan: Plan, names: tuple[str, ...]) -> Plan:
+    """Return the plan of a loop that does not load these inputs anew."""
+    assert plan.loop is not None
+    return replace(plan, loop=replace(plan.loop, staying=names))
 
 
 def _bytes_moved(stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout]) -> int:

@@ -10,13 +10,15 @@ from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (
     arrivals,
     best_planned,
+    inputs_that_stay,
     layout_for_once,
     once_result_layouts,
     read_by_stages,
     result_layouts,
+    with_staying,
 )
 from einmpi.loops.batches import plan_batches
-from einmpi.loops.stages import once_options, stages_of, step_options, with_loop
+from einmpi.loops.stages import Stages, once_options, stages_of, step_options, with_loop
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.schedule.layout import Layout
@@ -30,10 +32,17 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
     layouts_before: dict[str, Layout] = {}
     computed_once: set[str] = set()  # of these tensors
     plans: list[Plan] = []
+    stages_before: Stages | None = None
     for each in job.one_after_another():
         assert each.loop is not None
-        plan = plan_loop(each, each.loop, ranks, options_of(each), layouts_before, computed_once)
+        stages = stages_of(each, each.loop)
+        plan = plan_loop(
+            each, each.loop, ranks, options_of(each), layouts_before, computed_once, stages
+        )
+        if stages_before is not None:
+            plan = with_staying(plan, inputs_that_stay(stages_before, plans[-1], stages, plan))
         plans.append(plan)
+        stages_before = stages
         of_steps = result_layouts(each, each.loop, plan)
         once = once_result_layouts(each, each.loop, plan)
         computed_once = (computed_once - set(of_steps)) | set(once)
@@ -55,13 +64,16 @@ def plan_loop(
     options: Options,
     layouts_before: Mapping[str, Layout],
     computed_once: Collection[str] = (),
+    stages: Stages | None = None,
 ) -> Plan:
     """Return the plan of a step; with it, that of what is computed once.
 
     `layouts_before` are those of tensors that are on the ranks already. Tensors in `computed_once`
-    are moved in any case: ranks learn their layouts only in the run.
+    are moved in any case: ranks learn their layouts only in the run. `stages` are those of the
+    loop, if the caller has them.
     """
-    stages = stages_of(job, loop)
+    if stages is None:
+        stages = stages_of(job, loop)
     known = read_by_stages(stages, layouts_before)
     movable = {name: layout for name, layout in known.items() if name not in computed_once}
     of_step = step_options(options, stages, loop)

@@ -138,6 +138,14 @@ class LoopRun:
                 self.rows[name] = list(values)
         self.started = time.monotonic()
 
+    def release(self) -> None:
+        """Forget the tensors that the loop has used, once its results are taken."""
+        self.values.clear()
+        self.once_outputs.clear()
+        self.batches = None
+        self.step.resident.clear()
+        self.step.backend.forget_inputs()
+
     def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""
         self.plan, self.schedule = best_planned(

@@ -17,7 +17,13 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError, nearest_of
 from einmpi.job.job import Job
-from einmpi.loops.arrival import layouts_of, read_by_stages, result_layouts
+from einmpi.loops.arrival import (
+    inputs_that_stay,
+    layouts_of,
+    read_by_stages,
+    result_layouts,
+    with_staying,
+)
 from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.result import LoopResult
 from einmpi.loops.running import LoopRun
@@ -95,7 +101,12 @@ class LoopSequence:
                 ended = [EndedLoop(each.steps, each.is_done) for each in self.results]
                 rows = [each.history for each in self.results]
                 self.checkpoints.enter(ended, rows, self.tensors)
+            staying: tuple[str, ...] = ()
+            if number > first:
+                staying = self._keep_loaded(number, given)
             run.prepare(given)
+            if staying:
+                run.plan = with_staying(run.plan, staying)
             with around(run):
                 result = run.run()
             self.results.append(result)
@@ -118,6 +129,24 @@ class LoopSequence:
             elif name in inputs and name not in made_earlier:
                 found[name] = inputs[name]
         return found
+
+    def _keep_loaded(self, number: int, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """Take over the inputs that the loop before has loaded, where this one needs the same.
+
+        Return their names. All else that the loop before has used is forgotten.
+        """
+        before = self.runs[number - 1]
+        run = self.runs[number]
+        found = inputs_that_stay(before.stages, before.plan, run.stages, run.plan)
+        staying = tuple(name for name in found if name not in given)
+        for (name, region), block in before.step.resident.items():
+            if name in staying:
+                run.step.resident[name, region] = block
+        for name in staying:
+            if name in before.step.files:
+                run.step.files[name] = before.step.files[name]
+        before.release()
+        return staying
 
     def _keep(self, number: int, result: LoopResult) -> None:
         """Keep of the results so far what later loops or the user need."""

@@ -74,6 +74,8 @@ def stages_of(job: Job, loop: Loop) -> Stages:
     """Split the job of a loop."""
     # What the loop reads belongs to a step, even if it is always the same.
     changing = [*loop.carry, STEP, *_read_by_loop(job, loop)]
+    if not loop.carry:  # the only step is all there is
+        changing += [vertex.name for vertex in job.written.computed]
     batched: tuple[str, ...] = ()
     if loop.batches is not None:
         batched = loop.batches.names

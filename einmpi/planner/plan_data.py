@@ -48,6 +48,7 @@ class LoopPlan:
     hoisted: tuple[str, ...]  # what that computes for the steps
     batches: BatchPlan | None = None
     arriving: Mapping[str, Arriving] = field(default_factory=dict)  # by the name of the tensor
+    staying: tuple[str, ...] = ()  # inputs that stay as the loop before has loaded them
     later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
 
 

@@ -88,6 +88,8 @@ def _loop_lines(loop: Loop) -> list[str]:
     """Return what a loop carries, and when it ends."""
     carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
     lines = [f"loop     at most {counted(loop.steps, 'step')}; {', '.join(carried)}"]
+    if not carried:
+        lines = ["loop     one step, which carries nothing"]
     if loop.batches is not None:
         lines.append(f"batches  {_batches_text(loop.batches)}")
     if loop.until_text:

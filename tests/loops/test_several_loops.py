@@ -166,6 +166,73 @@ def test_strategies_are_compared_over_all_loops(tmp_path):
     assert "loop 2, a step" in (tmp_path / "page.html").read_text()
 
 
+FIRST_VALUES = """
+sizes = {{ n = {n} }}
+[inputs]
+M = {{ shape = ["n", "n"], random = "uniform", seed = 1 }}
+x = {{ shape = ["n"], random = "uniform", seed = 2 }}
+[[loop]]
+program = "A[i,j] = where(i == j, 2.0 * n, 0.0) + M[i,j] + M[j,i]; r[i] = 1 - sum(A[i,j] * x[j])"
+{one_step}
+[[loop]]
+program = "d[i] = r[i] / n / 3; x_next[i] = x[i] + d[i]; r_next[i] = r[i] - sum(A[i,j] * d[j])"
+steps = {steps}
+carry = {{ x = "x_next", r = "r_next" }}
+"""
+
+
+def first_values(folder, n=8, steps=5, one_step=""):
+    text = FIRST_VALUES.format(n=n, steps=steps, one_step=one_step)
+    (folder / "job.toml").write_text(text)
+    return einmpi.load(folder / "job.toml")
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_first_value_that_is_computed(tmp_path, ranks):
+    job = first_values(tmp_path)
+    specs = {spec.name: spec for spec in job.inputs}
+    M = load_array(specs["M"], (8, 8), "float64")
+    x = load_array(specs["x"], (8,), "float64")
+    A = 16 * np.eye(8) + M + M.T
+    r = 1 - A @ x
+    for _ in range(5):
+        d = r / 8 / 3
+        x = x + d
+        r = r - A @ d
+    _, outputs, _ = run_on(ranks, job)
+    np.testing.assert_allclose(outputs["x"], x, rtol=1e-11)
+    np.testing.assert_allclose(outputs["r"], r, rtol=1e-10, atol=1e-12)
+
+
+def test_the_steps_of_a_loop_that_carries_nothing(tmp_path):
+    first_values(tmp_path, one_step="steps = 1")
+    done = einmpi_here(tmp_path, ["job.toml", "--steps", "2", "--json", "found.json"])
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert [each["steps"] for each in data["loops"]] == [1, 2]
+    checked = einmpi_here(tmp_path, ["check", "job.toml"])
+    assert "loop     one step, which carries nothing\n" in checked.stdout, checked.stderr
+    verified = einmpi_here(tmp_path, ["verify", "job.toml"])
+    assert verified.returncode == 0, verified.stderr
+    with pytest.raises(InputError, match="nothing is carried from step to step"):
+        first_values(tmp_path, one_step="steps = 2")
+
+
+@pytest.mark.slow
+def test_a_kill_after_first_values(tmp_path):
+    """A checkpoint has what the loop without carry has computed."""
+    first_values(tmp_path, steps=9)
+    whole = einmpi_here(tmp_path, ["job.toml", "--json", "whole.json"])
+    assert whole.returncode == 0, whole.stderr
+    (tmp_path / "killed.py").write_text(PROGRAM.format(where=(1, 6), signal="SIGKILL"))
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "2steps", "--resume"]
+    assert alone(tmp_path, "killed.py", *flags).returncode != 0
+    resumed = alone(tmp_path, "-m", "einmpi", *flags, "--json", "resumed.json")
+    assert "continues after step 5 of loop 2" in resumed.stderr, resumed.stderr
+    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "resumed")]
+    assert found[0]["outputs"] == found[1]["outputs"]
+
+
 def rows_then_columns(folder, steps):
     (folder / "job.toml").write_text(ROWS_THEN_COLUMNS.format(steps=steps))
     return einmpi.load(folder / "job.toml")

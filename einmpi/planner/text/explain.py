@@ -42,6 +42,7 @@ def as_json(plan: PlanData) -> dict[str, Any]:
             "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
             "bytes_arriving": {name: each.nbytes for name, each in plan.loop.arriving.items()},
+            "staying": list(plan.loop.staying),
             "words_all_steps": plan.all_steps.words,
             "bytes_all_steps": plan.all_steps.nbytes,
         }
@@ -188,8 +189,13 @@ def _loop_notes(plan: PlanData) -> list[Note]:
     if loop is None:
         return []
     carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
-    notes: list[Note] = [("loop", f"at most {counted(loop.steps, 'step')}; {', '.join(carried)}")]
-    notes.append(("in place", _in_place(plan, loop)))
+    notes: list[Note] = []
+    if carried:
+        steps = f"at most {counted(loop.steps, 'step')}"
+        notes.append(("loop", f"{steps}; {', '.join(carried)}"))
+        notes.append(("in place", _in_place(plan, loop)))
+    else:
+        notes.append(("loop", "one step, which carries nothing"))
     if loop.batches is not None:
         notes.append(("batches", _batches(loop.batches)))
     if loop.once is not None:
@@ -200,6 +206,9 @@ def _loop_notes(plan: PlanData) -> list[Note]:
     for name, arriving in loop.arriving.items():
         moved = f"{show_count(arriving.words)} words, {show_bytes(arriving.nbytes)}"
         notes.append(("arriving", f"{name}: {moved}, from where the loop before leaves it"))
+    if loop.staying:
+        names = ", ".join(loop.staying)
+        notes.append(("staying", f"{names}, as the loop before has loaded it"))
     all_steps = plan.all_steps
     in_all = f"{show_count(all_steps.words)} words, {show_bytes(all_steps.nbytes)}"
     if all_steps.seconds is not None:
