@@ -13,6 +13,8 @@ import einmpi
 from einmpi.planner.text.compare import compare
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.toml"))
+LARGE = ("digits", "text")  # a step with its gradients, and every strategy for it: seconds
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in JOBS]
 RANKS = (1, 4, 6, 8)
 
 
@@ -35,7 +37,7 @@ def explained(name):
     )
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", CASES)
 def test_plans_are_as_they_were(name):
     assert golden(name).exists(), "this job is new: python tests/test_golden.py"
     before, now = golden(name).read_text(), explained(name)

@@ -176,6 +176,10 @@ BY_NUMPY = {
 
 
 # Jobs with a loop are compared with numpy in tests/loops/test_examples.py.
+PLANNED_JOBS = []
+for name in JOBS:
+    takes_seconds = name in ("digits.toml", "text.toml")  # with their gradients
+    PLANNED_JOBS.append(pytest.param(name, marks=pytest.mark.slow) if takes_seconds else name)
 PLAIN_JOBS = [name for name in JOBS if einmpi.load(ROOT / "jobs" / name).loop is None]
 
 
@@ -261,7 +265,7 @@ def test_check(name, folder):
         )
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", PLANNED_JOBS)
 def test_plan_is_that_of_the_python_interface(name, folder):
     done = run(folder, "plan", f"jobs/{name}", "-n", "8")
     assert (done.returncode, done.stderr) == (0, "")
