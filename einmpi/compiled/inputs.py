@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ from einmpi.schedule.steps import Load
 
 Array: TypeAlias = npt.NDArray[Any]
 Blocks: TypeAlias = dict[tuple[str, Region], Array]
+
+
+class _KnownView(NamedTuple):
+    """The view of a given array that a load has used before."""
+
+    array: Array
+    load: Load
+    block: Array
 
 
 class Inputs:
@@ -49,6 +57,7 @@ class Inputs:
         self.keep = keep
         self.changing = changing
         self.overwritable: set[str] = set()
+        self.views: dict[str, _KnownView] = {}  # of given arrays, by the input
         self.shuffled = 0  # bytes received from other ranks that read them
         self.shuffled_between = 0  # those of them that came from other nodes
         self.begun: dict[str, Reading] = {}
@@ -92,11 +101,21 @@ class Inputs:
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
-            is_stored_alike = given.flags.c_contiguous and given.dtype.isnative
-            if is_stored_alike and given.shape == step.slot.shape:
-                return given
-            return block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
+            return self.block_of_given(step, given)
         return self.kept(step, comm)
+
+    def block_of_given(self, step: Load, given: Array) -> Array:
+        """Return a region of an array that every rank has: a view of it, if that is possible."""
+        is_stored_alike = given.flags.c_contiguous and given.dtype.isnative
+        if is_stored_alike and given.shape == step.slot.shape:
+            return given
+        known = self.views.get(step.tensor)
+        if known is not None and known.array is given and known.load is step:
+            return known.block
+        block = block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
+        if np.may_share_memory(block, given):
+            self.views[step.tensor] = _KnownView(given, step, block)
+        return block
 
     def own_block(self, step: Load, comm: Comm) -> Array:
         """Return a region of an input that this run may write over."""

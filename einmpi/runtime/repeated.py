@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from einmpi.comm.base import Comm
+from einmpi.kernels.partial_updates import find_partial_update
 from einmpi.kernels.prepared import stored_as
 from einmpi.runtime.backend import Array, HostArray, NumpyBackend
 from einmpi.runtime.bound_transfers import BoundCall, bind_exchange, bind_reduce
@@ -132,10 +133,14 @@ class RepeatedSchedule:
             return bind_reduce(step, number, kept, self.comm)
         if isinstance(step, Load) and step.kept:
             return [self._bind_load(step)]
-        if isinstance(step, Kernel) and step.target.name not in self.reused:
+        if isinstance(step, Kernel) and not self._may_be_partial(step):
             return [self._bind_kernel(step, kept, buffers)]
         action = ACTIONS[type(step)]
         return [lambda buffers: action(step, buffers, self.comm, self.storage)]
+
+    def _may_be_partial(self, step: Kernel) -> bool:
+        """Return whether a kernel may write over an input, and then only where it changes."""
+        return step.target.name in self.reused and find_partial_update(step.einsum) is not None
 
     def _bind_load(self, step: Load) -> BoundCall:
         """Return the call that takes a block of an input that is on the rank."""
