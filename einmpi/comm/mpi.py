@@ -45,6 +45,9 @@ _PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for O
 
 # Counts of MPI 3, and of Open MPI 5, have 32 bits: nothing larger goes to MPI in one call.
 MOST_BYTES = 2**30
+# A gather in a small group, of few bytes in all, takes longer by MPI's own than message by message.
+MOST_RANKS_OF_DIRECT_GATHER = 8
+MOST_BYTES_OF_DIRECT_GATHER = 2**16
 # With more ranks than cores, a waiting rank first yields its core this often, then sleeps for
 # longer and longer times (seconds).
 _YIELDS = 200
@@ -240,6 +243,16 @@ def cuda_aware() -> bool:
     return False
 
 
+def _is_gathered_directly(group: Group, buffer: Array) -> bool:
+    """Return whether each member of a group sends its piece to every other one itself.
+
+    All members decide alike. MPI's own gather pays for larger groups and larger messages.
+    """
+    return (
+        len(group) <= MOST_RANKS_OF_DIRECT_GATHER and buffer.nbytes <= MOST_BYTES_OF_DIRECT_GATHER
+    )
+
+
 class MpiComm:
     """All ranks of the caller's communicator, over a duplicate that keeps messages apart.
 
@@ -311,6 +324,9 @@ class MpiComm:
         self._wait(requests)
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        if _is_gathered_directly(group, buffer):
+            self.prepare_allgatherv(group, buffer, counts)()
+            return
         count_received(self, allgatherv_bytes(self, group, buffer, counts))
         comm = None
         if len(group) > 2 and buffer.nbytes <= MOST_BYTES:
@@ -387,28 +403,19 @@ class MpiComm:
         return self._prepare_messages(receives, sends, received)
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
-        if len(group) == 1 or buffer.nbytes > MOST_BYTES:
+        if not _is_gathered_directly(group, buffer):
             return partial(self.allgatherv, group, buffer, counts)
         received = allgatherv_bytes(self, group, buffer, counts)
-        if len(group) == 2:
-            place = group.index(self.rank)
-            other = group[1 - place]
-            pieces = pieces_of(buffer, counts)
-            receives = self._message(pieces[1 - place], other)
-            sends = self._message(pieces[place], other)
-            return self._prepare_messages(receives, sends, received)
-        byte_counts = [int(count) * buffer.dtype.itemsize for count in counts]
-        target = [buffer.view(np.uint8), byte_counts, self._mpi.BYTE]
-
-        def gather() -> None:
-            comm = self._communicator_of(group)  # all members make it when they first need it
-            if comm is None:
-                self.allgatherv(group, buffer, counts)
-                return
-            count_received(self, received)
-            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, target)])
-
-        return gather
+        place = group.index(self.rank)
+        pieces = pieces_of(buffer, counts)
+        receives = []
+        sends = []
+        for step in range(1, len(group)):
+            source = place - step
+            target = (place + step) % len(group)
+            receives += self._message(pieces[source], group[source])
+            sends += self._message(pieces[place], group[target])
+        return self._prepare_messages(receives, sends, received)
 
     def _message(self, piece: Array, peer: int) -> list[_Message]:
         """Return a piece as MPI takes it, and the other rank. No elements need no message."""

@@ -38,6 +38,12 @@ def test_messages_in_pieces(comm, monkeypatch):
     run_all(comm)
 
 
+def test_gathers_by_mpi(comm, monkeypatch):
+    """Small gathers go message by message, others by MPI's own: here all of them."""
+    monkeypatch.setattr(comm_mpi, "MOST_BYTES_OF_DIRECT_GATHER", -1)
+    run_all(comm)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_the_other_way_to_wait(comm, world):
     """Ranks yield while they wait where there are more of them than cores, and spin elsewhere."""
@@ -69,9 +75,11 @@ def test_make_and_free_many(world):
 
 
 @pytest.mark.mpi(min_size=3)
-def test_run_out_of_communicators(world):
+def test_run_out_of_communicators(world, monkeypatch):
     """If one rank has none left, the others learn it, and the groups do without."""
     from mpi4py import MPI
+
+    monkeypatch.setattr(comm_mpi, "MOST_BYTES_OF_DIRECT_GATHER", -1)
 
     if world.size > 3:
         pytest.skip("three ranks are enough")
