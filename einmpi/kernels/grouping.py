@@ -66,7 +66,8 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     points = []
     for point in schedule.points:
         count = new_counts[point.steps]
-        points.append(replace(point, steps=count, inside=point.steps in inside))
+        is_inside = point.inside or point.steps in inside
+        points.append(replace(point, steps=count, inside=is_inside))
     return replace(schedule, steps=tuple(steps), points=tuple(points))
 
 

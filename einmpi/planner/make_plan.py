@@ -14,6 +14,7 @@ from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
+from einmpi.planner.recompute import without_copies
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
@@ -65,6 +66,8 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
 def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options) -> Plan:
     """Return the plan that gathers from cut dimensions by picking, where that moves less."""
     graph = plan.graph
+    if plan.recomputed is not None:
+        graph = without_copies(graph, plan.recomputed.copies)
     names = [vertex.name for vertex in graph.computed if _moves_for_gathers(plan, vertex)]
     while names:
         other_graph, picks = with_picked_gathers(graph, names)

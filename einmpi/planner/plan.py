@@ -9,6 +9,7 @@ from einmpi.late import late
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
+from einmpi.planner.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.planner.text.explain import explain
 from einmpi.units import counted, show_bytes
@@ -61,6 +62,8 @@ class Options:
     # because the step is run again from its inputs if one of them is nan.
     donate: bool = False
     nan_checked: tuple[str, ...] = ()
+    # "auto", "none", or names: tensors that are dropped and computed again
+    recompute: str | tuple[str, ...] = AUTO
     first: tuple[str, ...] = ()  # vertices that are computed before all others
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order

@@ -39,6 +39,17 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """Tensors that are dropped and computed again, and what that costs."""
+
+    tensors: tuple[str, ...]  # that are dropped
+    copies: Mapping[str, str]  # vertex → the tensor that it computes again
+    operations: int  # added
+    nbytes: int  # that move more between ranks
+    peak_before: int  # bytes of a rank, if nothing were dropped
+
+
+@dataclass(frozen=True)
 class LoopPlan:
     """What the plan of a step says about the loop around it."""
 
@@ -91,6 +102,7 @@ class PlanData:
     counted: int | None = None
     machine: Machine | None = None  # whose time is the objective; None: bytes are
     ahead: int = 0  # bytes of the peak that are used only for reading files ahead
+    recomputed: Recomputed | None = None  # None if every tensor is computed once
     loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took
 

@@ -13,25 +13,33 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
 from einmpi.planner.donation import blocked_products, updatable_in_place
-from einmpi.planner.factor import factor, repeated_layers
+from einmpi.planner.factor import Name, factor, repeated_layers
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import (
     Labels,
     Layouts,
     block_bytes,
+    bytes_at_vertices,
     least_bytes,
     output_cuts,
     peak_bound,
-    peak_bytes,
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.traffic import bills
+from einmpi.planner.moving.traffic import Bill, bills
 from einmpi.planner.order import Constraints, orders_that_free_early
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.placement import place
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.prices import Prices
+from einmpi.planner.plan_data import Recomputed
+from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
+from einmpi.planner.recompute import (
+    AUTO,
+    CutGraph,
+    named_splits,
+    recomputed_to_fit,
+    with_copies,
+)
 from einmpi.planner.search import EXACT_AXES, search
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
@@ -39,17 +47,16 @@ from einmpi.units import counted
 # Up to so many vertices, layers are not tied together, and the search also starts from the cuts of
 # other strategies.
 FEW_VERTICES = 16
+CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth
 HIGHEST_USEFUL_PRICE = 1 << 20  # from here on memory is all that counts
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """States that do not fit into memory."""
+    """Cuts that do not fit into memory."""
 
-    peak: int  # bytes
+    cut: CutGraph
     least: int  # bytes in which it can be done when everything possible is kept outside
-    states: States
-    graph: EinGraph  # in the order that has this peak
 
 
 @dataclass
@@ -212,25 +219,36 @@ class Planning:
         limit = self.options.memory
         bound = 0 if limit is None else self.peak_bound()
         attempts: list[_Attempt] = []
+        recomputing: list[Plan] = []  # plans that fit because they compute tensors again
         previous: States | None = None
         for price in _memory_prices():
             found = self.solve(price)
-            graph, peak = self.in_best_order(found.states)
-            if limit is None or peak <= limit:
+            cut = self.cut_graph(found.states)
+            if limit is None or cut.peak <= limit:
                 exact = found.exact and not price and not self.prescribed
-                plan = self.describe(graph, found.states, peak, exact)
-                return plan if limit is None else self.reading_ahead(plan, found.states, limit)
-            attempts.append(_Attempt(peak, self.least(found.states), found.states, graph))
-            if limit < bound and (price or peak == bound):
+                plan = self.describe(cut, exact)
+                if limit is not None:
+                    plan = self.reading_ahead(plan, limit)
+                return min([plan, *recomputing], key=cost_of)
+            attempts.append(_Attempt(cut, self.least(cut)))
+            if self.options.recompute == AUTO:
+                smaller = self.recomputed(cut, limit)
+                if smaller.peak <= limit:
+                    recomputing.append(self.reading_ahead(self.describe(smaller, False), limit))
+                    if self.is_cheap(recomputing[-1]):
+                        break
+            if limit < bound and (price or cut.peak == bound):
                 # No plan fits, so a higher price would not help.
                 spilling = self.spilling(limit, attempts)
                 if spilling is not None:
-                    return spilling
+                    return min([spilling, *recomputing], key=cost_of)
                 if price and not self.resident:
                     break  # without resident inputs, cuts make little difference to the least
             if price > HIGHEST_USEFUL_PRICE and found.states == previous:
                 break
             previous = found.states
+        if recomputing:
+            return min(recomputing, key=cost_of)
         assert limit is not None
         spilling = self.spilling(limit, attempts)
         if spilling is None:
@@ -261,24 +279,50 @@ class Planning:
             bounds.append(peak_bound(graph, self.mesh.ranks, self.resident, donated))
         return min(bounds)
 
-    def reading_ahead(self, plan: Plan, states: States, limit: int) -> Plan:
+    def is_cheap(self, plan: Plan) -> bool:
+        """Return whether computing tensors again costs so little that other plans are not tried."""
+        assert plan.recomputed is not None
+        added = plan.recomputed.operations + FLOPS_PER_BYTE * plan.recomputed.nbytes
+        return added * CHEAP_SHARE <= plan.graph.operations()
+
+    def reading_ahead(self, plan: Plan, limit: int) -> Plan:
         """Return the plan with the rest of the limit used for reading files ahead.
 
         At most, all files are read before the first vertex.
         """
-        labels, layouts = self.named(states)
-        peak = min(limit, self.peak(plan.graph, labels, layouts, self.options.files))
+        cut = CutGraph(plan.graph, plan.states, plan.layouts)
+        peak = min(limit, max(self.memory(cut, self.options.files)))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 
     def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:
-        """Return the plan that fits with the least outside of memory; None if none can fit."""
+        """Return the plan that fits with the least outside of memory; None if none can fit.
+
+        Tensors are computed again only where that costs less than to write and read them.
+        """
         possible = [attempt for attempt in attempts if attempt.least <= limit]
         if not possible:
             return None
-        best = min(possible, key=lambda attempt: attempt.peak)
-        plan = self.describe(best.graph, best.states, limit, exact=False)
-        # What leaves memory and comes back has memory of its own.
-        return replace(plan, spilled=best.peak - limit, updatable={}, blocked=())
+        best = min(possible, key=lambda attempt: attempt.cut.peak)
+        cuts = [best.cut]
+        if self.options.recompute == AUTO:
+            cuts.append(self.recomputed(best.cut, limit, self.price_of_spilling))
+        plans = []
+        for cut in cuts:
+            if cut.peak > limit:
+                plan = self.describe(replace(cut, peak=limit), exact=False)
+                # What leaves memory and comes back has memory of its own.
+                spilled = cut.peak - limit
+                plans.append(replace(plan, spilled=spilled, updatable={}, blocked=()))
+        return min(plans, key=cost_of)
+
+    @property
+    def price_of_spilling(self) -> int:
+        """The price of a byte of each rank that is written to disk and read again.
+
+        Each is taken to cost as much as a byte that moves inside a node.
+        """
+        price = FLOPS_PER_BYTE if self.prices.machine is None else self.prices.inside
+        return 2 * self.mesh.ranks * price
 
     def solve(self, price: int) -> Solution:
         """Return the states with the least time, or without a measured machine the fewest bytes.
@@ -334,21 +378,45 @@ class Planning:
 
     # ---- the plan -------------------------------------------------------------------------------
 
-    def in_best_order(self, found: States) -> tuple[EinGraph, int]:
-        """Return the graph in the order that needs least memory with these states, and its peak.
+    def cut_graph(self, found: States) -> CutGraph:
+        """Return the graph with these cuts, in the order that needs least memory.
 
-        It stays in the given order if no other one is found to need less.
+        It stays in the given order if no other one is found to need less. Tensors that are named
+        in the options are computed again.
         """
         states, layouts = self.named(found)
-        best = self.graph
-        peak = self.peak(best, states, layouts)
-        constraints = self.constraints(states, layouts)
-        for graph in orders_that_free_early(self.graph, constraints):
-            other_peak = self.peak(graph, states, layouts)
-            if other_peak < peak:
-                best = graph
-                peak = other_peak
-        return best, peak
+        cut = CutGraph(self.graph, states, layouts)
+        best = replace(cut, peak=self.peak(cut))
+        for graph in orders_that_free_early(self.graph, self.constraints(states, layouts)):
+            other = replace(cut, graph=graph)
+            peak = self.peak(other)
+            if peak < best.peak:
+                best = replace(other, peak=peak)
+        if isinstance(self.options.recompute, str):
+            return best
+        nbytes = self.constraints(states, layouts).nbytes
+        splits = named_splits(best.graph, nbytes, self.options.recompute)
+        if not splits:
+            return best
+        again = with_copies(best, splits, nbytes)
+        return replace(again, peak=self.peak(again), peak_before=best.peak)
+
+    def recomputed(
+        self, cut: CutGraph, limit: int, highest_price: int | None = None
+    ) -> CutGraph:
+        """Return the graph with tensors computed again, so that it fits into the limit if it can.
+
+        Tensors that cost more than `highest_price` for each byte are not dropped.
+        """
+        nbytes = self.constraints(cut.states, cut.layouts).nbytes
+        price = {}
+        for name, bill in self.bills(cut).items():
+            price[name] = bill.time
+            if self.prices.machine is None:
+                moved = BYTES.bytes(bill.nbytes, bill.between)
+                price[name] = cut.graph[name].operations() + FLOPS_PER_BYTE * moved
+        found = recomputed_to_fit(cut, limit, nbytes, price, self.memory, highest_price)
+        return replace(found, peak_before=cut.peak)
 
     def constraints(self, states: Labels, layouts: Layouts) -> Constraints:
         """Return what the order of vertices has to respect, and the memory of each tensor."""
@@ -369,22 +437,26 @@ class Planning:
                 nbytes[vertex.name] = block_bytes(vertex, self.mesh, cuts)
         return Constraints(nbytes, updates, self.options.nan_checked, self.options.first)
 
-    def peak(
-        self, graph: EinGraph, states: Labels, layouts: Layouts, early: Sequence[str] = ()
-    ) -> int:
-        """Return the peak memory of a graph, with the inputs in `early` read from the start."""
-        stage = stage_of(self.options.memory)
-        updatable = self.updatable(graph, states, layouts)
-        return peak_bytes(
-            graph,
+    def peak(self, cut: CutGraph) -> int:
+        """Return the peak memory of a rank."""
+        return max(self.memory(cut))
+
+    def memory(self, cut: CutGraph, early: Sequence[str] = ()) -> list[int]:
+        """Return the memory of a rank before the first vertex and at each.
+
+        The inputs in `early` are read from the start.
+        """
+        updatable = self.updatable(cut.graph, cut.states, cut.layouts)
+        return bytes_at_vertices(
+            cut.graph,
             self.mesh,
-            states,
-            layouts,
+            cut.states,
+            cut.layouts,
             self.resident,
-            stage,
+            stage_of(self.options.memory),
             early,
             in_place=updatable.values() if self.options.donate else (),
-            blocked=self.blocked(graph, states, layouts, updatable),
+            blocked=self.blocked(cut.graph, cut.states, cut.layouts, updatable),
         )
 
     def updatable(self, graph: EinGraph, states: Labels, layouts: Layouts) -> dict[str, str]:
@@ -401,10 +473,9 @@ class Planning:
             graph, self.mesh, states, layouts, self.resident, updatable.values()
         )
 
-    def least(self, found: States) -> int:
-        """Return the least memory in which these states can be carried out."""
-        states, layouts = self.named(found)
-        return least_bytes(self.graph, self.mesh, states, layouts, self.resident)
+    def least(self, cut: CutGraph) -> int:
+        """Return the least memory in which these cuts can be carried out."""
+        return least_bytes(cut.graph, self.mesh, cut.states, cut.layouts, self.resident)
 
     def named(
         self, found: States
@@ -426,50 +497,86 @@ class Planning:
                 states[name] = tuple(label_or_none[symbol] for symbol in symbols)
         return states, layouts
 
-    def describe(self, graph: EinGraph, found: States, peak: int, exact: bool) -> Plan:
-        """Return the plan with these states; `exact` if the search has proven them best.
+    def bills(self, cut: CutGraph) -> dict[str, Bill]:
+        """Return what each vertex costs."""
+        symbols: dict[Name, tuple[int, ...]] = {}
+        for name, state in cut.states.items():
+            labels = cut.graph[name].computed_einsum.labels
+            numbers = {label: number for number, label in enumerate((*labels, None))}
+            symbols["vertex", name] = tuple(numbers[label] for label in state)
+        for name, layout in cut.layouts.items():
+            ndim = len(cut.graph[name].bound)
+            symbols["tensor", name] = tuple(ndim if axis is None else axis for axis in layout)
+        return bills(cut.graph, self.mesh, symbols, self.resident, tuple(cut.layouts), self.prices)
 
-        The graph is that of the problem, in the order in which it is computed.
-        """
-        states, layouts = self.named(found)
-        symbols = {name: found[number] for name, number in self.problem.number.items()}
-        costs = bills(graph, self.mesh, symbols, self.resident, self.pinned, self.prices)
+    def describe(self, cut: CutGraph, exact: bool) -> Plan:
+        """Return the plan with these cuts; `exact` if the search has proven them best."""
+        graph = cut.graph
+        costs = self.bills(cut)
         words = sum(bill.words.total for bill in costs.values())
         # The certificate is about words: a plan with another objective is no lower bound.
-        fewest_words = exact and self.mesh.nodes == 1 and not self.rates
+        fewest_words = exact and self.mesh.nodes == 1 and not self.rates and not cut.copies
         bound = words
         if not fewest_words:
             bound = lower_bound_words(graph, self.mesh.ranks, self.resident)
         partitionings = self.partitionings
-        if not partitionings:
+        if not partitionings or cut.copies:
             partitionings = {}
-            for name, state in states.items():
+            for name, state in cut.states.items():
                 einsum = graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
-        updatable = self.updatable(graph, states, layouts)
+        updatable = self.updatable(graph, cut.states, cut.layouts)
         return Plan(
             graph=graph,
             mesh=self.mesh,
             ranks=self.ranks,
             strategy=self.options.strategy,
-            states=states,
-            layouts=layouts,
+            states=cut.states,
+            layouts=cut.layouts,
             bills=costs,
-            peak=peak,
+            peak=cut.peak,
             kind="exact" if words == bound else "gap",
             lower_bound=bound,
             paper_cost=graph_cost(graph, partitionings),
             notes=self.notes,
             resident=self.resident,
             updatable=updatable,
-            blocked=self.blocked(graph, states, layouts, updatable),
+            blocked=self.blocked(graph, cut.states, cut.layouts, updatable),
             nan_checked=self.options.nan_checked,
             donate=self.options.donate,
             memory=self.options.memory,
             nodes=self.options.nodes,
             uneven=self.options.uneven,
             machine=self.prices.machine,
+            recomputed=_recomputed_part(cut, costs),
         )
+
+
+def _recomputed_part(cut: CutGraph, costs: Mapping[str, Bill]) -> Recomputed | None:
+    """Return what is computed again and what that costs; None if there is nothing."""
+    if not cut.copies:
+        return None
+    return Recomputed(
+        cut.dropped,
+        cut.copies,
+        operations=sum(cut.graph[copy].operations() for copy in cut.copies),
+        nbytes=sum(costs[copy].nbytes for copy in cut.copies),
+        peak_before=cut.peak_before,
+    )
+
+
+def cost_of(plan: Plan) -> int:
+    """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes.
+
+    Bytes that are kept outside of memory are written and read, each as if it moved.
+    """
+    copied = 2 * plan.spilled * plan.mesh.ranks
+    bills_of_plan = plan.bills.values()
+    if plan.machine is not None:
+        return sum(bill.time for bill in bills_of_plan) + copied * plan.machine.inside
+    moved: int = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
+    operations = plan.graph.operations()
+    return operations + FLOPS_PER_BYTE * (moved + copied)
 
 
 def _memory_prices() -> Iterator[int]:

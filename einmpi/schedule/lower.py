@@ -86,6 +86,24 @@ def arrival_layout(plan: Plan, name: str) -> Layout:
     return split_further(plan.mesh, bound, cuts, axes_that_cut(cuts, None))
 
 
+def vertices_while_dropped(plan: Plan) -> frozenset[str]:
+    """Return the vertices after which a dropped tensor, or a copy of one, is still needed.
+
+    A checkpoint after one of them would lack the tensor: it has tensors of the program only.
+    """
+    if plan.recomputed is None:
+        return frozenset()
+    graph = plan.graph
+    names = []
+    for copy, tensor in plan.recomputed.copies.items():
+        start = graph.position[copy]
+        if tensor in plan.recomputed.tensors:
+            start = max(graph.position[reader] for reader in graph.consumers[tensor])
+        end = max(graph.position[reader] for reader in graph.consumers[copy])
+        names += [vertex.name for vertex in graph.vertices[start:end]]
+    return frozenset(names)
+
+
 @dataclass
 class _Lowering:
     """Collects the steps of one rank, vertex by vertex."""
@@ -94,6 +112,8 @@ class _Lowering:
     rank: int
     steps: list[Step] = field(default_factory=list)
     points: list[SavePoint] = field(default_factory=list)
+    # The vertices after which a tensor is missing that is computed again, or its copy is there.
+    while_dropped: frozenset[str] = frozenset()
     # The slot of each tensor so far, and the layout in which the tensor is there.
     stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)
     # Layers repeat: blocks and moves are worked out once and used again.
@@ -108,6 +128,7 @@ class _Lowering:
 
     def add_steps(self) -> None:
         graph = self.plan.graph
+        self.while_dropped = vertices_while_dropped(self.plan)
         for name in self.plan.resident:
             if graph.consumers[name]:
                 self.load(graph[name], loaded_cuts(self.plan, name))
@@ -212,7 +233,9 @@ class _Lowering:
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
         if vertex.is_auxiliary:
             return  # a checkpoint has tensors of the program only
-        self.points.append(SavePoint(vertex.name, len(self.steps), slot, self.layout(vertex, cuts)))
+        layout = self.layout(vertex, cuts)
+        inside = vertex.name in self.while_dropped
+        self.points.append(SavePoint(vertex.name, len(self.steps), slot, layout, inside))
 
     def operand(self, user: Vertex, operand: int) -> Slot:
         """Return the slot with what a vertex needs of an operand; load and move it if needed."""

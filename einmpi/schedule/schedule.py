@@ -20,7 +20,9 @@ class SavePoint:
     steps: int  # how many steps come before this point
     slot: Slot
     layout: Layout  # with partial results where an axis cuts PARTIAL
-    inside: bool = False  # in the middle of a group, where later kernels may lack an operand
+    # In the middle of a group, or while a tensor is dropped that is computed again: what later
+    # steps need may not be there.
+    inside: bool = False
 
 
 @dataclass(frozen=True)

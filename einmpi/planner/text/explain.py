@@ -7,7 +7,7 @@ from typing import Any
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData
+from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
@@ -34,6 +34,14 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    if plan.recomputed is not None:
+        data["recomputed"] = {
+            "tensors": list(plan.recomputed.tensors),
+            "vertices": list(plan.recomputed.copies),
+            "operations_added": plan.recomputed.operations,
+            "bytes_added": plan.recomputed.nbytes,
+            "bytes_peak_without": plan.recomputed.peak_before,
+        }
     if plan.loop is not None:
         once = plan.loop.once
         data["loop"] = {
@@ -151,6 +159,8 @@ def totals(plan: PlanData) -> list[Note]:
     if plan.machine is not None:
         notes.append(("seconds", _seconds(plan)))
         notes.append(("objective", f"these seconds, by a machine {plan.machine.source}"))
+    if plan.recomputed is not None:
+        notes.append(("recomputed", _recomputed(plan, plan.recomputed)))
     notes.append(("peak memory", _peak_memory(plan)))
     notes.append(("certificate", _certificate(plan)))
     if plan.machine is None and plan.mesh.nodes > 1:
@@ -236,6 +246,21 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
         how = "for the rows that change" if is_scattered else "in blocks"
         in_blocks.append(f"{name} is computed {how}")
     return "; ".join([updated, *in_blocks, *others])
+
+
+def _recomputed(plan: PlanData, recomputed: Recomputed) -> str:
+    """Return which tensors are computed again, what that costs, and what it saves."""
+    names = list(recomputed.tensors[:MOST_LAYOUTS])
+    if len(recomputed.tensors) > MOST_LAYOUTS:
+        names.append(f"… {len(recomputed.tensors)} in all")
+    operations = show_count(recomputed.operations)
+    share = 100 * recomputed.operations / max(1, plan.graph.operations() - recomputed.operations)
+    moved = show_bytes(recomputed.nbytes)
+    before = show_bytes(recomputed.peak_before)
+    return (
+        f"{', '.join(names)}: {operations} operations ({share:.2g}%) and {moved} moved more; "
+        f"peak memory {before} without"
+    )
 
 
 def _batches(batches: BatchPlan) -> str:

@@ -1,0 +1,306 @@
+"""Tensors that are dropped and computed again later, so that a plan needs less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.memory import Labels, Layouts, operand_cuts
+
+AUTO = "auto"
+NONE = "none"
+MOST_ROUNDS = 24  # in which tensors are chosen
+# An operand of at most this share of a tensor is kept for computing the tensor again: an eighth.
+SMALL_SHARE = 8
+MOST_COPIES_OF_ONE = 64  # vertices to compute for one tensor that is computed again
+BITS_OF_RATIO = 6  # fractions of a price for each byte that are still told apart
+
+
+@dataclass(frozen=True)
+class CutGraph:
+    """A graph in an order, with the cuts of its vertices and the layouts of its tensors."""
+
+    graph: EinGraph
+    states: Labels
+    layouts: Layouts
+    peak: int = 0  # bytes of a rank
+    dropped: tuple[str, ...] = ()  # tensors that are computed again
+    copies: Mapping[str, str] = field(default_factory=dict)  # vertex → what it computes again
+    peak_before: int = 0  # bytes of a rank, if nothing were dropped
+
+
+# ---- the graph ----------------------------------------------------------------------------------
+
+
+def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, int]) -> CutGraph:
+    """Return the graph in which late readers of some tensors read a copy, computed just before.
+
+    `splits` has, for each tensor that is dropped, the number of a computed vertex: readers after it
+    are late. A copy that needs an operand that is not in memory any more needs a copy of that, too,
+    unless the operand is small: then it is kept. `nbytes` has the memory of each tensor.
+    """
+    copying = _Copying(cut, splits, nbytes)
+    for number, vertex in enumerate(cut.graph.computed):
+        late = [name for name in vertex.inputs if number > splits.get(name, number)]
+        for name in late:
+            copying.make_copy(name, number)
+        inputs = [copying.copy_of.get(name, name) if name in late else name for name in vertex.inputs]
+        copying.vertices.append(replace(vertex, inputs=tuple(inputs)))
+    graph = replace(cut.graph, vertices=(*cut.graph.inputs, *copying.vertices))
+    states = dict(cut.states)
+    layouts = dict(cut.layouts)
+    copies = {copy: name for name, copy in copying.copy_of.items()}
+    for copy, name in copies.items():
+        states[copy] = states[name]
+        if name in layouts:
+            layouts[copy] = layouts[name]
+    _add_layouts(graph, copies, states, layouts)
+    return replace(
+        cut, graph=graph, states=states, layouts=layouts, dropped=tuple(splits), copies=copies
+    )
+
+
+class _Copying:
+    """The vertices so far, and the copies among them."""
+
+    def __init__(
+        self, cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, int]
+    ) -> None:
+        self.graph = cut.graph
+        self.splits = splits
+        self.nbytes = nbytes
+        self.last_read = last_reads(cut.graph)
+        self.vertices: list[Vertex] = []
+        self.copy_of: dict[str, str] = {}
+
+    def make_copy(self, name: str, number: int) -> None:
+        """Add a copy of a tensor, and of the operands that it needs, before a computed vertex."""
+        waiting = [name]
+        while waiting:
+            current = waiting[-1]
+            vertex = self.graph[current]
+            missing = []
+            for operand in dict.fromkeys(vertex.inputs):
+                if operand not in self.copy_of and self.is_gone(operand, current, number):
+                    missing.append(operand)
+            if missing:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if current in self.copy_of:
+                continue
+            own_name = f"{current}_again"
+            while own_name in self.graph.by_name:
+                own_name += "_"
+            inputs = tuple(self.copy_of.get(operand, operand) for operand in vertex.inputs)
+            self.copy_of[current] = own_name
+            self.vertices.append(replace(vertex, name=own_name, inputs=inputs, is_auxiliary=True))
+
+    def is_gone(self, name: str, reader: str, number: int) -> bool:
+        """Return whether a tensor is not in memory any more when a vertex is computed again."""
+        if self.graph[name].is_input or self.graph.is_output(name):
+            return False
+        if name in self.splits:
+            return number > self.splits[name]
+        is_dead = self.last_read[name] < number
+        return is_dead and SMALL_SHARE * self.nbytes[name] > self.nbytes[reader]
+
+
+def last_reads(graph: EinGraph) -> dict[str, int]:
+    """Return the number of the last computed vertex that reads each tensor; -1 if none does."""
+    found = {vertex.name: -1 for vertex in graph.vertices}
+    for number, vertex in enumerate(graph.computed):
+        for name in vertex.inputs:
+            found[name] = number
+    return found
+
+
+def _add_layouts(
+    graph: EinGraph,
+    copies: Mapping[str, str],
+    states: Labels,
+    layouts: dict[str, tuple[int | None, ...]],
+) -> None:
+    """Add layouts of tensors that had one reader, and have two now: a vertex and its copy.
+
+    Both need it in the same layout.
+    """
+    for copy in copies:
+        for operand, name in enumerate(graph[copy].inputs):
+            if name not in layouts and len(graph.consumers[name]) > 1:
+                layouts[name] = operand_cuts(graph, copy, operand, states[copy])
+
+
+def without_copies(graph: EinGraph, copies: Mapping[str, str]) -> EinGraph:
+    """Return the graph in which nothing is computed twice, in the same order."""
+    vertices = []
+    for vertex in graph.vertices:
+        if vertex.name not in copies:
+            inputs = tuple(copies.get(name, name) for name in vertex.inputs)
+            vertices.append(replace(vertex, inputs=inputs))
+    return replace(graph, vertices=tuple(vertices))
+
+
+# ---- the choice ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A tensor that can be dropped between two of its readers."""
+
+    name: str
+    made: int  # the number of the vertex that computes it
+    reads: tuple[int, ...]  # those of its readers, rising
+    nbytes: int
+
+    def gap_around(self, number: int) -> bool:
+        """Return whether it has been read before a vertex, and will be read only after it."""
+        is_used_then = number in self.reads
+        return self.reads[0] < number < self.reads[-1] and not is_used_then
+
+    def longest_gap(self) -> int:
+        """Return the number of the reader after which it is not read for longest."""
+        gaps = []
+        for before, after in zip(self.reads, self.reads[1:], strict=False):
+            gaps.append((after - before, -before))
+        return -max(gaps)[1]
+
+
+def _candidates(graph: EinGraph, nbytes: Mapping[str, int]) -> dict[str, _Candidate]:
+    """Return the tensors that take memory between two of their readers."""
+    reads: dict[str, list[int]] = {vertex.name: [] for vertex in graph.vertices}
+    for number, vertex in enumerate(graph.computed):
+        for name in dict.fromkeys(vertex.inputs):
+            reads[name].append(number)
+    found = {}
+    for number, vertex in enumerate(graph.computed):
+        name = vertex.name
+        if graph.is_output(name) or not nbytes[name] or len(reads[name]) < 2:
+            continue
+        found[name] = _Candidate(name, number, tuple(reads[name]), nbytes[name])
+    return found
+
+
+def named_splits(
+    graph: EinGraph, nbytes: Mapping[str, int], names: Sequence[str]
+) -> dict[str, int]:
+    """Return where to drop the named tensors: where they are not read for longest."""
+    candidates = _candidates(graph, nbytes)
+    return {name: candidates[name].longest_gap() for name in names if name in candidates}
+
+
+def recomputed_to_fit(
+    cut: CutGraph,
+    limit: int,
+    nbytes: Mapping[str, int],
+    price: Mapping[str, int],
+    memory_of: Callable[[CutGraph], list[int]],
+    highest_price: int | None = None,
+) -> CutGraph:
+    """Return the graph with tensors computed again, so that a rank needs no more than the limit.
+
+    Where the memory is highest, those tensors are dropped that wait there and cost least for each
+    byte; then again, where it is highest now. If the limit is not reached, return what needs least.
+    `price` has what each vertex costs. `memory_of` gives the memory before and at each vertex.
+    Tensors that cost more than `highest_price` for each byte are not dropped.
+    """
+    candidates = _candidates(cut.graph, nbytes)
+    ranking = _ranking(cut.graph, candidates, nbytes, price, highest_price)
+    splits: dict[str, int] = {}
+    best = cut
+    current = cut
+    for _ in range(MOST_ROUNDS):
+        memory = memory_of(current)
+        peak = max(memory)
+        if current is not cut and peak < best.peak:
+            best = replace(current, peak=peak)
+        if peak <= limit:
+            break
+        number = _number_without_copies(current, memory.index(peak))
+        excess = peak - limit
+        chosen = 0
+        for name in ranking:
+            candidate = candidates[name]
+            if name not in splits and candidate.gap_around(number):
+                splits[name] = number
+                chosen += candidate.nbytes
+                if chosen >= excess:
+                    break
+        if not chosen:
+            break
+        current = with_copies(cut, splits, nbytes)
+    return best
+
+
+def _number_without_copies(cut: CutGraph, place: int) -> int:
+    """Return the number of a computed vertex of the graph without copies.
+
+    `place` counts from 1 in the graph with copies. A copy has the number of the vertex that it is
+    computed for.
+    """
+    computed = cut.graph.computed
+    before = [vertex for vertex in computed[: max(0, place - 1)] if vertex.name not in cut.copies]
+    return len(before)
+
+
+def _ranking(
+    graph: EinGraph,
+    candidates: Mapping[str, _Candidate],
+    nbytes: Mapping[str, int],
+    price: Mapping[str, int],
+    highest_price: int | None,
+) -> list[str]:
+    """Return the candidates, those first that cost least for each byte.
+
+    Prices for a byte count as equal up to a factor of 2. Among equal ones, every second comes
+    first, then every second of the rest: those that stay are evenly spaced, so that little has to be
+    computed again at a time.
+    """
+    last_read = last_reads(graph)
+    by_class: dict[int, list[str]] = {}
+    for name, candidate in candidates.items():
+        total = _price_of_again(graph, candidate, nbytes, price, last_read)
+        if total is None:
+            continue
+        if highest_price is not None and total > highest_price * candidate.nbytes:
+            continue
+        ratio = (total << BITS_OF_RATIO) // candidate.nbytes
+        by_class.setdefault(ratio.bit_length(), []).append(name)
+    ranking = []
+    for _, names in sorted(by_class.items()):
+        keys = []
+        for number, name in enumerate(names, 1):
+            trailing_zeros = (number & -number).bit_length()
+            keys.append((trailing_zeros, number, name))
+        ranking += [name for _, _, name in sorted(keys)]
+    return ranking
+
+
+def _price_of_again(
+    graph: EinGraph,
+    candidate: _Candidate,
+    nbytes: Mapping[str, int],
+    price: Mapping[str, int],
+    last_read: Mapping[str, int],
+) -> int | None:
+    """Return what it costs to compute a tensor again, with operands that are not there any more.
+
+    None if that takes very many vertices.
+    """
+    number = next(read for read in candidate.reads if read > candidate.longest_gap())
+    total = 0
+    waiting = [candidate.name]
+    seen = {candidate.name}
+    while waiting:
+        current = waiting.pop()
+        total += price[current]
+        for name in graph[current].inputs:
+            is_there = graph[name].is_input or graph.is_output(name) or last_read[name] >= number
+            is_small = SMALL_SHARE * nbytes[name] <= nbytes[current]
+            if name not in seen and not is_there and not is_small:
+                seen.add(name)
+                waiting.append(name)
+        if len(seen) > MOST_COPIES_OF_ONE:
+            return None
+    return total
