@@ -48,6 +48,7 @@ def loop(
     last: str | None = None,
     strategy: str | None = None,
     memory: int | str | None = None,
+    recompute: str | Sequence[str] | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
@@ -90,7 +91,7 @@ def loop(
         blocks of so many rows are to be read together.
     last : {"drop", "pad"}, optional
         Whether the rows after the last full batch are left out, or padded with zeros.
-    strategy, memory, pin, machine, fast_math, strict, half : optional
+    strategy, memory, recompute, pin, machine, fast_math, strict, half : optional
         As for `compile`.
 
     Returns
@@ -202,11 +203,12 @@ def run_loops(
                 state = tuple(each.name for each in written.state)
                 checked = replace(checked, results=results, written_out=written.shown, state=state)
             changed = replace(changed, loop=checked)
-        options_of(changed, strategy, memory, pin, machine)  # refuses wrong arguments
+        for each in changed.one_after_another():
+            options(each)  # refuses wrong arguments
         return changed
 
     def options(of_job: Job) -> Options:
-        return options_of(of_job, strategy, memory, pin, machine)
+        return options_of(of_job, strategy, memory, pin, machine, recompute=recompute)
 
     def loops_of(checked: Job) -> str:
         return repr([each.loop for each in checked.one_after_another()])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.job import Job, with_half, with_strict
+from einmpi.job.recompute import checked_recompute
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import parse_bytes
 
@@ -23,6 +24,7 @@ def options_of(
     pin: Mapping[str, Sequence[int]] | None = None,
     machine: str | os.PathLike[str] | None = None,
     nodes: int = 1,
+    recompute: str | Sequence[str] | None = None,
 ) -> Options:
     """Return what a job asks of a plan; the other arguments take precedence over the job."""
     # Imported here so that `import einmpi` stays fast.
@@ -44,10 +46,14 @@ def options_of(
     for name, parts in named_values("pin", pin).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
         places.pop(name, None)
+    again = job.recompute
+    if recompute is not None:
+        again = checked_recompute("recompute", recompute, job.written)
     machine_file = job.machine if machine is None else path_name("machine", machine)
     return Options(
         strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
         memory=limit,
+        recompute=again,
         resident=tuple(spec.name for spec in used_inputs if spec.resident),
         pins=pins,
         roles=job.roles,
@@ -64,6 +70,7 @@ def plan(
     *,
     strategy: str | None = None,
     memory: int | str | None = None,
+    recompute: str | Sequence[str] | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
@@ -84,6 +91,9 @@ def plan(
         How cuts are chosen; by default as the job says.
     memory : int or str, optional
         The limit per rank, in bytes or as a text such as ``"4 GiB"``; by default as the job says.
+    recompute : str or sequence of str, optional
+        ``"auto"`` to drop tensors and compute them again where the limit asks for it, ``"none"``
+        not to, or the names of tensors for which to do it in any case; by default as the job says.
     pin : mapping of str to sequence of int, optional
         For inputs and outputs, into how many parts each dimension has to be cut.
     nodes : int, optional
@@ -126,7 +136,7 @@ def plan(
         job = with_half(job, half)
 
     def options(of_job: Job) -> Options:
-        return options_of(of_job, strategy, memory, pin, machine, as_int(nodes))
+        return options_of(of_job, strategy, memory, pin, machine, as_int(nodes), recompute)
 
     ranks = as_int(ranks)
     if job.loop is not None:

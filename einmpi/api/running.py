@@ -43,6 +43,7 @@ def compile(
     *,
     strategy: str | None = None,
     memory: int | str | None = None,
+    recompute: str | Sequence[str] | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
@@ -59,7 +60,7 @@ def compile(
         What to compute.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, pin, machine, strict, half : optional
+    strategy, memory, recompute, pin, machine, strict, half : optional
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
@@ -109,7 +110,7 @@ def compile(
         gives_away = truth_value("donate", donate)
         if gives_away and not carry:
             raise InputError("compile", "donate is given without carry", "both")
-        options = options_of(changed, strategy, memory, pin, machine)
+        options = options_of(changed, strategy, memory, pin, machine, recompute=recompute)
         return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 
     own_comm = comm_of_program(comm)
@@ -125,6 +126,7 @@ def run(
     *,
     strategy: str | None = None,
     memory: int | str | None = None,
+    recompute: str | Sequence[str] | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
@@ -145,7 +147,7 @@ def run(
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, pin, machine, fast_math, strict, half : optional
+    strategy, memory, recompute, pin, machine, fast_math, strict, half : optional
         As for `compile`.
     **tensors : array, DistArray, h5py dataset or number
         More inputs by name. For a program as text, an int is a size and another number a parameter.
@@ -181,6 +183,7 @@ def run(
             own_comm,
             strategy=strategy,
             memory=memory,
+            recompute=recompute,
             pin=pin,
             machine=machine,
             fast_math=fast_math,
@@ -197,6 +200,7 @@ def run(
             own_comm,
             strategy=strategy,
             memory=memory,
+            recompute=recompute,
             pin=pin,
             machine=machine,
             fast_math=fast_math,
@@ -206,7 +210,17 @@ def run(
     # A machine file may change between two runs.
     machine_file = checked.machine if machine is None else str(machine)
     machine_identity = None if machine_file is None else identity_at(machine_file)
-    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict, half)
+    settings = (
+        strategy,
+        memory,
+        recompute,
+        pin,
+        machine_file,
+        machine_identity,
+        fast_math,
+        strict,
+        half,
+    )
     key = (job_key, repr(settings))
     compiled = known_jobs(own_comm).find(own_comm, key, checked, compile_job)
     try:

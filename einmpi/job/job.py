@@ -14,6 +14,7 @@ from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source
 from einmpi.late import late
+from einmpi.planner.saving_memory.recompute import AUTO
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Job:
         How the plan is chosen.
     memory : int or None
         The limit in bytes per rank.
+    recompute : str or tuple of str
+        "auto" if tensors may be dropped and computed again to stay within the limit, "none" if not;
+        or the names of tensors for which this is done in any case.
     backend : str
         What computes: the name of a backend.
     fast_math : bool
@@ -91,6 +95,7 @@ class Job:
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
     written: EinGraph
+    recompute: str | tuple[str, ...] = AUTO
     machine: str | None = None
     scratch: str | None = None
     strict: bool = False

@@ -26,6 +26,7 @@ from einmpi.job.loop_table import LoopTable
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.job.parameters import Settings, read_parameters
 from einmpi.job.program_text import ProgramText, read_program_text
+from einmpi.job.recompute import checked_recompute
 from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.language.syntax import Source
@@ -41,6 +42,7 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
+from einmpi.planner.saving_memory.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
@@ -58,7 +60,7 @@ _KEYS = (
     "loop",
     "train",
 )
-_PLAN_KEYS = ("strategy", "memory", "machine")
+_PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
 _RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
 
 # Looks up the shape and dtype of an input in its file.
@@ -74,6 +76,8 @@ class JobSettings:
     dtype: str
     strategy: str
     memory: int | None
+    recompute: object  # as it is written
+    recompute_place: str
     machine: str | None
     backend: str
     fast_math: bool
@@ -95,6 +99,11 @@ class JobSettings:
         graphs = program.graphs(names, self.strict)
         check_outputs(outputs, graphs.rewritten)
         loop = program.loop(graphs.written)
+        recompute = None
+        if program.loop_table is not None:
+            recompute = program.loop_table.read_recompute(graphs.written)
+        if recompute is None:
+            recompute = checked_recompute(self.recompute_place, self.recompute, graphs.written)
         return Job(
             title=self.title,
             path=self.path,
@@ -105,6 +114,7 @@ class JobSettings:
             outputs=outputs,
             strategy=self.strategy,
             memory=self.memory,
+            recompute=recompute,
             backend=self.backend,
             fast_math=self.fast_math,
             roles=self.roles,
@@ -220,12 +230,15 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
     if machine is not None:
         machine = relative_to_document(document, machine)
     backends = backend_names()
+    given = lookup(document, ("plan", "recompute"))
     return JobSettings(
         title=get(document, ("title",), str) or stem,
         path=document.name,
         dtype=dtype,
         strategy=choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY),
         memory=_read_memory(document),
+        recompute=AUTO if given is None else given,
+        recompute_place=document.place(("plan", "recompute")),
         machine=machine,
         backend=choice(document, ("run", "backend"), backends, backends[0]),
         fast_math=get(document, ("run", "fast_math"), bool) or False,

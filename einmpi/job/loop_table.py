@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
+from einmpi.graph.eingraph import EinGraph
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
+from einmpi.job.recompute import checked_recompute
 from einmpi.job.train_table import TrainTable
 from einmpi.language.toml_document import (
     Document,
@@ -37,6 +39,7 @@ _KEYS = (
     "on_nan",
     "shuffle",
     "last",
+    "recompute",
 )
 _ON_NAN = ("stop", "keep")
 
@@ -188,6 +191,13 @@ class LoopTable:
             written_out=self.written_out.shown,
             state=tuple(state.name for state in self.written_out.state),
         )
+
+    def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:
+        """Return which tensors of a step are computed again; None if the table does not say."""
+        given = lookup(self.document, (*self.path, "recompute"))
+        if given is None:
+            return None
+        return checked_recompute(self.place("recompute"), given, written)
 
     def _read_history(self) -> HistorySpec | None:
         history = get(self.document, (*self.path, "history"), str)

@@ -14,7 +14,7 @@ from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
-from einmpi.planner.recompute import without_copies
+from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

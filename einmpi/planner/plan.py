@@ -9,7 +9,7 @@ from einmpi.late import late
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
-from einmpi.planner.recompute import AUTO
+from einmpi.planner.saving_memory.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.planner.text.explain import explain
 from einmpi.units import counted, show_bytes

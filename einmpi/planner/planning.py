@@ -27,13 +27,13 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import Bill, bills
-from einmpi.planner.order import Constraints, orders_that_free_early
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.placement import place
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Recomputed
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
-from einmpi.planner.recompute import (
+from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
+from einmpi.planner.saving_memory.recompute import (
     AUTO,
     CutGraph,
     named_splits,
@@ -401,9 +401,7 @@ class Planning:
         again = with_copies(best, splits, nbytes)
         return replace(again, peak=self.peak(again), peak_before=best.peak)
 
-    def recomputed(
-        self, cut: CutGraph, limit: int, highest_price: int | None = None
-    ) -> CutGraph:
+    def recomputed(self, cut: CutGraph, limit: int, highest_price: int | None = None) -> CutGraph:
         """Return the graph with tensors computed again, so that it fits into the limit if it can.
 
         Tensors that cost more than `highest_price` for each byte are not dropped.

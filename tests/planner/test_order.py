@@ -15,8 +15,8 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import peak_bytes
-from einmpi.planner.order import Constraints, orders_that_free_early
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
 
 STEPS = {
     "perceptron": lambda: perceptron(12, 4096, 2048, dtype="float32"),

@@ -45,7 +45,9 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
         late = [name for name in vertex.inputs if number > splits.get(name, number)]
         for name in late:
             copying.make_copy(name, number)
-        inputs = [copying.copy_of.get(name, name) if name in late else name for name in vertex.inputs]
+        inputs = []
+        for name in vertex.inputs:
+            inputs.append(copying.copy_of[name] if name in late else name)
         copying.vertices.append(replace(vertex, inputs=tuple(inputs)))
     graph = replace(cut.graph, vertices=(*cut.graph.inputs, *copying.vertices))
     states = dict(cut.states)
@@ -64,9 +66,7 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
 class _Copying:
     """The vertices so far, and the copies among them."""
 
-    def __init__(
-        self, cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, int]
-    ) -> None:
+    def __init__(self, cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, int]) -> None:
         self.graph = cut.graph
         self.splits = splits
         self.nbytes = nbytes
@@ -254,8 +254,8 @@ def _ranking(
     """Return the candidates, those first that cost least for each byte.
 
     Prices for a byte count as equal up to a factor of 2. Among equal ones, every second comes
-    first, then every second of the rest: those that stay are evenly spaced, so that little has to be
-    computed again at a time.
+    first, then every second of the rest: those that stay are evenly spaced, so that little has to
+    be computed again at a time.
     """
     last_read = last_reads(graph)
     by_class: dict[int, list[str]] = {}

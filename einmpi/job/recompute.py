@@ -1,0 +1,36 @@
+"""Which tensors a job asks to drop and compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from einmpi.errors import InputError, nearest_of
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.saving_memory.recompute import AUTO, NONE
+
+_EXPECTED = f'"{AUTO}", "{NONE}", or a list of names such as ["H"]'
+
+
+def checked_recompute(where: str, given: object, written: EinGraph) -> str | tuple[str, ...]:
+    """Return what `recompute` says; refuse what is not an intermediate result of the program."""
+    if isinstance(given, str):
+        if given not in (AUTO, NONE):
+            raise InputError(where, f"recompute is {given!r}", _EXPECTED)
+        return given
+    if not isinstance(given, Iterable):
+        raise InputError(where, f"recompute is {given!r}", _EXPECTED)
+    names = tuple(given)
+    known = [vertex.name for vertex in written.computed if not written.is_output(vertex.name)]
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(where, f"recompute has {name!r}", "names of tensors")
+        if name not in known:
+            what = "is not computed"
+            if written.is_output(name):
+                what = "is a result"
+            elif name in written.by_name:
+                what = "is an input"
+            expected = "the name of an intermediate result"
+            hint = f"such as {nearest_of(known, name)}" if known else ""
+            raise InputError(where, f"{name!r} in recompute {what}", expected, hint)
+    return names

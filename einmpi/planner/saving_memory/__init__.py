@@ -1,0 +1,1 @@
+"""How a plan needs less memory: the order of its vertices, and tensors that are computed again."""
