@@ -25,12 +25,11 @@ def checked_recompute(where: str, given: object, written: EinGraph) -> str | tup
         if not isinstance(name, str):
             raise InputError(where, f"recompute has {name!r}", "names of tensors")
         if name not in known:
-            what = "is not computed"
+            what = f"there is no tensor {name}"
             if written.is_output(name):
-                what = "is a result"
+                what = f"{name} is a result, which stays in memory"
             elif name in written.by_name:
-                what = "is an input"
-            expected = "the name of an intermediate result"
-            hint = f"such as {nearest_of(known, name)}" if known else ""
-            raise InputError(where, f"{name!r} in recompute {what}", expected, hint)
+                what = f"{name} is an input"
+            expected = nearest_of(known, name) if known else "a program with intermediate results"
+            raise InputError(where, what, expected)
     return names

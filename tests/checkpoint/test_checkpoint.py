@@ -1034,3 +1034,33 @@ def test_a_plan_with_vertices_in_another_order(tmp_path):
         other = shutil.copytree(folder, tmp_path / f"{stop} elsewhere")
         assert_same_bits(go(job, ranks, folder, resume=True)[0], wanted)
         assert_close(go(job, 3, other, resume=True)[0], wanted)
+
+
+def test_while_a_tensor_is_dropped_no_checkpoint_is_saved(tmp_path):
+    """A run that computes a tensor again is saved before it drops the tensor, or after its use."""
+    text = """
+    A[i,j] = tanh(sum[k](X[i,k] * X[k,j]))
+    a = sum(A[i,j]**2)
+    B[i,j] = sum[k](X[i,k] * X[j,k]) * a
+    b = sum(exp(B[i,j] / a))
+    C[i,j] = A[i,j] * b
+    s = sum(C[i,j]**3)
+    """
+    inputs = 'X = { shape = [16, 16], random = "uniform" }\n[plan]\nrecompute = ["A"]'
+    job = einmpi.load(write_job(tmp_path, text, inputs, ""))
+    wanted, _, plan = go(job, 2)
+    assert plan.recomputed is not None and plan.recomputed.tensors == ("A",)
+    saved_after = []
+    for vertex in job.graph.computed:
+        folder = tmp_path / vertex.name
+        asked = []
+        try:
+            go(job, 2, folder, asked=asked, on_step=_ask_at(vertex.name, asked))
+        except Stopped:
+            saved_after.append(vertex.name)
+        else:
+            continue
+        other = shutil.copytree(folder, tmp_path / f"{vertex.name} elsewhere")
+        assert_same_bits(go(job, 2, folder, resume=True)[0], wanted)
+        assert_close(go(job, 3, other, resume=True)[0], wanted)
+    assert saved_after

@@ -178,9 +178,9 @@ def test_any_perceptron_in_any_memory(
     [
         ("never", 'recompute: recompute is \'never\'; expected "auto", "none", or a list'),
         (3, "recompute: recompute is 3; expected"),
-        (["X"], "recompute: 'X' in recompute is an input; expected the name of an intermediate"),
-        (["loss"], "recompute: 'loss' in recompute is a result; expected"),
-        (["H7"], "'H7' in recompute is not computed; expected the name of an intermediate result"),
+        (["X"], "recompute: X is an input; expected one of H1"),
+        (["loss"], "recompute: loss is a result, which stays in memory; expected one of H1"),
+        (["H7"], "recompute: there is no tensor H7; expected one of H1"),
         ([3], "recompute: recompute has 3; expected names of tensors"),
     ],
 )
