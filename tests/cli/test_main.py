@@ -383,8 +383,8 @@ BAD_JOBS = {
     ),
     "unknown key": (
         TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
-        "bad.toml:4:1: unknown key 'memroy' in plan; expected one of strategy, memory, machine, recompute "
-        "(did you mean memory?)",
+        "bad.toml:4:1: unknown key 'memroy' in plan; expected one of strategy, memory, machine, "
+        "recompute (did you mean memory?)",
     ),
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',

@@ -301,8 +301,8 @@ TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, rol
         ),
         (
             "[plan]\n  stratgy = 1\n",
-            "3:3: unknown key 'stratgy' in plan; expected one of strategy, memory, machine, recompute "
-            "(did you mean strategy?)",
+            "3:3: unknown key 'stratgy' in plan; expected one of strategy, memory, machine, "
+            "recompute (did you mean strategy?)",
         ),
         (
             '[plan]\nstrategy = "eindcomp"\n',

@@ -60,16 +60,14 @@ def test_a_perceptron_needs_little_more_than_half() -> None:
 
 
 def test_products_are_computed_again_where_that_is_cheaper_than_a_disk() -> None:
-    """A measured machine with slow messages has a price for what is written and read."""
-    step = perceptron(12, 4096, 512, "tanh", "float32")
-    peaks = []
-    for share in (1.0, 0.8, 0.65):
-        limit = int(share * step_plan(step, 1).peak)
+    """Each product takes twice as many operations for a byte as the layer is wide, a disk 32."""
+    for width, is_cheaper in ((12, True), (120, False)):
+        step = perceptron(12, 4096, width, "tanh")
+        limit = step_plan(step, 1).peak * 7 // 10
         plan = step_plan(step, 1, memory=limit)
-        peaks.append(plan.peak)
         assert plan.peak <= limit
-    assert plan.recomputed is not None or plan.spilled > 0
-    assert peaks == sorted(peaks, reverse=True)
+        assert (plan.recomputed is not None) == is_cheaper
+        assert (plan.spilled > 0) == (not is_cheaper)
 
 
 def test_little_is_written_to_disk_if_the_rest_can_be_computed_again() -> None:
@@ -130,7 +128,10 @@ def check_same(step: Step, ranks: int, recompute: Any, **options: Any) -> Plan:
     return done.plan
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7, 8, 9])
+SLOW = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 6, 7, 8, 9)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3, *SLOW])
 @pytest.mark.parametrize("name", STEPS)
 def test_named_tensors_are_computed_again(name: str, ranks: int) -> None:
     make, names = STEPS[name]
@@ -147,7 +148,7 @@ def test_named_tensors_are_computed_again(name: str, ranks: int) -> None:
         assert sorted(map(str, without.vertices)) == sorted(map(str, base.graph.vertices))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     layers=st.integers(2, 6),
     batch=st.integers(3, 20),
@@ -178,9 +179,9 @@ def test_any_perceptron_in_any_memory(
     [
         ("never", 'recompute: recompute is \'never\'; expected "auto", "none", or a list'),
         (3, "recompute: recompute is 3; expected"),
-        (["X"], "recompute: X is an input; expected one of H1"),
-        (["loss"], "recompute: loss is a result, which stays in memory; expected one of H1"),
-        (["H7"], "recompute: there is no tensor H7; expected one of H1"),
+        (["X"], "recompute: X is an input; expected one of "),
+        (["loss"], "recompute: loss is a result, which stays in memory; expected one of "),
+        (["H7"], "recompute: there is no tensor H7; expected one of "),
         ([3], "recompute: recompute has 3; expected names of tensors"),
     ],
 )
