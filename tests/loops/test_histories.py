@@ -14,6 +14,8 @@ from mpi_helpers import environment
 import einmpi
 from einmpi.compiled.outputs import check_targets
 from einmpi.errors import InputError
+from einmpi.files.hdf5.tables import check_table, draft_table
+from einmpi.files.hdf5.unclosed import lookup3
 
 JOB = """
 program = '''
@@ -190,6 +192,86 @@ def test_histories_that_cannot_be_written(tmp_path):
     assert "cannot be opened as HDF5: truncated file" in refusal("cut.h5:/run1")
     assert "is a folder" in refusal("folder.csv")
     assert "there is no folder" in refusal("missing/h.csv")
+
+
+WRITER = """
+import os
+import numpy as np
+from einmpi.files.hdf5.tables import GrowingTable, draft_table
+
+rows = np.zeros(5, [("step", np.int64), ("loss", float)])
+rows["step"] = np.arange(5)
+draft_table("history.h5", "none.h5", "/group/run1", rows[:2])
+table = GrowingTable("history.h5", "/group/run1")
+for step in range(2, 5):
+    table.append(rows[step : step + 1])
+os._exit(0)  # without closing the file
+"""
+
+# Whatever HDF5 makes of a damaged file, it must not take long.
+READER = """
+import sys, time
+import h5py
+import numpy as np
+from einmpi.errors import InputError
+from einmpi.files.hdf5.tables import check_table, draft_table
+
+whole = open("history.h5", "rb").read()
+rows = np.zeros(1, [("step", np.int64), ("loss", float)])
+refused = 0
+for place in map(int, sys.argv[1:]):
+    damaged = bytearray(whole)
+    damaged[place] ^= 0xFF
+    with open("damaged.h5", "wb") as file:
+        file.write(damaged)
+    start = time.monotonic()
+    try:
+        check_table("damaged.h5", "/group/run1", "here")
+        draft_table("draft.h5", "damaged.h5", "/run2", rows)
+    except InputError as error:
+        assert str(error).startswith("here: damaged.h5 cannot be opened as HDF5: ") or (
+            "cannot be read" in str(error)
+        )
+        refused += 1
+    except (OSError, RuntimeError, KeyError):
+        refused += 1
+    assert time.monotonic() - start < 5, place
+print(refused)
+"""
+
+
+def test_a_file_that_is_neither_closed_nor_whole_is_refused_at_once(tmp_path):
+    """HDF5 would read each damaged part a hundred times, and wait twice as long each time."""
+    assert einmpi_in(tmp_path, script=("-c", WRITER)).returncode == 0
+    with pytest.raises(OSError, match="file consistency flags"):
+        h5py.File(tmp_path / "history.h5")
+    size = (tmp_path / "history.h5").stat().st_size
+    places = [*range(0, 48, 5), *range(48, min(size, 4096), 16)]
+    done = einmpi_in(tmp_path, *map(str, places), script=("-c", READER))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20  # the others are in parts of the file that are not used
+
+
+def test_a_file_that_was_not_closed_is_read_as_it_is(tmp_path):
+    assert einmpi_in(tmp_path, script=("-c", WRITER)).returncode == 0
+    rows = np.zeros(1, [("step", np.int64)])
+    check_table(str(tmp_path / "history.h5"), "/run2", "here")
+    draft_table(str(tmp_path / "draft.h5"), str(tmp_path / "history.h5"), "/run2", rows)
+    with h5py.File(tmp_path / "draft.h5") as file:
+        assert file["group/run1"]["step"].tolist() == [0, 1, 2, 3, 4]
+        assert file["run2"].shape == (1,)
+    cut = (tmp_path / "history.h5").read_bytes()[:600]
+    (tmp_path / "cut.h5").write_bytes(cut)
+    with pytest.raises(InputError, match=r"cut\.h5 cannot be opened as HDF5: truncated file"):
+        check_table(str(tmp_path / "cut.h5"), "/run2", "here")
+
+
+@pytest.mark.parametrize("values", range(1, 9))
+def test_the_checksum_is_that_of_hdf5(tmp_path, values):
+    with h5py.File(tmp_path / "any.h5", "w", libver=("v110", "v110")) as file:
+        file["x"] = np.arange(100 * values)
+    superblock = (tmp_path / "any.h5").read_bytes()[:48]
+    assert lookup3(superblock[:44]) == int.from_bytes(superblock[44:], "little")
 
 
 @pytest.mark.parametrize("history", ["pipe.csv", "pipe.h5:/run1", "link.csv"])

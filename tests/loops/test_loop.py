@@ -1,5 +1,7 @@
 """Loops on ranks: values against numpy, bytes of every step, ends, errors."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,6 +95,73 @@ def test_what_never_changes_is_computed_once():
     )
     assert "S" in {vertex.name for vertex in plan.graph.inputs}
     assert plan.words_predicted < 3 * n
+
+
+CALLS = (
+    "alltoallv",
+    "allgatherv",
+    "reduce_scatter",
+    "sendrecv",
+    "lowest",
+    "same",
+    "allgather_text",
+    "barrier",
+)
+
+
+def calls_of_steps(job, ranks):
+    """Return how many messages each rank takes part in, of any kind, in each step of a loop."""
+
+    def on_rank(comm):
+        counts = Counter()
+
+        def counted(name, call):
+            def counting(*arguments):
+                counts[name] += 1
+                return call(*arguments)
+
+            return counting
+
+        for name in CALLS:
+            setattr(comm, name, counted(name, getattr(comm, name)))
+        run = LoopRun(job, job.loop, comm, options_of(job))
+        run.prepare({})
+        after = []
+        run.on_row = lambda number, row: after.append(counts.total())
+        run.run()
+        return np.diff(after).tolist()
+
+    return run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_until_and_record_send_no_message_of_their_own(tmp_path, ranks):
+    """All ranks have the numbers of a step: nothing is left that could overlap the next one."""
+    text = """
+    program = '''
+    y[i]      = sum(A[i,j] * x[j])
+    size      = norm(y[i])
+    x_next[i] = y[i] / size
+    turned    = sum((x_next[i] - x[i])**2)
+    '''
+    inputs.A = { shape = [120, 120], random = "uniform", seed = 1 }
+    inputs.x = { shape = [120], random = "ones" }
+    [loop]
+    steps = 8
+    carry.x = "x_next"
+    """
+    watching = """
+    until = "(turned < -1) | (size * 2 < 0) | (step > 100)"
+    record = ["turned", "size"]
+    """
+    counted = []
+    for more in ("", watching):
+        (tmp_path / "job.toml").write_text(text + more)
+        counted.append(calls_of_steps(einmpi.load(tmp_path / "job.toml"), ranks))
+    plain, watched = counted
+    for plain_rank, watched_rank in zip(plain, watched, strict=True):
+        assert min(plain_rank) > 0
+        assert plain_rank == watched_rank
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7, 11])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.hdf5.opening import damage_reported, hdf5_reason
+from einmpi.files.hdf5.unclosed import open_unclosed
 
 if TYPE_CHECKING:
     import h5py
@@ -47,11 +48,7 @@ def check_table(file: str, path: str, place: str) -> None:
 
 
 def _open_for_reading(file: str) -> h5py.File:
-    """Open a file, also one that a killed run has not closed.
-
-    Only such a file is opened as one that is still written. HDF5 expects to find it damaged for a
-    moment, and reads damaged parts again and again.
-    """
+    """Open a file, also one that a killed run has not closed."""
     import h5py
 
     try:
@@ -59,7 +56,7 @@ def _open_for_reading(file: str) -> h5py.File:
     except OSError as error:
         if _NOT_CLOSED not in str(error):
             raise
-    return h5py.File(file, "r", libver=_FORMAT, swmr=True, locking=False)
+    return open_unclosed(file)
 
 
 def draft_table(draft: str, target: str, path: str, rows: npt.NDArray[Any]) -> None:
