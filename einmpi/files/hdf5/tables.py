@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.hdf5.opening import damage_reported, hdf5_reason
-from einmpi.files.hdf5.unclosed import open_unclosed
+from einmpi.files.hdf5.unclosed import ClosedView
 
 if TYPE_CHECKING:
     import h5py
@@ -56,7 +56,7 @@ def _open_for_reading(file: str) -> h5py.File:
     except OSError as error:
         if _NOT_CLOSED not in str(error):
             raise
-    return open_unclosed(file)
+    return h5py.File(ClosedView(file), "r")
 
 
 def draft_table(draft: str, target: str, path: str, rows: npt.NDArray[Any]) -> None:

@@ -1,18 +1,11 @@
-"""HDF5 files that a killed writer has not closed, read as if it had closed them.
-
-HDF5 itself reads such a file only as one that is still written: it reads what looks damaged again
-and again, for longer each time.
-"""
+"""HDF5 files that a killed writer has not closed, read as if it had closed them."""
 
 from __future__ import annotations
 
 import io
 import os
 import struct
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import h5py
+from typing import Any
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _VERSION = 3  # of the superblock: the only one that notes who has the file open
@@ -24,15 +17,12 @@ _CHECKSUM = struct.Struct("<I")
 _WORD = 2**32 - 1
 
 
-def open_unclosed(file: str) -> h5py.File:
-    """Open a file for reading whose last writer was killed; raise OSError if that cannot be."""
-    import h5py
+class ClosedView(io.FileIO):
+    """A file whose last writer was killed, with a superblock that says that nobody writes it.
 
-    return h5py.File(_ClosedView(file), "r")
-
-
-class _ClosedView(io.FileIO):
-    """A file with a superblock that says that nobody writes it."""
+    HDF5 reads the file itself only as one that is still written: it reads what looks damaged again
+    and again, and waits longer each time.
+    """
 
     def __init__(self, file: str) -> None:
         super().__init__(file, "r")
