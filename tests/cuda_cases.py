@@ -269,14 +269,17 @@ GROUPS = {
     "long": ("Z[i,j] = layernorm[j](x[i,j])", {"x": (3, 2600)}),
     "two dimensions": ("Z[i,j,k] = rmsnorm[j,k](x[i,j,k])", {"x": (9, 8, 7)}),
     "rows only": ("Z[i] = logsumexp[j](x[i,j])", {"x": (30, 40)}),
-    # F is also a factor of a matrix product, so that no vertex is fused with another.
+    # F is also a factor of a matrix product, so that no vertex is fused with another. Q needs more
+    # memory than the group.
     "maps": (
-        "F[i,j] = x[i,j] + c[j]; Z[i,j] = tanh(F[i,j]) * F[i,j]; P[i,k] = sum(F[i,j] * y[k,j])",
-        {"x": (9, 264), "c": (264,), "y": (30, 264)},
+        "F[i,j] = x[i,j] + c[j]; Z[i,j] = tanh(F[i,j]) * F[i,j]; "
+        "P[i,k] = sum(F[i,j] * Z[k,j]); Q[i,k,l] = P[i,k] * y[l]",
+        {"x": (9, 264), "c": (264,), "y": (200,)},
     ),
     "maps of rows": (
-        "F[k,i,j] = x[k,i,j] + c[i]; Z[i,k,j] = F[k,i,j] / 3; P[k,l] = sum(F[k,i,j] * y[l,i,j])",
-        {"x": (2, 9, 301), "c": (9,), "y": (8, 9, 301)},
+        "F[k,i,j] = x[k,i,j] + c[i]; Z[i,k,j] = F[k,i,j] / 3; "
+        "P[k,l] = sum(F[k,i,j] * Z[i,l,j]); Q[k,l,m] = P[k,l] * y[m]",
+        {"x": (2, 9, 301), "c": (9,), "y": (8000,)},
     ),
 }
 
@@ -286,10 +289,11 @@ def check_group(cupy, name, dtype, monkeypatch):
     monkeypatch.setattr(group, "MIN_ROWS", 1)
     text, shapes = GROUPS[name]
     arrays = random_arrays(dtype, shapes)
-    job = einmpi.program(text, **arrays)
+    outputs = [output for output in "ZQ" if f"{output}[" in text]
+    job = einmpi.program(text, outputs=outputs, **arrays)
     schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
     (step,) = [step for step in schedule.steps if isinstance(step, Group)]
-    assert {step.vertex for step in schedule.steps if isinstance(step, Kernel)} <= {"P"}
+    assert {step.vertex for step in schedule.steps if isinstance(step, Kernel)} <= {"P", "Q"}
     slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in step.reads}
     slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in step.writes}
     assert group.compute_group(step, slots)
