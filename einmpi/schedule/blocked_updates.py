@@ -19,7 +19,7 @@ from einmpi.planner.sparse_updates import (
 )
 from einmpi.schedule.regions import Region, one_run, whole
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.slots import Slot, Slots, operand_role
 from einmpi.schedule.step import Kernel, Step
 
 
@@ -145,11 +145,24 @@ class SparseBlockedUpdate(BlockedUpdate):
         The first has a further operand: which of these rows each value goes to.
         """
         product = self.product
-        index = tuple((label, runs) for label, runs in product.index if label != self.label)
-        einsum = with_given_places(product.einsum, self.rows)
+        segments = product.einsum.segments
+        assert segments is not None
+        extent = product.einsum.extent
+        shape = tuple(extent[label] for label in segments.index_labels)
+        places = Slot(
+            product.vertex, shape, "int64", operand_role(product.vertex, len(product.operands))
+        )
+        sums = replace(product.target, shape=self.block_shape)
+        product = replace(
+            product,
+            target=sums,
+            operands=(*product.operands, places),
+            einsum=with_given_places(product.einsum, self.rows),
+            index=tuple((label, runs) for label, runs in product.index if label != self.label),
+        )
         label = self.update.einsum.output[self.dimension]
         update = self.update.restricted_to({label: one_run(0, self.rows)})
-        return replace(product, einsum=einsum, index=index), update
+        return product, update
 
     @property
     def working_bytes(self) -> int:
