@@ -18,6 +18,7 @@ from einmpi.loops.batches import reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Arriving, BatchPlan, LoopPlan
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.schedule.lower import loaded_cuts
 
 
@@ -155,14 +156,30 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     inputs = {vertex.name for vertex in stages.once.graph.inputs}
     names = {*inputs, *stages.once.graph.outputs}
     placed = {name: loaded_cuts(plan, name) for name in stages.hoisted}
+    roles = _roles_in(stages.once.graph, options.roles)
+    strategy = options.strategy
+    needed_roles = STRATEGIES[strategy].roles
+    if needed_roles and not any(roles.get(role) for role in needed_roles):
+        strategy = DEFAULT_STRATEGY  # there is nothing here that this strategy is about
     return replace(
         options,
+        strategy=strategy,
+        roles=roles,
         placed=placed,
         mesh=plan.mesh if placed else None,
         resident=tuple(name for name in options.resident if name in inputs),
         files=tuple(name for name in options.files if name in inputs),
         pins={name: parts for name, parts in options.pins.items() if name in names - {*placed}},
     )
+
+
+def _roles_in(graph: EinGraph, roles: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the roles of those labels that a graph has."""
+    known = unique(*(vertex.computed_einsum.labels for vertex in graph.computed))
+    found = {}
+    for role, labels in roles.items():
+        found[role] = tuple(label for label in labels if label in known)
+    return found
 
 
 def with_loop(

@@ -522,3 +522,18 @@ def test_integers_of_numpy():
     assert einmpi.plan(job, ranks=np.int32(2)).ranks == 2
     with pytest.raises(InputError, match="expected"):
         einmpi.loop(job, {"x": np.ones(3)}, carry={"x": "y"}, steps=True)
+
+
+def test_roles_of_labels_that_only_steps_have():
+    """What is computed once need not have the labels of a strategy: this was refused."""
+    text = "factor = a * 2; y[i] = x[i] * factor; s[j] = y[j] + c[j]"
+    job = einmpi.program(text, x=(8,), c=(8,), a=())
+    job = replace(job, roles={"batch": ("i",)})
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    loop = make_loop(program, lambda *_: "loop", 3, {"x": "y"})
+    plan = plan_loop(job, loop, 2, options_of(job, strategy="data"), {})
+    assert plan.loop.once.graph["factor"].bound == ()
+    assert plan.parts("y") == {"i": 2}
+    job = replace(job, roles={"batch": ("k",)})
+    with pytest.raises(einmpi.InputError, match="role batch names the label k, which no vertex"):
+        plan_loop(job, loop, 2, options_of(job, strategy="data"), {})
