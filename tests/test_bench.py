@@ -89,3 +89,23 @@ def test_loops(tmp_path):
     assert [row["case"] for row in rows] == ["kmeans", "jacobi", "cg"]
     for row in rows:
         assert row["ranks"] == 2 and row["ratio"] > 0
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_experiment2(tmp_path):
+    """JAX is asked for the same losses, if it is installed."""
+    arguments = ["--form", "dense", "sparse", "--batch", "16", "--sizes", "300", "40", "50"]
+    arguments += ["--values", "5", "--steps", "2", "--repeat", "1", "--peers", "jax"]
+    target = tmp_path / "rows.json"
+    command = ["bench/experiment2.py", *arguments, "--json", str(target)]
+    done = run_mpi(2, command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(target.read_text())
+    ways = {(row["form"], row["way"]) for row in rows}
+    for form in ("dense", "sparse"):
+        for strategy in ("eindecomp", "data", "model"):
+            assert (form, strategy) in ways
+    for row in rows:
+        assert row["median"] >= row["least"] > 0
+        assert row["way"] == "jax" or row["bytes"] > 0
