@@ -1,6 +1,7 @@
 """Loops on ranks: values against numpy, bytes of every step, ends, errors."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError, InputError
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.language.syntax import Source
+from einmpi.loops.planning import plan_loop
 from einmpi.loops.running import LoopRun
 
 RNG = np.random.default_rng(18)
