@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from einmpi.api.planning import check_job, options_of, truth_value
 from einmpi.arguments import as_int, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError, nearest_of
+from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.load import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
@@ -24,6 +26,7 @@ from einmpi.job.loop import (
     refuse_step_as_input,
 )
 from einmpi.job.trained import trained_job
+from einmpi.job.validation import Validation, make_validation
 from einmpi.language.syntax import Source
 from einmpi.training.settings import Training
 from einmpi.training.write_out import WrittenOut
@@ -146,6 +149,7 @@ def run_loops(
     comm: Any,
     training: Training | None,
     *,
+    validation: Mapping[str, Any] | None = None,
     carry: Mapping[str, str] | None = None,
     steps: int | None = None,
     until: str | None = None,
@@ -163,7 +167,10 @@ def run_loops(
     strict: bool | None = None,
     half: str | None = None,
 ) -> LoopResult:
-    """Run the loops of a job, as `loop` does; `training` adds statements to its program."""
+    """Run the loops of a job, as `loop` does; `training` adds statements to its program.
+
+    `validation` says what is computed for other inputs.
+    """
     from einmpi.comm.programs import comm_of_program
     from einmpi.loops.sequence import LoopSequence
 
@@ -204,6 +211,10 @@ def run_loops(
             if training is not None:
                 state = tuple(each.name for each in written.state)
                 checked = replace(checked, results=results, written_out=written.shown, state=state)
+            if validation is not None:
+                checked = replace(
+                    checked, validation=_checked_validation(changed, batches, validation, training)
+                )
             changed = replace(changed, loop=checked)
         for each in changed.one_after_another():
             options(each)  # refuses wrong arguments
@@ -219,7 +230,39 @@ def run_loops(
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
     loops = LoopSequence(checked_job, own_comm, options)
-    return loops.run(given)
+    others = {} if validation is None else named_values("validation", validation.get("inputs"))
+    return loops.run(given, validation_inputs=others)
+
+
+def _checked_validation(
+    job: Job,
+    batches: Batches | None,
+    given: Mapping[str, Any],
+    training: Training | None,
+) -> Validation:
+    """Return the validation that a mapping with `inputs`, `every` and `record` describes."""
+    from einmpi.compiled.given_inputs import as_array
+
+    settings = named_values("validation", given)
+    keys = ("inputs", "every", "record")
+    for key in settings:
+        if key not in keys:
+            raise InputError("validation", f"unknown key {key!r:.60}", one_of(keys, key))
+    specs = []
+    for name, array in named_values("validation", settings.get("inputs")).items():
+        found = as_array(name, array)
+        specs.append(InputSpec(name, tuple(found.shape), np.dtype(found.dtype).name))
+    record = optional_names("validation", "record", settings.get("record"))
+    if record is None and training is not None:
+        record = [training.loss]
+    return make_validation(
+        lambda *_: "validation",
+        job.written,
+        batches,
+        specs,
+        as_int(settings.get("every")),
+        record or (),
+    )
 
 
 def _most_steps(job: Job, steps: int | None, batches: Batches | None) -> int | None:
@@ -270,7 +313,14 @@ def _checked_loop(
     checked = replace(checked, batches=batches)
     if known is None:
         return checked
-    return replace(checked, stop_at_nan=known.stop_at_nan)
+    return replace(
+        checked,
+        stop_at_nan=known.stop_at_nan,
+        results=known.results,
+        written_out=known.written_out,
+        state=known.state,
+        validation=known.validation,
+    )
 
 
 def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches | None) -> None:

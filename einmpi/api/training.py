@@ -28,6 +28,7 @@ def train(
     precision: str | None = None,
     scale: float | None = None,
     growth: int | None = None,
+    validation: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> LoopResult:
     """Train a program: change some of its inputs so that a loss becomes less.
@@ -58,6 +59,11 @@ def train(
     scale, growth : optional
         With float16, what the loss is multiplied by at first, and after how many updates that
         doubles; 65536 and 2000 by default.
+    validation : mapping, optional
+        What is computed for other inputs, such as
+        ``{"inputs": {"X": X, "y": y}, "every": 100, "record": ["accuracy"]}``: tensors without
+        dimensions, by default the loss, after every so many steps and after the last. Inputs that
+        come in batches are given with all their rows, and have the mean over all batches.
     **options
         Further arguments of `loop`: `steps` or `epochs`, `batch`, `record`, `until` and others.
         `carry` is for inputs besides the parameters.
@@ -66,7 +72,8 @@ def train(
     -------
     LoopResult
         With `outputs`, the last values of the parameters and the outputs of the last step, and
-        `history`, the recorded values.
+        `history`, the recorded values; those of the validation as "validation_accuracy" and so on,
+        nan for steps without one.
 
     Raises
     ------
@@ -100,4 +107,4 @@ def train(
         scale,
         as_int(growth),
     )
-    return run_loops(job, inputs, comm, training, **options)
+    return run_loops(job, inputs, comm, training, validation=validation, **options)

@@ -134,8 +134,10 @@ class LoopContents:
     def _histories(self, number: int, steps: int) -> list[SavedKind]:
         """Return the recorded values of a loop after some steps."""
         kinds = []
-        for name in self.loops[number].loop.record:
-            dtype = self.loops[number].graph[name].dtype
+        for name in self.loops[number].loop.columns:
+            dtype = "float64"  # of numbers of the validation
+            if name in self.loops[number].loop.record:
+                dtype = self.loops[number].graph[name].dtype
             kinds.append(SavedKind(history_name(name, number), (steps,), dtype))
         return kinds
 

@@ -111,6 +111,8 @@ def identity(job: Job) -> Identity:
         if each.loop is not None:
             # The number of steps may change: a loop may go on for longer than was first thought.
             text += f"\n{each.loop.carry}\n{each.loop.record}"
+            if each.loop.validation is not None:
+                text += f"\n{each.loop.validation.identity}"
             if each.loop.batches is not None:
                 text += f"\n{replace(each.loop.batches, epochs=None)}"
     parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}

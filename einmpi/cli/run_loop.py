@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from einmpi.loops.result import LoopResult
     from einmpi.loops.running import LoopRun
     from einmpi.loops.sequence import LoopSequence
+    from einmpi.loops.validation import ValidationRun
     from einmpi.planner.plan import Options
     from einmpi.report.recording.loop_record import LoopRecorder
     from einmpi.report.results import LoopReport
@@ -83,7 +84,9 @@ def run_loops(
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
         before = steps_before.get(run.number, each.steps)
-        report = _loop_report(run, each, before, seconds_once.get(run.number, 0.0))
+        validation = loops.validations.get(run.number)
+        seconds_before = seconds_once.get(run.number, 0.0)
+        report = _loop_report(run, validation, each, before, seconds_before)
         if run.number in recorders:
             record = recorders[run.number].finish(run.plan.graph)
             report = replace(report, record=record)
@@ -121,7 +124,7 @@ def _finished_run(
     from einmpi.report.results import totals
 
     measured = loops.runs[0].measured
-    for run in loops.runs[1:]:
+    for run in (*loops.runs[1:], *loops.validations.values()):
         measured = measured.plus(run.measured)
     files = {}
     for run in loops.runs:
@@ -146,7 +149,11 @@ def _finished_run(
 
 
 def _loop_report(
-    run: LoopRun, result: LoopResult, steps_before: int, seconds_once: float
+    run: LoopRun,
+    validation: ValidationRun | None,
+    result: LoopResult,
+    steps_before: int,
+    seconds_once: float,
 ) -> LoopReport:
     """Return the steps, the bytes and the seconds of a loop.
 
@@ -162,6 +169,10 @@ def _loop_report(
     if run.once_plan is not None:
         bytes_once += run.once_plan.bytes_predicted
         planned_peak = max(planned_peak, run.once_plan.peak)
+    bytes_validation = 0
+    if validation is not None and validation.is_planned:
+        bytes_validation = validation.bytes_predicted
+        planned_peak = max(planned_peak, validation.plan.peak)
     seconds_of_steps = run.measured.seconds - seconds_once
     return LoopReport(
         result.steps,
@@ -173,6 +184,7 @@ def _loop_report(
         run.plan.bytes_predicted,
         seconds_of_steps / max(1, result.steps - steps_before),
         planned_peak,
+        bytes_validation,
     )
 
 

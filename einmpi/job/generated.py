@@ -28,10 +28,9 @@ MAX_NDIM = 32  # HDF5's limit
 
 
 def read_generated(
-    document: Document, spec: InputSpec, sizes: Mapping[str, int], dtype: str
+    document: Document, path: KeyPath, spec: InputSpec, sizes: Mapping[str, int], dtype: str
 ) -> InputSpec:
-    """Return the input with its shape and with what its values depend on."""
-    path = ("inputs", spec.name)
+    """Return the input at a path with its shape and with what its values depend on."""
     random = choice(document, (*path, "random"), RANDOM, "")
     if random == "normal" and DTYPES[dtype].kind in "iub":
         raise InputError(

@@ -66,17 +66,20 @@ def check_dtype(place: str, dtype: str) -> None:
 # ---- inputs -------------------------------------------------------------------------------------
 
 
-def read_inputs(document: Document, sizes: Mapping[str, int], dtype: str) -> tuple[InputSpec, ...]:
-    """Return the inputs in the order of the file.
+def read_inputs(
+    document: Document, path: KeyPath, sizes: Mapping[str, int], dtype: str
+) -> tuple[InputSpec, ...]:
+    """Return the inputs of a table in the order of the file.
 
     `dtype` is that of generated inputs that do not name their own.
     """
-    names = table(document, ("inputs",))
-    return tuple(_read_input(document, name, sizes, dtype) for name in names)
+    names = table(document, path)
+    return tuple(_read_input(document, (*path, name), name, sizes, dtype) for name in names)
 
 
-def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) -> InputSpec:
-    path = ("inputs", name)
+def _read_input(
+    document: Document, path: KeyPath, name: str, sizes: Mapping[str, int], dtype: str
+) -> InputSpec:
     place = document.place(path)
     given = lookup(document, path)
     check_name(place, name, "a tensor", sizes)
@@ -116,7 +119,7 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
     )
     if source == "random":
         own_dtype = read_dtype(document, (*path, "dtype")) or dtype
-        return read_generated(document, spec, sizes, own_dtype)
+        return read_generated(document, path, spec, sizes, own_dtype)
     file = get(document, (*path, "file"), str) or ""
     file_format = check_file(place, file)
     return replace(

@@ -28,10 +28,12 @@ from einmpi.job.parameters import Settings, read_parameters
 from einmpi.job.program_text import ProgramText, read_program_text
 from einmpi.job.recompute import checked_recompute
 from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
+from einmpi.job.train_table import ReadInputs
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (
     Document,
+    KeyPath,
     choice,
     get,
     kind_of,
@@ -153,16 +155,21 @@ def read_job(
     parameters = read_parameters(document, sizes, settings)
     inputs = _read_tensors(document, sizes, chosen_dtype, describe, parameters)
     inputs += parameters
+
+    def read_others(path: KeyPath) -> list[InputSpec]:
+        specs = read_inputs(document, path, sizes, chosen_dtype)
+        return [_described(spec, describe) for spec in specs]
+
     job_settings = _read_job_settings(document, chosen_dtype)
     half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
     if isinstance(document.data.get("loop"), list):
         if "train" in document.data:
             what = "there is a [train] besides several loops"
             raise InputError(document.place(("train",)), what, "[loop.train] after a [[loop]]")
-        programs = read_loop_texts(document, inputs, sizes, steps)
+        programs = read_loop_texts(document, inputs, sizes, steps, read_others)
         job = _job_of_loops(document, inputs, programs, job_settings)
     else:
-        loop_table = _read_loop_table(document, steps)
+        loop_table = _read_loop_table(document, steps, read_others)
         if loop_table is None:
             _check_no_batches(inputs)
         source = _read_program(document)
@@ -209,11 +216,8 @@ def _read_tensors(
 ) -> list[InputSpec]:
     """Return the inputs with their shapes and dtypes, those in files as the files say."""
     inputs = []
-    for spec in read_inputs(document, sizes, dtype):
-        if spec.file is not None:
-            shape, stored_dtype = describe(spec)
-            spec = replace(spec, shape=shape, dtype=stored_dtype)
-        spec = in_batches(document, spec, sizes)
+    for spec in read_inputs(document, ("inputs",), sizes, dtype):
+        spec = in_batches(document, _described(spec, describe), sizes)
         if spec.rows is not None:
             spec = replace(spec, chunk_rows=rows_of_chunks(spec))
         check_parts(spec, len(spec.shape or ()))
@@ -222,6 +226,14 @@ def _read_tensors(
             raise InputError(spec.place, what, "another name")
         inputs.append(spec)
     return inputs
+
+
+def _described(spec: InputSpec, describe: Describe) -> InputSpec:
+    """Return an input with its shape and dtype."""
+    if spec.file is None:
+        return spec
+    shape, dtype = describe(spec)
+    return replace(spec, shape=shape, dtype=dtype)
 
 
 def _read_job_settings(document: Document, dtype: str) -> JobSettings:
@@ -248,9 +260,11 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
     )
 
 
-def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
+def _read_loop_table(
+    document: Document, steps: int | None, read_others: ReadInputs
+) -> LoopTable | None:
     if "loop" in document.data:
-        return LoopTable(document)
+        return LoopTable(document, ("loop",), read_others)
     if "train" in document.data:
         what = "there is a [train], but no step is repeated"
         raise InputError(document.place(("train",)), what, "a [loop]")

@@ -14,6 +14,7 @@ from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
 from einmpi.job.batches import EPOCH, ROWS, Batches
 from einmpi.job.history import HistorySpec
+from einmpi.job.validation import Validation
 from einmpi.language.parse import parse_program
 from einmpi.language.syntax import Source, parse
 
@@ -53,6 +54,8 @@ class Loop:
         The statements that training has added to the program.
     state : tuple of str
         What is carried for an optimiser. It is a result only if it is stored.
+    validation : Validation or None
+        Numbers that are computed for other inputs, every so many steps.
     """
 
     steps: int
@@ -66,6 +69,12 @@ class Loop:
     results: tuple[str, ...] | None = None
     written_out: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
+    validation: Validation | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of its history: recorded tensors, and numbers of the validation."""
+        return self.record if self.validation is None else self.record + self.validation.columns
 
     @property
     def watched(self) -> tuple[str, ...]:

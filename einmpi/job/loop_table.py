@@ -14,7 +14,7 @@ from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.job.recompute import checked_recompute
-from einmpi.job.train_table import TrainTable
+from einmpi.job.train_table import ReadInputs, TrainTable
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -50,7 +50,7 @@ class LoopTable:
     Only one of [[loop]] has a program of its own.
     """
 
-    def __init__(self, document: Document, path: KeyPath = ("loop",)) -> None:
+    def __init__(self, document: Document, path: KeyPath, read_others: ReadInputs) -> None:
         self.document = document
         self.path = path
         is_alone = len(path) == 1
@@ -67,7 +67,7 @@ class LoopTable:
         train_path = ("train",) if is_alone else (*path, "train")
         self.train: TrainTable | None = None
         if lookup(document, train_path) is not None:
-            self.train = TrainTable(document, train_path)
+            self.train = TrainTable(document, train_path, read_others)
         self.written_out = WrittenOut()  # what the training becomes
 
     def place(self, *keys: str | int) -> str:
@@ -92,6 +92,8 @@ class LoopTable:
     def needed(self, computed: Sequence[str]) -> tuple[str, ...]:
         """Return the tensors that steps have to compute for the loop, of those in `computed`."""
         words = {*self.carry.values(), *self.record}
+        if self.train is not None:
+            words.update(self.train.validation_record())
         words.update(re.findall(r"[^\W\d]\w*", self.until or ""))
         return tuple(name for name in computed if name in words)
 
@@ -182,6 +184,9 @@ class LoopTable:
         loop = make_loop(
             program, self.place, steps, self.carry, until, self.record, self.is_single_step
         )
+        validation = None
+        if self.train is not None:
+            validation = self.train.validation(program.graph, batches)
         on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
         return replace(
             loop,
@@ -190,6 +195,7 @@ class LoopTable:
             batches=batches,
             written_out=self.written_out.shown,
             state=tuple(state.name for state in self.written_out.state),
+            validation=validation,
         )
 
     def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:
@@ -205,7 +211,7 @@ class LoopTable:
             return None
         place = self.place("history")
         spec = parse_history(history, place)
-        if not self.record:
+        if not self.record and (self.train is None or not self.train.has_validation):
             raise InputError(place, "there is nothing to write to it", 'record = ["NAME"]')
         return replace(spec, file=relative_to_document(self.document, spec.file))
 

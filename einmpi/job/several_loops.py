@@ -10,6 +10,7 @@ from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.labels import unique
 from einmpi.job.loop_table import LoopTable
 from einmpi.job.program_text import ProgramText, read_program_text
+from einmpi.job.train_table import ReadInputs
 from einmpi.language.toml_document import Document, get, kind_of
 
 
@@ -25,6 +26,7 @@ def read_loop_texts(
     inputs: Sequence[InputSpec],
     sizes: Mapping[str, int],
     steps: int | None,
+    read_others: ReadInputs,
 ) -> list[ProgramText]:
     """Return the programs of all [[loop]] tables, in order."""
     count = len(document.data["loop"])
@@ -40,7 +42,7 @@ def read_loop_texts(
         given = document.data["loop"][number]
         if not isinstance(given, dict):
             raise InputError(document.place(path), f"loop has {kind_of(given)}", "[[loop]] tables")
-        loop_table = LoopTable(document, path)
+        loop_table = LoopTable(document, path, read_others)
         if get(document, (*path, "program"), str) is None:
             expected = 'program = "NAME[labels] = expression"'
             raise InputError(document.place(path), "this loop has no program", expected)

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from einmpi.errors import InputError
+from einmpi.files.specs import InputSpec
+from einmpi.graph.eingraph import EinGraph
+from einmpi.job.batches import Batches
 from einmpi.job.loop import StepProgram, number_graph
+from einmpi.job.validation import Validation, make_validation
 from einmpi.language.syntax import Declaration, Source, Statement, parse, statements
 from einmpi.language.toml_document import Document, KeyPath, get, lookup, table
 from einmpi.training.settings import Training, make_training
 from einmpi.training.write_out import RATE, WrittenOut
 
-_KEYS = ("loss", "parameters", "optimizer", "accumulate", "precision", "scale", "growth")
+_KEYS = (
+    "loss",
+    "parameters",
+    "optimizer",
+    "accumulate",
+    "precision",
+    "scale",
+    "growth",
+    "validation",
+)
+_VALIDATION_KEYS = ("inputs", "every", "record")
+
+# Reads the table of inputs at a path, with their shapes and dtypes.
+ReadInputs: TypeAlias = Callable[[KeyPath], list[InputSpec]]
 
 
 class TrainTable:
     """A table [train], or the table train of one of [[loop]]."""
 
-    def __init__(self, document: Document, path: KeyPath) -> None:
+    def __init__(self, document: Document, path: KeyPath, read_others: ReadInputs) -> None:
         self.document = document
         self.path = path
         table(document, path, _KEYS)
+        self.validation_path = (*path, "validation")
+        self.has_validation = lookup(document, self.validation_path) is not None
+        self.validation_inputs: list[InputSpec] = []
+        if self.has_validation:
+            table(document, self.validation_path, _VALIDATION_KEYS)
+            self.validation_inputs = read_others((*self.validation_path, "inputs"))
         self.training: Training = make_training(
             self.place,
             get(document, (*path, "loss"), str),
@@ -34,6 +59,33 @@ class TrainTable:
 
     def place(self, *keys: str | int) -> str:
         return self.document.place((*self.path, *keys))
+
+    def validation_record(self) -> list[Any]:
+        """Return the names of what is recorded of a validation, by default the loss."""
+        if not self.has_validation:
+            return []
+        given = get(self.document, (*self.validation_path, "record"), list)
+        return [self.training.loss] if given is None else given
+
+    def validation(self, graph: EinGraph, batches: Batches | None) -> Validation | None:
+        """Return how the program is validated, None if it is not."""
+        if not self.has_validation:
+            return None
+        path = self.validation_path
+
+        def place(*keys: str | int) -> str:
+            return self.document.place((*path, *keys))
+
+        for spec in self.validation_inputs:
+            entry = (*path, "inputs", spec.name)
+            given = lookup(self.document, entry)
+            if isinstance(given, dict) and "batch" in given:
+                what = "an input of a validation has a batch"
+                expected = "no batch: it is that of the steps"
+                raise InputError(self.document.place((*entry, "batch")), what, expected)
+        every = lookup(self.document, (*path, "every"))
+        record = self.validation_record()
+        return make_validation(place, graph, batches, self.validation_inputs, every, record)
 
     def rate_source(self) -> Source | None:
         """Return the rate, if it is an expression."""

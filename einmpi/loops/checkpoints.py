@@ -94,7 +94,7 @@ class LoopCheckpoints(CheckpointFolder):
         """Return the values that a loop has recorded before the checkpoint."""
         found: dict[str, Array] = {}
         if self.saved is not None:
-            for name in self.contents.loops[number].loop.record:
+            for name in self.contents.loops[number].loop.columns:
                 found[name] = np.array(self.saved.mapped(history_name(name, number), 0))
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -71,6 +71,7 @@ class LoopRun:
         on_row: Callable[[int, Values], None] | None = None,
         history_file: HistoryFile | None = None,
         number: int = 0,
+        inputs_changing: Collection[str] = (),
     ) -> None:
         self.job = job
         self.number = number  # of loops before this one
@@ -82,7 +83,10 @@ class LoopRun:
         self.checkpoints = checkpoints
         self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job, loop)
-        self.stages: Stages = stages_of(job, loop)
+        self.inputs_changing = tuple(inputs_changing)  # between runs of this loop
+        self.stages: Stages = stages_of(job, loop, inputs_changing)
+        # Computes the numbers of a validation after a step, if there is one.
+        self.validate: Callable[[int], dict[str, float]] | None = None
         self.watched_names = loop.watched
         self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
@@ -92,7 +96,7 @@ class LoopRun:
         self.once_plan: Plan | None = None
         self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
-        self.rows: dict[str, list[Any]] = {name: [] for name in loop.record}
+        self.rows: dict[str, list[Any]] = {name: [] for name in loop.columns}
         self.steps_done = 0
         self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
@@ -199,7 +203,7 @@ class LoopRun:
             self.values,
             self.step.files,
             self.step.resident,
-            changing=self.loop.carry,
+            changing=(*self.loop.carry, *self.inputs_changing),
         )
         if self.loop.history is not None:
             on_first_rank(self.comm, self.start_history)
@@ -217,7 +221,7 @@ class LoopRun:
         ):
             for number in range(first, self.loop.steps):
                 for name, dtype in numbers.items():
-                    self.values[name] = np.array(self.loop.numbers(number)[name], dtype)
+                    self.values[name] = np.array(self.numbers(number)[name], dtype)
                 if self.batches is not None:
                     self.batches.place(number, self.values)
                 blocks, measured = self.step.run_blocks(
@@ -237,10 +241,12 @@ class LoopRun:
                     self.agree(own_failure)
                     self.explain_nan(number, row, sources)
                 self.carry(blocks, sources)
-                self.add_row(number, row)
                 if condition is not None:
                     is_done = condition.holds(watched)
                 is_last = is_done or number + 1 == self.loop.steps
+                if self.loop.validation is not None:
+                    row |= self.validated(number, is_last, own_failure)
+                self.add_row(number, row)
                 if is_last or number + 1 == next_agreement:
                     self.agree(own_failure)
                 if is_last:
@@ -260,6 +266,20 @@ class LoopRun:
                 sources.overwritable.add(name)
             if output in blocks:  # not on an idle rank
                 self.values[name]._replace_block(blocks[output])
+
+    def numbers(self, step: int) -> dict[str, int]:
+        """Return the numbers of a step that its program may read."""
+        return self.loop.numbers(step)
+
+    def validated(self, number: int, is_last: bool, own_failure: RankFailure) -> Values:
+        """Return the numbers of the validation after a step; nan if they are not computed."""
+        validation = self.loop.validation
+        assert validation is not None
+        found = dict.fromkeys(validation.columns, float("nan"))
+        if self.validate is not None and validation.is_due(number, is_last):
+            self.agree(own_failure)
+            found = self.validate(number)
+        return {name: np.array(value) for name, value in found.items()}
 
     @property
     def values_decide(self) -> bool:
@@ -344,8 +364,8 @@ class LoopRun:
                 values[name] = np.asarray(on_host(blocks[name]))
             elif name in self.stages.step.graph.outputs:  # on an idle rank
                 values[name] = np.empty((), self.stages.step.graph[name].dtype)
-            elif name in self.loop.numbers(number):
-                values[name] = np.array(self.loop.numbers(number)[name])
+            elif name in self.numbers(number):
+                values[name] = np.array(self.numbers(number)[name])
             else:
                 values[name] = np.asarray(self.parameter(name))
         if self.plan.mesh.ranks < self.comm.size:
@@ -373,7 +393,9 @@ class LoopRun:
         """Return the values that were recorded so far."""
         found = {}
         for name, values in self.rows.items():
-            dtype = self.stages.step.graph[name].dtype
+            dtype = "float64"  # of numbers of the validation
+            if name in self.loop.record:
+                dtype = self.stages.step.graph[name].dtype
             found[name] = np.array(values, dtype)
         return found
 

@@ -28,6 +28,7 @@ from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.result import LoopResult
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import final_names, with_loop
+from einmpi.loops.validation import ValidationRun
 from einmpi.planner.plan import Options
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import boxes, packed, shape
@@ -60,6 +61,12 @@ class LoopSequence:
             assert each.loop is not None
             run = LoopRun(each, each.loop, comm, options_of(each), checkpoints, number=number)
             self.runs.append(run)
+        self.validations: dict[int, ValidationRun] = {}  # by the number of their loops
+        for run in self.runs:
+            if run.loop.validation is not None:
+                validation = ValidationRun(run, run.loop.validation)
+                run.validate = validation.numbers_after
+                self.validations[run.number] = validation
         self.layouts: dict[str, Layout] = {}  # of tensors that earlier loops leave
         self.results: list[LoopResult] = []  # of loops that have ended
         self.tensors: dict[str, DistArray] = {}  # that later loops or the user need
@@ -90,8 +97,12 @@ class LoopSequence:
         self,
         inputs: Mapping[str, Any],
         around: Callable[[LoopRun], AbstractContextManager[object]] = lambda run: nullcontext(),
+        validation_inputs: Mapping[str, Any] | None = None,
     ) -> LoopResult:
-        """Run all loops. All ranks call it. `around` is entered for the steps of each of them."""
+        """Run all loops. All ranks call it. `around` is entered for the steps of each of them.
+
+        `validation_inputs` are those that the caller has.
+        """
         self.plan(inputs)
         first = self._restore()
         for number in range(first, len(self.runs)):
@@ -107,6 +118,8 @@ class LoopSequence:
             run.prepare(given)
             if staying:
                 run.plan = with_staying(run.plan, staying)
+            if number in self.validations:
+                self.validations[number].take_inputs(given, validation_inputs or {})
             with around(run):
                 result = run.run()
             self.results.append(result)

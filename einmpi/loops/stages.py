@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from einmpi.files.specs import InputSpec
@@ -71,11 +71,14 @@ def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
     return unique(loop.carry.values(), watched)
 
 
-def stages_of(job: Job, loop: Loop) -> Stages:
-    """Split the job of a loop."""
+def stages_of(job: Job, loop: Loop, inputs_changing: Collection[str] = ()) -> Stages:
+    """Split the job of a loop.
+
+    Besides what it carries, `inputs_changing` are not always the same.
+    """
     # What the loop reads belongs to a step, even if it is always the same.
-    changing = [*loop.carry, STEP, *_read_by_loop(job, loop)]
-    if not loop.carry:  # the only step is all there is
+    changing = [*loop.carry, STEP, *_read_by_loop(job, loop), *inputs_changing]
+    if not loop.carry and not inputs_changing:  # the only step is all there is
         changing += [vertex.name for vertex in job.written.computed]
     batched: tuple[str, ...] = ()
     if loop.batches is not None:

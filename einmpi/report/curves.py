@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from einmpi.job.validation import PREFIX as VALIDATION
+
 WIDTH = 460.0  # of a picture
 HEIGHT = 190.0
 LEFT = 74.0  # of the area inside the axes
@@ -24,7 +26,10 @@ def curves(measured: Mapping[str, Any]) -> str:
     for number, loop in enumerate(loops, 1):
         which = f"loop {number}: " if len(loops) > 1 else ""
         for name, values in loop.get("history", {}).items():
-            found.append(_figure(f"{which}{name}", [_plain(value) for value in values]))
+            numbers = [_plain(value) for value in values]
+            if name.startswith(VALIDATION):
+                numbers = _held(numbers)
+            found.append(_figure(f"{which}{name}", numbers))
     if not found:
         return ""
     return f'<div class="curves">{"".join(found)}</div>'
@@ -37,6 +42,16 @@ def _plain(value: Any) -> float | None:
             return None
         return math.hypot(*value)
     return None if value is None else float(value)
+
+
+def _held(values: Sequence[float | None]) -> list[float | None]:
+    """Return the numbers of validations, each until the next one: most steps have none."""
+    found: list[float | None] = []
+    last = None
+    for value in values:
+        last = last if value is None else value
+        found.append(last)
+    return found
 
 
 def _figure(title: str, values: Sequence[float | None]) -> str:

@@ -11,6 +11,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.job.batches import Batches
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
+from einmpi.job.validation import Validation
 from einmpi.language.notes import label_notes
 from einmpi.loops.stages import stages_of
 from einmpi.units import counted, show_bytes, show_shape
@@ -92,12 +93,25 @@ def _loop_lines(loop: Loop) -> list[str]:
         lines = ["loop     one step, which carries nothing"]
     if loop.batches is not None:
         lines.append(f"batches  {_batches_text(loop.batches)}")
+    if loop.validation is not None:
+        lines.append(f"validate {_validation_text(loop.validation)}")
     if loop.until_text:
         lines.append(f"until    {printable(loop.until_text)}")
     if loop.record:
         target = "" if loop.history is None else f"  {printable(loop.history.target)}"
         lines.append(f"record   {', '.join(loop.record)}{target}")
     return lines
+
+
+def _validation_text(validation: Validation) -> str:
+    """Return what a validation computes, when, and from which inputs."""
+    text = f"{', '.join(validation.record)} every {counted(validation.every, 'step')}"
+    names = ", ".join(spec.name for spec in validation.inputs)
+    text += f" with another {names}"
+    if validation.batches is not None:
+        text += f": {counted(validation.batches.rows, 'row')}"
+        text += f", {counted(validation.steps, 'batch', 'batches')}"
+    return text
 
 
 def _batches_text(batches: Batches) -> str:

@@ -10,9 +10,11 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
+from einmpi.job.validation import PREFIX as VALIDATION
 from einmpi.process.abort import on_abort
 from einmpi.process.terminal import CLEAR, screen
 from einmpi.report.recording.record import Work, work_of
@@ -212,11 +214,19 @@ class LoopProgress:
         each step of the loop.
         """
 
+        validated: dict[str, npt.NDArray[Any]] = {}  # numbers of the last validation
+
         def on_row(number: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
             text = f"{self.which}step {number + 1} of {self.steps}"
             note(text)
+            recorded = {}
+            for name, value in row.items():
+                if not name.startswith(VALIDATION):
+                    recorded[name] = value
+                elif not np.isnan(value):
+                    validated[name] = value
             if self.progress is not None:
-                self.progress.note = lambda: _row_text(text, row)
+                self.progress.note = lambda: _row_text(text, {**recorded, **validated})
 
         note(f"{self.which}step 0 of {self.steps}")
         if self.progress is None:

@@ -148,12 +148,14 @@ class LoopReport:
     bytes_a_step: int
     seconds_a_step: float
     peak_planned: int  # before and during the steps
+    bytes_validation: int = 0  # that move for all validations
     record: LoopRecord | None = None  # if the steps were recorded
 
     @property
     def bytes_predicted(self) -> int:
         """Bytes that move in all."""
-        return self.bytes_once + (self.steps - self.steps_before) * self.bytes_a_step
+        in_steps = (self.steps - self.steps_before) * self.bytes_a_step
+        return self.bytes_once + in_steps + self.bytes_validation
 
     def as_json(self) -> dict[str, Any]:
         recorded = {}
@@ -165,6 +167,7 @@ class LoopReport:
             "until": self.until,
             "bytes_once": self.bytes_once,
             "bytes_a_step": self.bytes_a_step,
+            "bytes_validation": self.bytes_validation,
             "seconds_a_step": self.seconds_a_step,
             "history": recorded,
         }

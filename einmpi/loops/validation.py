@@ -1,0 +1,112 @@
+"""Validation of a training: the program runs for other inputs, with the parameters as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from einmpi.compiled.dist_array import DistArray
+from einmpi.job.batches import EPOCH
+from einmpi.job.job import Job
+from einmpi.job.loop import STEP, Loop
+from einmpi.job.validation import Validation
+from einmpi.loops.arrival import arrivals, layouts_of, placed_for_step, read_by_stages
+from einmpi.loops.running import LoopRun
+from einmpi.loops.stages import written_step
+
+
+class ValidationRun(LoopRun):
+    """The loop over the batches of a validation, which is run again and again."""
+
+    def __init__(self, training: LoopRun, validation: Validation) -> None:
+        self.training = training
+        job, loop = validation_loop(training.job, training.loop, validation)
+        super().__init__(
+            job, loop, training.comm, training.options, inputs_changing=training.loop.carry
+        )
+        self.validation = validation
+        self.given: dict[str, Any] = {}  # inputs of the caller
+        self.bytes_predicted = 0  # that move in all
+        self.training_step = 0
+
+    def take_inputs(self, given: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+        """Take note of the arrays of the caller: for the training, and in place of these."""
+        read = written_step(self.job, self.loop).by_name
+        replaced = {spec.name for spec in self.validation.inputs}
+        for name, array in given.items():
+            is_same = name not in replaced and name not in self.training.loop.carry
+            if is_same and name in read:
+                self.given[name] = array
+        for name, array in others.items():
+            if name in read:
+                self.given[name] = array
+
+    def numbers(self, step: int) -> dict[str, int]:
+        """Return the numbers of a step: which rows it takes, and where the training is."""
+        found = super().numbers(step)
+        of_training = self.training.loop.numbers(self.training_step)
+        found[STEP] = of_training[STEP]
+        if EPOCH in found:
+            found[EPOCH] = of_training[EPOCH]
+        return found
+
+    def numbers_after(self, step: int) -> dict[str, float]:
+        """Return the numbers of the validation after a step of the training. All ranks call it."""
+        self.training_step = step
+        carried = {}
+        for name in self.training.loop.carry:
+            if name in self.stages.step.graph.by_name:
+                carried[name] = self.training.values[name]
+        self._place(carried)
+        self.steps_done = 0
+        for values in self.rows.values():
+            values.clear()
+        history = self.run().history
+        self.bytes_predicted += self.plan.bytes_predicted * self.loop.steps
+        counts = [1.0]
+        if self.loop.batches is not None:
+            counts = [float(self.loop.batches.count_of(k)) for k in range(self.loop.steps)]
+        found = {}
+        for name, column in zip(self.validation.record, self.validation.columns, strict=True):
+            weighted = history[name].astype("float64") * counts
+            found[column] = float(weighted.sum() / sum(counts))
+        return found
+
+    def _place(self, carried: Mapping[str, DistArray]) -> None:
+        """Put the parameters where the steps need them; the first time also all other inputs."""
+        if not self.is_planned:
+            self.prepare({**self.given, **carried})
+            assert self.plan.loop is not None
+            self.bytes_predicted += sum(each.nbytes for each in self.plan.loop.arriving.values())
+            if self.once_plan is not None:
+                self.bytes_predicted += self.once_plan.bytes_predicted
+            return
+        layouts = read_by_stages(self.stages, layouts_of(carried))
+        moving = arrivals(self.stages, self.plan, layouts)
+        self.bytes_predicted += sum(each.nbytes for each in moving.values())
+        received = self.comm.received
+        received_between = self.comm.received_between
+        self.values.update(placed_for_step(self.stages.step.graph, self.plan, carried))
+        self.measured = replace(
+            self.measured,
+            received=self.measured.received + self.comm.received - received,
+            between=self.measured.between + self.comm.received_between - received_between,
+        )
+
+
+def validation_loop(job: Job, loop: Loop, validation: Validation) -> tuple[Job, Loop]:
+    """Return the loop over the batches of a validation, and its job."""
+    others = {spec.name: spec for spec in validation.inputs}
+    inputs = []
+    for spec in job.inputs:
+        inputs.append(others.pop(spec.name, spec))
+    steps = Loop(
+        validation.steps,
+        {},
+        record=validation.record,
+        stop_at_nan=False,
+        batches=validation.batches,
+        results=(),
+    )
+    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps), steps
