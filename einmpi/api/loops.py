@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,9 +212,10 @@ def run_loops(
                 state = tuple(each.name for each in written.state)
                 checked = replace(checked, results=results, written_out=written.shown, state=state)
             if validation is not None:
-                checked = replace(
-                    checked, validation=_checked_validation(changed, batches, validation, training)
+                own_validation = _checked_validation(
+                    changed, batches, validation, training, checked.carry
                 )
+                checked = replace(checked, validation=own_validation)
             changed = replace(changed, loop=checked)
         for each in changed.one_after_another():
             options(each)  # refuses wrong arguments
@@ -239,6 +240,7 @@ def _checked_validation(
     batches: Batches | None,
     given: Mapping[str, Any],
     training: Training | None,
+    carried: Collection[str],
 ) -> Validation:
     """Return the validation that a mapping with `inputs`, `every` and `record` describes."""
     from einmpi.compiled.given_inputs import as_array
@@ -262,6 +264,7 @@ def _checked_validation(
         specs,
         as_int(settings.get("every")),
         record or (),
+        carried,
     )
 
 

@@ -186,7 +186,7 @@ class LoopTable:
         )
         validation = None
         if self.train is not None:
-            validation = self.train.validation(program.graph, batches)
+            validation = self.train.validation(program.graph, batches, self.carry)
         on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
         return replace(
             loop,

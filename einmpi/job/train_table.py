@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from einmpi.errors import InputError
@@ -67,7 +67,9 @@ class TrainTable:
         given = get(self.document, (*self.validation_path, "record"), list)
         return [self.training.loss] if given is None else given
 
-    def validation(self, graph: EinGraph, batches: Batches | None) -> Validation | None:
+    def validation(
+        self, graph: EinGraph, batches: Batches | None, carried: Collection[str]
+    ) -> Validation | None:
         """Return how the program is validated, None if it is not."""
         if not self.has_validation:
             return None
@@ -85,7 +87,8 @@ class TrainTable:
                 raise InputError(self.document.place((*entry, "batch")), what, expected)
         every = lookup(self.document, (*path, "every"))
         record = self.validation_record()
-        return make_validation(place, graph, batches, self.validation_inputs, every, record)
+        inputs = self.validation_inputs
+        return make_validation(place, graph, batches, inputs, every, record, carried)
 
     def rate_source(self) -> Source | None:
         """Return the rate, if it is an expression."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,8 +67,12 @@ def make_validation(
     inputs: Sequence[InputSpec],
     every: Any,
     record: Sequence[Any],
+    carried: Collection[str],
 ) -> Validation:
-    """Return a checked validation of a program; `inputs` have their whole shapes."""
+    """Return a checked validation of a program; `inputs` have their whole shapes.
+
+    Inputs that are `carried` cannot be among them.
+    """
     if type(every) is not int or not 1 <= every <= MOST_STEPS_BETWEEN:
         what = "every is missing" if every is None else f"every is {show(every)}"
         raise InputError(place("every"), what, "after how many steps to validate, such as 100")
@@ -81,6 +85,9 @@ def make_validation(
         if spec.name not in known:
             what = f"no step reads an input {spec.name}"
             raise InputError(where, what, nearest_of(known, spec.name))
+        if spec.name in carried:
+            what = f"{spec.name} is carried from step to step"
+            raise InputError(where, what, "inputs that stay the same, or come in batches")
         vertex = graph[spec.name]
         shape = spec.shape or ()
         rows = None
@@ -114,7 +121,7 @@ def _check_record(place: Callable[..., str], graph: EinGraph, record: Sequence[A
                 where, f"{show(name)} is not computed", nearest_of(computed, str(name))
             )
         if graph[name].bound or graph[name].dtype.startswith("complex"):
-            raise InputError(where, f"{name} is no real number", "a tensor without dimensions")
+            raise InputError(where, f"{name} is no real number", "one without dimensions")
 
 
 def _batches_of(

@@ -15,10 +15,18 @@ from einmpi.loops.arrival import (
     once_result_layouts,
     read_by_stages,
     result_layouts,
+    step_layout,
     with_staying,
 )
 from einmpi.loops.batches import plan_batches
-from einmpi.loops.stages import Stages, once_options, stages_of, step_options, with_loop
+from einmpi.loops.stages import (
+    Stages,
+    once_options,
+    stages_of,
+    step_options,
+    validation_loop,
+    with_loop,
+)
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.schedule.layout import Layout
@@ -94,4 +102,15 @@ def plan_loop(
         of_once = replace(of_once, given=given)
         once = make_plan(stages.once.graph, ranks, of_once)
     batches = plan_batches(job, loop, plan)
-    return with_loop(plan, loop, stages, once, batches, arrivals(stages, plan, known))
+    found = with_loop(plan, loop, stages, once, batches, arrivals(stages, plan, known))
+    if loop.validation is None:
+        return found
+    assert found.loop is not None
+    layouts = {}
+    for name in loop.carry:
+        layouts[name] = step_layout(stages.step.graph, plan, name)
+    other_job, other_loop = validation_loop(job, loop.validation)
+    other_stages = stages_of(other_job, other_loop, loop.carry)
+    validation = plan_loop(other_job, other_loop, ranks, options, layouts, (), other_stages)
+    around = replace(found.loop, validation=validation, validated_every=loop.validation.every)
+    return replace(found, loop=around)

@@ -13,6 +13,7 @@ from einmpi.graph.rewrite import prune
 from einmpi.job.batches import EPOCH, ROWS
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
+from einmpi.job.validation import Validation
 from einmpi.language.parse import rewrite
 from einmpi.loops.batches import reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order
@@ -126,6 +127,23 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     changed = replace(job, written=replace(job.written, outputs=outputs))
     graph = rewrite(job.source, changed.as_computed, job.strict)
     return replace(changed, graph=with_updates_in_order(graph, carry))
+
+
+def validation_loop(job: Job, validation: Validation) -> tuple[Job, Loop]:
+    """Return the loop over the batches of a validation, and its job."""
+    others = {spec.name: spec for spec in validation.inputs}
+    inputs = []
+    for spec in job.inputs:
+        inputs.append(others.pop(spec.name, spec))
+    steps = Loop(
+        validation.steps,
+        {},
+        record=validation.record,
+        stop_at_nan=False,
+        batches=validation.batches,
+        results=(),
+    )
+    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps), steps
 
 
 def step_options(options: Options, stages: Stages, loop: Loop) -> Options:

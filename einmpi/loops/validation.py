@@ -8,12 +8,11 @@ from typing import Any
 
 from einmpi.compiled.dist_array import DistArray
 from einmpi.job.batches import EPOCH
-from einmpi.job.job import Job
-from einmpi.job.loop import STEP, Loop
+from einmpi.job.loop import STEP
 from einmpi.job.validation import Validation
 from einmpi.loops.arrival import arrivals, layouts_of, placed_for_step, read_by_stages
 from einmpi.loops.running import LoopRun
-from einmpi.loops.stages import written_step
+from einmpi.loops.stages import validation_loop, written_step
 
 
 class ValidationRun(LoopRun):
@@ -21,7 +20,7 @@ class ValidationRun(LoopRun):
 
     def __init__(self, training: LoopRun, validation: Validation) -> None:
         self.training = training
-        job, loop = validation_loop(training.job, training.loop, validation)
+        job, loop = validation_loop(training.job, validation)
         super().__init__(
             job, loop, training.comm, training.options, inputs_changing=training.loop.carry
         )
@@ -93,20 +92,3 @@ class ValidationRun(LoopRun):
             received=self.measured.received + self.comm.received - received,
             between=self.measured.between + self.comm.received_between - received_between,
         )
-
-
-def validation_loop(job: Job, loop: Loop, validation: Validation) -> tuple[Job, Loop]:
-    """Return the loop over the batches of a validation, and its job."""
-    others = {spec.name: spec for spec in validation.inputs}
-    inputs = []
-    for spec in job.inputs:
-        inputs.append(others.pop(spec.name, spec))
-    steps = Loop(
-        validation.steps,
-        {},
-        record=validation.record,
-        stop_at_nan=False,
-        batches=validation.batches,
-        results=(),
-    )
-    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps), steps

@@ -61,6 +61,8 @@ class LoopPlan:
     arriving: Mapping[str, Arriving] = field(default_factory=dict)  # by the name of the tensor
     staying: tuple[str, ...] = ()  # inputs that stay as the loop before has loaded them
     later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
+    validation: PlanData | None = None  # the plan of a batch of the validation
+    validated_every: int = 0  # so many steps
 
 
 class AllSteps(NamedTuple):

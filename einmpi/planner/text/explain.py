@@ -56,6 +56,9 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         }
         if plan.loop.batches is not None:
             data["loop"]["batches"] = asdict(plan.loop.batches)
+        if plan.loop.validation is not None:
+            data["loop"]["validated_every"] = plan.loop.validated_every
+            data["loop"]["validation"] = as_json(plan.loop.validation)
         if plan.loop.later:
             data["loop"]["later"] = [as_json(later) for later in plan.loop.later]
     return data
@@ -219,12 +222,26 @@ def _loop_notes(plan: PlanData) -> list[Note]:
     if loop.staying:
         names = ", ".join(loop.staying)
         notes.append(("staying", f"{names}, as the loop before has loaded it"))
+    if loop.validation is not None:
+        notes.append(("validation", _validation(loop, loop.validation)))
     all_steps = plan.all_steps
     in_all = f"{show_count(all_steps.words)} words, {show_bytes(all_steps.nbytes)}"
     if all_steps.seconds is not None:
         in_all += f", {show_seconds(all_steps.seconds)} predicted"
     notes.append(("all steps", in_all))
     return notes
+
+
+def _validation(loop: LoopPlan, plan: PlanData) -> str:
+    """Return what a validation moves: in each of its batches, and of parameters before them."""
+    assert plan.loop is not None
+    text = f"every {counted(loop.validated_every, 'step')}: "
+    text += f"{counted(plan.loop.steps, 'batch', 'batches')}, each moves "
+    text += f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}"
+    before = []
+    for name, arriving in plan.loop.arriving.items():
+        before.append(f"{name} {show_bytes(arriving.nbytes)}")
+    return f"{text}; before them {', '.join(before)}" if before else text
 
 
 def _in_place(plan: PlanData, loop: LoopPlan) -> str:
