@@ -87,7 +87,8 @@ class Compiled:
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # inputs from files that stay between calls
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
-        # By the id of the schedule, which is kept too.
+        # By the id of a plan or a schedule, which is kept too.
+        self.origins: dict[int, tuple[Plan, Origin]] = {}
         self.repeated: dict[int, tuple[Schedule, RepeatedSchedule | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
@@ -306,7 +307,9 @@ class Compiled:
         received_between = self.comm.received_between
         start = time.perf_counter()
         first_uses_before = first_use_seconds()
-        storage = TimedStorage(self.work.storage(sources))
+        loader = self.work.storage(sources)
+        # On a GPU, a given array has to be copied first.
+        storage = TimedStorage(loader, sources.given if loader is sources else {})
         sources.shuffled = 0
         sources.shuffled_between = 0
         try:
@@ -392,6 +395,9 @@ class Compiled:
 
     def origin(self, plan: Plan, given: Mapping[str, Any]) -> Origin:
         """Return where the results of a run with these inputs come from."""
+        known = self.origins.get(id(plan))
+        if known is not None:
+            return known[1]
         values: dict[str, Number | None] = dict.fromkeys(given)
         files = dict(self.files)
         for name, array in given.items():
@@ -399,14 +405,18 @@ class Compiled:
                 files[name] = array
             elif name in self.parameters and isinstance(array, np.ndarray):
                 values[name] = array.item()
-        return Origin(self.job, lambda: plan.digest, values, files)
+        origin = Origin(self.job, lambda: plan.digest, values, files)
+        if not files and not self.parameters and not self.options.carry:
+            # It is the same for all runs of this plan.
+            self.origins[id(plan)] = plan, origin
+        return origin
 
     def output(
         self, plan: Plan, name: str, local: npt.NDArray[Any] | None, origin: Origin
     ) -> DistArray:
         """Return an output, given this rank's block of it."""
-        vertex = self.job.graph[name]
         if local is None:
+            vertex = self.job.graph[name]
             local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
         result = DistArray(local, self.layout_of(plan, name), self.comm)
         result.origin = origin
