@@ -637,6 +637,20 @@ def test_json_keys_of_plans_equal_the_code(tmp_path):
     for key in found:
         inside = [name for name in nested if key.startswith(f"{name}.")]
         keys.add(inside[0] if inside else key)
+    (tmp_path / "job.toml").write_text(
+        """
+        program = '''
+        A[i,j] = tanh(sum[k](X[i,k] * X[k,j]))
+        a = sum(A[i,j]**2)
+        B[i,j] = sum[k](X[i,k] * X[j,k]) * a
+        s = sum(A[i,j] * sum[u,v](exp(B[u,v])))
+        '''
+        inputs.X = { shape = [16, 16], random = "uniform" }
+        plan.recompute = ["A"]
+        """
+    )
+    found = json_keys(tmp_path, "-n", "2", command="plan")
+    keys |= {key for key in found if key.startswith("recomputed.")}
     shown = []
     for row in table_after("job_file.md", "### The JSON of a plan"):
         shown += row[0].split(", ")
