@@ -189,8 +189,9 @@ class CupyBackend:
     def take_rows(
         self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
     ) -> None:
-        positions = self.cupy.asarray(rows)
-        first_rows(taken, dimension, len(rows))[...] = self.cupy.take(array, positions, dimension)
+        every = (slice(None),) * dimension
+        values = array[(*every, self.cupy.asarray(rows))]
+        first_rows(taken, dimension, len(rows))[...] = values
 
     def put_rows(
         self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray

@@ -130,6 +130,35 @@ def test_updates_in_place(ranks, monkeypatch, small_pieces):
             np.testing.assert_allclose(found[name], expected, rtol=1e-10, err_msg=name)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_updates_of_some_rows(ranks, monkeypatch, small_pieces):
+    """The rows that a scattered sum has values for are taken out, changed, and put back."""
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(memory, "SPARSE_BLOCK_BYTES", 200)  # several blocks
+    rng = np.random.default_rng(4)
+    inputs = {"W": rng.normal(size=(60, 6)), "at": rng.integers(0, 60, 9), "v": rng.normal(size=9)}
+    text = """
+loss = sum(v[b] * W[at[b],j]**2)
+G[at[b]:60, j] = sum(2 * v[b] * W[at[b],j])
+W_next[i,j] = W[i,j] - 0.1 * G[i,j]
+"""
+    job = einmpi.program(text, **inputs)
+    expected = inputs["W"].copy()
+    for _ in range(3):
+        G = np.zeros_like(expected)
+        np.add.at(G, inputs["at"], 2 * inputs["v"][:, None] * expected[inputs["at"]])
+        expected -= 0.1 * G
+
+    def on_rank(comm):
+        result = einmpi.loop(
+            on_gpu(job), inputs, comm, carry={"W": "W_next"}, steps=3, record=["loss"]
+        )
+        return result.outputs["W"].gather()
+
+    for found in run_threads(ranks, on_rank):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_a_step_takes_what_it_is_given(monkeypatch):
     fake_cupy.install(monkeypatch)
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2", X=(5,)))
