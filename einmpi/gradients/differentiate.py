@@ -16,7 +16,7 @@ from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.labels import Names
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Const, Element, Scalar, with_gathers
+from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, with_gathers
 
 
 def add_gradients(
@@ -61,11 +61,13 @@ def add_gradients(
     return found
 
 
-def has_gradient(known: Mapping[str, Vertex], loss: str, parameter: str) -> bool:
-    """Return whether a derivative leads from a loss to a parameter."""
-    if parameter not in known or not _is_continuous(known[parameter]):
-        return False
-    return loss in _depending_on(known, [parameter])
+def with_gradient(known: Mapping[str, Vertex], loss: str) -> set[str]:
+    """Return the tensors to which a derivative leads from a loss, the loss included."""
+    found = {loss}
+    for vertex in reversed(list(known.values())):
+        if vertex.name in found and vertex.einsum is not None and _is_continuous(vertex):
+            found.update(_passed_on(vertex))
+    return {name for name in found if _is_continuous(known[name])}
 
 
 def _is_continuous(vertex: Vertex) -> bool:
@@ -104,11 +106,11 @@ def _passed_on(vertex: Vertex) -> set[str]:
     if einsum.aggregation is not None and AGGREGATIONS[einsum.aggregation].is_flat:
         return set()
     found: set[str] = set()
-    waiting = [reopen(einsum, vertex.inputs)]
+    waiting = [einsum.function]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Element):
-            found.add(node.tensor)
+        if isinstance(node, Arg):
+            found.add(vertex.inputs[node.position])
         elif isinstance(node, Call) and not OPERATIONS[node.op].is_flat:
             waiting.extend(node.args[1:] if node.op == "where" else node.args)
     return found
@@ -117,11 +119,8 @@ def _passed_on(vertex: Vertex) -> set[str]:
 def _no_path(
     known: Mapping[str, Vertex], loss: str, parameter: str, leading: Collection[str]
 ) -> OperationError:
-    reached = []
-    for name in leading:
-        vertex = known[name]
-        if vertex.is_input and _is_continuous(vertex) and has_gradient(known, loss, name):
-            reached.append(name)
+    with_path = with_gradient(known, loss)
+    reached = [name for name in leading if known[name].is_input and name in with_path]
     what = f"{loss} does not depend on {parameter} by anything that has a derivative"
     order = list(known)
     reached.sort(key=order.index)

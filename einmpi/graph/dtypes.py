@@ -212,7 +212,9 @@ def numpy_dtypes() -> tuple[str, ...]:
 
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Return the kind of a dtype's numbers, which numpy does not know of bfloat16."""
-    return "f" if dtype.name == "bfloat16" else dtype.kind
+    kind = dtype.kind
+    # The name of a dtype takes numpy some time, and most dtypes are of kinds that it knows.
+    return "f" if kind == "V" and dtype.name == "bfloat16" else kind
 
 
 def computed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

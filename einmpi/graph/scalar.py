@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from einmpi.graph.labels import unique
 
 Number: TypeAlias = bool | int | float | complex
 
@@ -99,20 +98,20 @@ def labels_of(node: Scalar) -> tuple[str, ...]:
 
     Labels that index tensors come first, as they occur, then labels used as numbers.
     """
-    as_numbers = (part.label for part in walk(node) if isinstance(part, Index))
-    return unique(_indexing_labels(node), as_numbers)
-
-
-def _indexing_labels(node: Scalar) -> Iterator[str]:
-    if isinstance(node, Element):
-        for entry in node.index:
-            if isinstance(entry, str):
-                yield entry
-            else:
-                yield from _indexing_labels(entry)
-        return
-    for child in children(node):
-        yield from _indexing_labels(child)
+    indexing: dict[str, None] = {}
+    as_numbers: dict[str, None] = {}
+    waiting: list[str | Scalar] = [node]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            indexing[part] = None
+        elif isinstance(part, Call):
+            waiting.extend(reversed(part.args))
+        elif isinstance(part, Element):
+            waiting.extend(reversed(part.index))
+        elif isinstance(part, Index):
+            as_numbers[part.label] = None
+    return tuple(indexing | as_numbers)
 
 
 def rebuild(node: Scalar, leaf: Callable[[Scalar], Scalar]) -> Scalar:

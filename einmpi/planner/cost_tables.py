@@ -11,7 +11,8 @@ from math import prod
 
 import numpy as np
 
-from einmpi.planner.eliminate import Limits, Memo, Table, minimize
+from einmpi.planner.dominated import minimize_without_dominated
+from einmpi.planner.eliminate import Limits, Memo, Table, largest_join, minimize
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
@@ -125,6 +126,8 @@ class Solver:
     prices: Prices = BYTES
     # Femtoseconds for an operation of each variable, where a machine was measured.
     rates: Sequence[int] = ()
+    # Whether no search over all axes at once can be exact: joined tables would be too large.
+    is_tangled: bool = False
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
@@ -176,13 +179,30 @@ class Solver:
         if current is not None:
             fallback = [move.row_of(rows[number], state) for number, state in enumerate(states)]
         sizes = [len(choices_of_variable) for choices_of_variable in rows]
-        found = minimize(sizes, tables, self.memo, limits, fallback)
+        if self.is_tangled and fallback is not None and limits is not None:
+            found = minimize_without_dominated(sizes, tables, self.memo, limits, fallback)
+        else:
+            found = minimize(sizes, tables, self.memo, limits, fallback)
 
         best = []
         for number, value in enumerate(found.values):
             best.append(move.expand(rows[number][value], states[number]))
         all_symbols = all(len(each.extents) <= MAX_SYMBOLS for each in self.problem.variables)
         return Solution(found.cost, best, found.exact and all_symbols)
+
+    def largest_join(self, groups: Groups, limit: int) -> int:
+        """Return the cells of the largest table that solving for all `groups` would join.
+
+        Above the limit it may be any number above it.
+        """
+        move = Move(self.mesh, groups)
+        sizes = []
+        for number, state in enumerate(self.uncut()):
+            sizes.append(len(self.rows(number, move, state)))
+        scopes = []
+        for edge in self.problem.edges:
+            scopes.append((edge.target,) if edge.source is None else (edge.source, edge.target))
+        return largest_join(sizes, scopes, limit)
 
     def uncut(self) -> States:
         """Return the states that cut nothing."""

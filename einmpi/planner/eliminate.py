@@ -6,7 +6,7 @@ Exact as long as the tables stay small. docs/planner.md, "The search", has an ex
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
@@ -17,6 +17,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 CHUNK_CELLS = 1 << 18  # joined at a time, so that they stay in the cache
+FEW_VALUES = 16  # of a variable, which are compared one after another
 JOIN_OVERHEAD_CELLS = 3000  # cells that take as long as the fixed part of a join
 
 
@@ -93,6 +94,39 @@ def minimize(
     for variable, scope, best in reversed(elimination.steps):
         values[variable] = int(best[tuple(values[other] for other in scope)])
     return Minimum(elimination.total, values, elimination.exact)
+
+
+def largest_join(sizes: Sequence[int], scopes: Iterable[Sequence[int]], limit: int) -> int:
+    """Return the cells of the largest table that elimination would join, or one above `limit`.
+
+    `scopes` are the variables of each table. No table is made.
+    """
+    neighbours: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        varying = {variable for variable in scope if sizes[variable] > 1}
+        for variable in varying:
+            neighbours[variable] |= varying
+
+    def joined_cells(variable: int) -> int:
+        return prod(sizes[other] for other in neighbours[variable])
+
+    queue = [(joined_cells(variable), variable) for variable in range(len(sizes))]
+    heapq.heapify(queue)
+    done = [False] * len(sizes)
+    largest = 0
+    while queue and largest <= limit:
+        cells, variable = heapq.heappop(queue)
+        if done[variable] or cells != joined_cells(variable):
+            continue  # its neighbours have changed since then, and it was queued again
+        done[variable] = True
+        largest = max(largest, cells)
+        joined = neighbours[variable] - {variable}
+        for other in joined:
+            neighbours[other] |= joined
+            neighbours[other].discard(variable)
+        for other in joined:
+            heapq.heappush(queue, (joined_cells(other), other))
+    return largest
 
 
 class _Elimination:
@@ -260,6 +294,9 @@ def _minimum_over_last(
     for start in range(0, shape[0], step):
         rows = slice(start, start + step)
         pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
+        if shape[-1] <= FEW_VALUES:
+            _minimum_of_few(pieces, costs[rows], best[rows], shape[-1])
+            continue
         total = sum(pieces[1:], pieces[0])
         chunk_shape = (min(step, shape[0] - start), *shape[1:])
         if total.shape != chunk_shape:  # no table has all variables
@@ -267,6 +304,27 @@ def _minimum_over_last(
         total.argmin(axis=-1, out=best[rows])
         total.min(axis=-1, out=costs[rows])
     return costs, best
+
+
+def _minimum_of_few(
+    pieces: Sequence[Ints], costs: Ints, best: npt.NDArray[np.intp], values: int
+) -> None:
+    """Write the minimum over the last axis, value by value.
+
+    numpy takes much longer to reduce many short rows than to compare a few large arrays.
+    """
+    for value in range(values):
+        slices = []
+        for piece in pieces:
+            slices.append(piece[..., value if piece.shape[-1] > 1 else 0])
+        total = sum(slices[1:], slices[0])
+        if value == 0:
+            costs[...] = total
+            best[...] = 0
+            continue
+        is_less = total < costs
+        np.copyto(costs, total, where=is_less)
+        np.copyto(best, value, where=is_less)
 
 
 def _align(table: Table, position: Mapping[int, int], ndim: int) -> Ints:

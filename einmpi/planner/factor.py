@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
@@ -18,8 +15,6 @@ from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
 # Bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller.
 Block = tuple[int, tuple[int, ...]]
-
-MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
 
 
 @dataclass(frozen=True)
@@ -85,13 +80,15 @@ def factor(
     resident: Collection[str] = (),
     pinned: Collection[str] = (),
     tie: Mapping[str, str] | None = None,
+    same_layout: Mapping[str, str] | None = None,
 ) -> Factored:
     """Return the variables and edges of a graph.
 
     A `resident` input is where it is needed and costs nothing to read. `tie` maps a vertex of a
-    repeated layer to the same vertex of the first layer, whose variable it shares.
+    repeated layer to the same vertex of the first layer, whose variables it shares. `same_layout`
+    maps a tensor to an earlier one whose layout it has.
     """
-    builder = _Builder(graph, resident, pinned, tie or {})
+    builder = _Builder(graph, resident, tie or {}, same_layout or {})
     for vertex in graph.vertices:
         if vertex.einsum is not None:
             extents = tuple(extent for _, extent in vertex.einsum.extents)
@@ -102,10 +99,12 @@ def factor(
         if has_layout(graph, vertex.name, pinned):
             layout = builder.variable("tensor", vertex, vertex.bound)
             builder.connect_layout(vertex, layout)
-    edges = tuple(replace(edge, weight=count) for edge, count in builder.edges.items())
+    edges = []
+    for edge, count in builder.edges.items():
+        edges.append(edge if count == 1 else replace(edge, weight=count))
     return Factored(
         tuple(builder.variables),
-        edges,
+        tuple(edges),
         builder.number,
         tuple(builder.blocks),
         tuple(builder.operations),
@@ -118,21 +117,26 @@ class _Builder:
 
     graph: EinGraph
     resident: Collection[str]
-    pinned: Collection[str]
     tie: Mapping[str, str]
+    same_layout: Mapping[str, str]
     variables: list[Variable] = field(default_factory=list)
     blocks: list[tuple[Block, ...]] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
     number: dict[Name, int] = field(default_factory=dict)
     edges: dict[Edge, int] = field(default_factory=dict)  # → how often it occurs
 
-    def tied_name(self, name: str) -> str:
-        """Return the name in the first layer; a pinned tensor is tied to no other."""
-        return name if name in self.pinned else self.tie.get(name, name)
+    def layout_name(self, name: str) -> str:
+        """Return the tensor whose layout a tensor shares; itself if it shares none."""
+        name = self.same_layout.get(name, name)
+        return self.tie.get(name, name)
 
     def variable(self, kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
         """Return the number of a vertex's or tensor's variable, made now if it is new."""
-        number = self.number.get((kind, self.tied_name(vertex.name)))
+        if kind == "vertex":
+            model = self.tie.get(vertex.name, vertex.name)
+        else:
+            model = self.layout_name(vertex.name)
+        number = self.number.get((kind, model))
         if number is None:
             number = len(self.variables)
             self.variables.append(Variable(kind, vertex.name, extents))
@@ -181,7 +185,7 @@ class _Builder:
         needed: Needed | None = None,
     ) -> None:
         edge = Edge(
-            self.tied_name(tensor.name),
+            self.layout_name(tensor.name),
             tensor.bound,
             tensor.nbytes,
             source,
@@ -205,73 +209,3 @@ def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
                 cutting.append(number)
         blocks.append((graph[name].nbytes, tuple(cutting)))
     return blocks
-
-
-# ---- repeated layers ----------------------------------------------------------------------------
-
-
-def repeated_layers(graph: EinGraph) -> dict[str, str]:
-    """Return vertices and inputs of repeated layers → those of the first layer.
-
-    Every vertex gets a kind, equal for vertices that do the same at the same place of their layers.
-    Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. The result is
-    empty where nothing repeats at least three times.
-    """
-    computed = graph.computed
-    position = {vertex.name: place for place, vertex in enumerate(computed)}
-    numbers: dict[object, int] = {}
-    kinds = []
-    for vertex in computed:
-        kinds.append(numbers.setdefault(_kind(graph, vertex, position), len(numbers)))
-    saved, period, start = _best_period(np.array(kinds, np.int64))
-
-    tie: dict[str, str] = {}
-    for place in range(start + period, start + period + saved):
-        copy = computed[place]
-        model = computed[start + (place - start) % period]
-        pairs = zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True)
-        for name, model_name in pairs:
-            belongs_to_layer = graph[name].is_input or name == copy.name
-            if not belongs_to_layer or name == model_name:
-                continue
-            if tie.setdefault(name, model_name) != model_name:  # an input of two places
-                return {}
-    return tie
-
-
-def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:
-    """Return (vertices saved, period, start) of the repetition that saves most vertices."""
-    best = (0, 0, 0)  # saved, minus the period, minus the start: the greatest is best
-    for period in range(1, len(kinds) // 3 + 1):
-        # Runs of vertices that are equal to those one period later, as (start, length).
-        same = np.concatenate([[False], kinds[:-period] == kinds[period:], [False]])
-        changes = np.flatnonzero(same[1:] != same[:-1])
-        starts = changes[::2]
-        lengths = changes[1::2] - starts
-        if not len(lengths):
-            continue
-        longest = int(lengths.max())
-        if longest >= 2 * period:
-            start = int(starts[lengths.argmax()])
-            best = max(best, (longest // period * period, -period, -start))
-    return best[0], -best[1], -best[2]
-
-
-def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> object:
-    """Return a value that is equal for vertices that do the same at the same place."""
-    here = position[vertex.name]
-
-    def distances_to_users(name: str) -> tuple[int, ...]:
-        return tuple(position[user] - here for user in graph.consumers[name])
-
-    def kind_of_operand(name: str) -> object:
-        tensor = graph[name]
-        if not tensor.is_input:
-            return here - position[name]
-        if len(graph.consumers[name]) > MOST_READERS:
-            return name
-        return tensor.bound, tensor.dtype, distances_to_users(name)
-
-    operands = tuple(kind_of_operand(name) for name in vertex.inputs)
-    is_output = graph.is_output(vertex.name)
-    return vertex.einsum, vertex.dtype, operands, distances_to_users(vertex.name), is_output

@@ -13,7 +13,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
 from einmpi.planner.donation import blocked_products, updatable_in_place
-from einmpi.planner.factor import Name, factor, repeated_layers
+from einmpi.planner.factor import Name, factor
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import (
     Labels,
@@ -32,6 +32,7 @@ from einmpi.planner.placement import place
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Recomputed
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
+from einmpi.planner.repetition import repeated_layers, vertices_alike
 from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
@@ -40,7 +41,7 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
-from einmpi.planner.search import EXACT_AXES, search
+from einmpi.planner.search import EXACT_AXES, is_tangled, search
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 
@@ -76,14 +77,8 @@ class Planning:
         carried_outputs = set(self.options.carry.values())
         pins = [name for name in self.options.pins if name not in carried_outputs]
         self.pinned = (*in_place, *pins)
-        tie = {}
-        if self.is_default and not self.exact_axes and not self.small:
-            tie = repeated_layers(self.graph)
-        # An output that becomes an input of the next step has the layout of that input.
-        for name, output in self.options.carry.items():
-            tie[output] = name
-        self.problem = factor(self.graph, self.resident, self.pinned, tie)
         self.prices = Prices.of(self.machine())
+        self.set_up()
         self.rates = self.operation_rates()
         self.notes: dict[str, str] = {}
         self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
@@ -92,6 +87,30 @@ class Planning:
         # The parts that the strategy asks for; None if it searches itself.
         self.partitionings: Mapping[str, tuple[int, ...]] | None = None
         self.prescribe()
+
+    def set_up(self) -> None:
+        """Make the problem: repeated layers share variables where it could not be solved exactly."""
+        # An output that becomes an input of the next step has the layout of that input.
+        same_layout = {output: name for name, output in self.options.carry.items()}
+        tie: dict[str, str] = {}
+        if self.is_default and not self.small:
+            tie = self.tied()
+        self.problem = factor(self.graph, self.resident, self.pinned, tie, same_layout)
+        self.is_tangled = bool(tie) and is_tangled(Solver(self.problem, self.mesh))
+        if tie and self.exact_axes and not self.is_tangled:
+            self.problem = factor(self.graph, self.resident, self.pinned, {}, same_layout)
+
+    def tied(self) -> dict[str, str]:
+        """Return vertices and inputs of repeated layers → those whose variables they share."""
+        marks: dict[str, object] = {}
+        for name in self.resident:
+            marks[name] = "resident"
+        for layouts in (self.options.pins, self.options.given, self.options.placed):
+            marks.update(layouts)
+        tie = repeated_layers(self.graph)
+        if not tie:
+            return vertices_alike(self.graph, marks)
+        return {name: model for name, model in tie.items() if marks.get(name) == marks.get(model)}
 
     @property
     def is_default(self) -> bool:
@@ -332,7 +351,7 @@ class Planning:
         has a price from the start.
         """
         bytes_only = self.is_default and not self.rates
-        weigh_work = bytes_only and not self.exact_axes
+        weigh_work = bytes_only and (not self.exact_axes or self.is_tangled)
         try:
             found = self.search(price, weigh_work)
         except Unreachable as error:
@@ -353,6 +372,7 @@ class Planning:
             weigh_work,
             self.prices,
             self.rates,
+            self.is_tangled,
         )
         return search(solver, self.start, self.other_starts)
 

@@ -22,6 +22,9 @@ EXACT_BUDGET_CELLS = 40_000_000
 DESCENT_BUDGET_CELLS = 8_500_000
 MERGED_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
 MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
+# In a tangled graph one axis is freed at a time, never two.
+TANGLED_LIMITS = Limits(1 << 23, 60_000_000, 1 << 16)
+TANGLED_BUDGET_CELLS = 30_000_000
 
 
 def search(
@@ -33,7 +36,9 @@ def search(
     further states to start from, where no parts are prescribed and the search is not exact.
     """
     best = None
-    if _few_states(solver, start is not None):
+    if solver.is_tangled:
+        best = _one_axis_at_a_time(solver, start)
+    elif _few_states(solver, start is not None):
         every_axis = [(axis,) for axis in range(len(solver.mesh.factors))]
         best = solver.solve(every_axis, limits=Limits(budget=EXACT_BUDGET_CELLS))
         if best.exact:
@@ -52,6 +57,15 @@ def search(
             found.append(_one_axis_at_a_time(solver, states))
         best = _cheapest([best, _descend(solver, _cheapest(found))])
     return replace(best, exact=False)
+
+
+def is_tangled(solver: Solver) -> bool:
+    """Return whether the axes, merged into three, cannot be searched at once.
+
+    Repeated layers should share their variables: the answer is the same, and comes sooner.
+    """
+    limit = Limits().first
+    return solver.largest_join(_merged_shapes(solver.mesh)[0], limit) > limit
 
 
 def _few_states(solver: Solver, has_start: bool) -> bool:
@@ -138,9 +152,10 @@ def _groups_along_windows(solver: Solver) -> list[Groups]:
 
 def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution:
     """Free each axis once, first to last; without a start, from states that cut nothing."""
+    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
     found = Solution(0, start or solver.uncut(), False)
     for axis in range(len(solver.mesh.factors)):
-        found = solver.solve([(axis,)], found.states, MOVE_LIMITS)
+        found = solver.solve([(axis,)], found.states, limits)
     return found
 
 
@@ -149,17 +164,19 @@ def _descend(solver: Solver, best: Solution) -> Solution:
 
     Then two axes are freed at a time; if that saves a hundredth, single axes are tried again.
     """
+    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
+    budget = TANGLED_BUDGET_CELLS if solver.is_tangled else DESCENT_BUDGET_CELLS
     solver.memo.cells = 0
     free_axes = 1
-    while solver.memo.cells <= DESCENT_BUDGET_CELLS:
+    while solver.memo.cells <= budget:
         cost_before = best.cost
         for groups in _moves(solver.mesh, best.states, free_axes):
-            if solver.memo.cells <= DESCENT_BUDGET_CELLS:
-                best = _cheapest([best, solver.solve(groups, best.states, MOVE_LIMITS)])
+            if solver.memo.cells <= budget:
+                best = _cheapest([best, solver.solve(groups, best.states, limits)])
         saves = cost_before - best.cost > best.cost // 100
         if saves:
             free_axes = 1
-        elif free_axes == 1:
+        elif free_axes == 1 and not solver.is_tangled:
             free_axes = 2
         else:
             return best

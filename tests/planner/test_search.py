@@ -22,7 +22,8 @@ from target_graphs import attention, chain, llama
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.eliminate import Limits, Memo, Table, minimize
-from einmpi.planner.factor import factor, repeated_layers
+from einmpi.planner.factor import factor
+from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh, groupings
 from einmpi.planner.search import Solver, search
 
@@ -440,7 +441,8 @@ import random, sys
 sys.path[:0] = sys.argv[1:]
 import einmpi
 from plan_oracle import random_graph
-from einmpi.planner.factor import factor, repeated_layers
+from einmpi.planner.factor import factor
+from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.search import Solver, search
 text = "; ".join(f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 6))

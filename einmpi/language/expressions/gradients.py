@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from einmpi.errors import InputError, OperationError
-from einmpi.gradients.differentiate import add_gradients, has_gradient
+from einmpi.gradients.differentiate import add_gradients, with_gradient
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Element, labels_of
 from einmpi.language.expressions.reader import ExpressionReader, MacroNames
@@ -99,8 +99,9 @@ def _gradient(reader: ExpressionReader, loss: str, tensor: str, node: ast.Call) 
     symbols = reader.symbols
     if (loss, tensor) not in symbols.gradients:
         tensors = [tensor]
+        possible = with_gradient(reader.known, loss)
         for other in symbols.differentiated.get(loss, ()):
-            if other != tensor and has_gradient(reader.known, loss, other):
+            if other != tensor and other in possible:
                 tensors.append(other)
         places = (symbols.source.at(symbols.current.node),)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -41,9 +42,18 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     if edge.needed is not None:
         return _halo_traffic(mesh, edge.needed, sources, cuts[-1])
-    elements = prod(edge.bound)
-    replicated = edge.ndim
-    partial = edge.ndim + 1
+    return _computed_traffic(mesh, edge.bound, tuple(sources), tuple(targets))
+
+
+@lru_cache(maxsize=4096)  # layers repeat
+def _computed_traffic(
+    mesh: Mesh, bound: tuple[int, ...], sources: tuple[int, ...], targets: tuple[int, ...]
+) -> Traffic:
+    """Return what a computed tensor moves, given the symbols of each axis before and after."""
+    ndim = len(bound)
+    elements = prod(bound)
+    replicated = ndim
+    partial = ndim + 1
 
     partials = []  # of each axis: its length if it has partial results, else 1
     exchanging = []  # its length if ranks exchange something along it, else 1
@@ -51,10 +61,10 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
     for length, source, target in zip(mesh.factors, sources, targets, strict=True):
         partials.append(length if source == partial else 1)
         exchanging.append(length if source not in (target, replicated) else 1)
-        if source != target and source < edge.ndim and target < edge.ndim:
+        if source != target and source < ndim and target < ndim:
             turns = True
 
-    total, crossing = moved_words(mesh, edge.bound, sources, targets)
+    total, crossing = moved_words(mesh, bound, sources, targets)
     combined = min(total, (prod(partials) - 1) * elements)
     rest = total - combined
     node_partials = prod(partials[: mesh.node_axes])
@@ -122,6 +132,8 @@ class Bill:
 
     def add(self, words: Cost, words_between: int, itemsize: int, prices: Prices) -> None:
         """Add words that move, some of them between nodes."""
+        if words.total == 0 and words_between == 0:
+            return
         nbytes = words.total * itemsize
         nbytes_between = words_between * itemsize
         self.words += words

@@ -105,7 +105,7 @@ def in_words(plan: PlanData) -> list[Note]:
     """
     if plan.mesh.ranks == 1:
         return [("cuts", "nothing: one rank does it all")]
-    position = {vertex.name: k for k, vertex in enumerate(plan.graph.vertices)}
+    position = plan.graph.position
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]

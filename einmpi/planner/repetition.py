@@ -1,0 +1,189 @@
+"""Vertices that do the same in repeated layers: they can share their states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import IndexEntries, relabel
+
+MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
+LEAST_COPIES = 3  # fewer than three times is no repetition
+# How far around a vertex its surroundings are compared. Farther ones differ at the first and the
+# last layers only, and more so with each step.
+STEPS_AROUND = 2
+
+Kinds = list[int]  # of each vertex of a graph, in order
+
+
+# ---- layers one after another --------------------------------------------------------------------
+
+
+def repeated_layers(graph: EinGraph) -> dict[str, str]:
+    """Return vertices and inputs of repeated layers → those of the first layer.
+
+    Every vertex gets a kind, equal for vertices that do the same at the same place of their layers.
+    Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. The result is
+    empty where nothing repeats at least three times.
+    """
+    computed = graph.computed
+    position = {vertex.name: place for place, vertex in enumerate(computed)}
+    numbers: dict[object, int] = {}
+    kinds = []
+    for vertex in computed:
+        kinds.append(numbers.setdefault(_kind(graph, vertex, position), len(numbers)))
+    saved, period, start = _best_period(np.array(kinds, np.int64))
+
+    tie: dict[str, str] = {}
+    for place in range(start + period, start + period + saved):
+        copy = computed[place]
+        model = computed[start + (place - start) % period]
+        pairs = zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True)
+        for name, model_name in pairs:
+            belongs_to_layer = graph[name].is_input or name == copy.name
+            if not belongs_to_layer or name == model_name:
+                continue
+            if tie.setdefault(name, model_name) != model_name:  # an input of two places
+                return {}
+    return tie
+
+
+def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:
+    """Return (vertices saved, period, start) of the repetition that saves most vertices."""
+    best = (0, 0, 0)  # saved, minus the period, minus the start: the greatest is best
+    for period in range(1, len(kinds) // 3 + 1):
+        # Runs of vertices that are equal to those one period later, as (start, length).
+        same = np.concatenate([[False], kinds[:-period] == kinds[period:], [False]])
+        changes = np.flatnonzero(same[1:] != same[:-1])
+        starts = changes[::2]
+        lengths = changes[1::2] - starts
+        if not len(lengths):
+            continue
+        longest = int(lengths.max())
+        if longest >= (LEAST_COPIES - 1) * period:
+            start = int(starts[lengths.argmax()])
+            best = max(best, (longest // period * period, -period, -start))
+    return best[0], -best[1], -best[2]
+
+
+def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> object:
+    """Return a value that is equal for vertices that do the same at the same place."""
+    here = position[vertex.name]
+
+    def distances_to_users(name: str) -> tuple[int, ...]:
+        return tuple(position[user] - here for user in graph.consumers[name])
+
+    def kind_of_operand(name: str) -> object:
+        tensor = graph[name]
+        if not tensor.is_input:
+            return here - position[name]
+        if len(graph.consumers[name]) > MOST_READERS:
+            return name
+        return tensor.bound, tensor.dtype, distances_to_users(name)
+
+    operands = tuple(kind_of_operand(name) for name in vertex.inputs)
+    is_output = graph.is_output(vertex.name)
+    return vertex.einsum, vertex.dtype, operands, distances_to_users(vertex.name), is_output
+
+
+# ---- vertices with the same surroundings ---------------------------------------------------------
+
+
+def vertices_alike(graph: EinGraph, marks: Mapping[str, object]) -> dict[str, str]:
+    """Return vertices and inputs → the first one that does the same in the same surroundings.
+
+    In a training step a layer is computed forwards at one place and backwards at another, and these
+    places are not equally far apart from layer to layer: there is no period. So vertices are
+    compared by what they read, by what reads them, and by the same of these. Those of the first and
+    last layers, whose surroundings are special, follow the vertices that they resemble most.
+    `marks` has what else must be equal. The result is empty where less than half of the graph is
+    repeated.
+    """
+    refinements = [_kinds_alone(graph, marks)]
+    for _ in range(STEPS_AROUND):
+        refinements.append(_refined(graph, refinements[-1]))
+    first_of_kind: dict[int, str] = {}
+    tie: dict[str, str] = {}
+    for vertex, kind in zip(graph.vertices, _joined(refinements), strict=True):
+        model = first_of_kind.setdefault(kind, vertex.name)
+        if model != vertex.name:
+            tie[vertex.name] = model
+    return tie if 2 * len(tie) >= len(graph.vertices) else {}
+
+
+def _kinds_alone(graph: EinGraph, marks: Mapping[str, object]) -> Kinds:
+    """Return equal numbers for vertices that do the same, whatever is around them."""
+    einsums: dict[EinSum | None, object] = {}
+    numbers: dict[object, int] = {}
+    kinds = []
+    for vertex in graph.vertices:
+        if vertex.einsum not in einsums:
+            einsums[vertex.einsum] = _without_names(vertex.einsum)
+        is_output = graph.is_output(vertex.name)
+        mark = marks.get(vertex.name)
+        kind = (einsums[vertex.einsum], vertex.bound, vertex.dtype, is_output, mark)
+        kinds.append(numbers.setdefault(kind, len(numbers)))
+    return kinds
+
+
+def _without_names(einsum: EinSum | None) -> object:
+    """Return what is equal for EinSums that differ in nothing but the names of their labels."""
+    if einsum is None:
+        return None
+    numbered = {label: str(number) for number, label in enumerate(einsum.labels)}
+
+    def with_numbers(index: IndexEntries) -> IndexEntries:
+        entries = []
+        for entry in index:
+            entries.append(numbered[entry] if isinstance(entry, str) else relabel(entry, numbered))
+        return tuple(entries)
+
+    operands = tuple(with_numbers(index) for index in einsum.operands)
+    extents = tuple(extent for _, extent in einsum.extents)
+    function = relabel(einsum.function, numbered)
+    shape = (len(einsum.output), extents, einsum.picked_extent)
+    return function, operands, einsum.aggregation, shape
+
+
+def _refined(graph: EinGraph, kinds: Kinds) -> Kinds:
+    """Return kinds that also differ where the kinds of operands or readers do."""
+    kind_of = {vertex.name: kind for vertex, kind in zip(graph.vertices, kinds, strict=True)}
+    readers: dict[str, list[tuple[int, int]]] = {vertex.name: [] for vertex in graph.vertices}
+    for vertex in graph.vertices:
+        for operand, name in enumerate(vertex.inputs):
+            readers[name].append((kind_of[vertex.name], operand))
+    numbers: dict[object, int] = {}
+    refined = []
+    for vertex in graph.vertices:
+        operand_kinds = tuple([kind_of[name] for name in vertex.inputs])
+        kind = (kind_of[vertex.name], operand_kinds, tuple(sorted(readers[vertex.name])))
+        refined.append(numbers.setdefault(kind, len(numbers)))
+    return refined
+
+
+def _joined(refinements: Sequence[Kinds]) -> Kinds:
+    """Return the finest kinds, with rare ones replaced by the frequent one that is most similar.
+
+    That is the most frequent one among those that were the same at the finest step possible. A
+    vertex without any gets a kind of its own.
+    """
+    finest = refinements[-1]
+    count = Counter(finest)
+    joined: list[int | None] = [None] * len(finest)
+    for kinds in reversed(refinements):
+        frequent: dict[int, int] = {}
+        for kind, fine in zip(kinds, finest, strict=True):
+            if count[fine] < LEAST_COPIES:
+                continue
+            if kind not in frequent or count[fine] > count[frequent[kind]]:
+                frequent[kind] = fine
+        for number, kind in enumerate(kinds):
+            if joined[number] is None:
+                joined[number] = frequent.get(kind)
+    unused = max(finest, default=0) + 1
+    return [unused + number if kind is None else kind for number, kind in enumerate(joined)]
