@@ -1,4 +1,7 @@
-"""LLaMA prefill as a program: RMSNorm, attention, SwiGLU, residuals (paper, section 9.3)."""
+"""LLaMA as a program: RMSNorm, attention, SwiGLU, residuals (paper, section 9.3).
+
+The prefill of a prompt, and a step of training.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,26 @@ def llama_program(
         weights[f"g2_{k}"] = (width,)
     shapes = {"x_0": (batch, sequence, width), **weights}
     return text, shapes, tuple(weights)
+
+
+def llama_training_program(
+    model: Llama, batch: int, sequence: int, layers: int | None = None, rate: float = 1e-3
+) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return a step of gradient descent on the first layers of a model, or on all.
+
+    The loss is the mean squared distance of what the last layer computes to `target`. The result is
+    the text of the program, the shapes of its inputs, and what a loop carries: for each weight the
+    output that it becomes in the next step.
+    """
+    text, shapes, weights = llama_program(model, batch, sequence, layers)
+    count = model.layers if layers is None else layers
+    text += f"\nloss = mean((x_{count}[b,s,a] - target[b,s,a])**2)\n"
+    carry = {}
+    for name in weights:
+        labels = ",".join("ijk"[: len(shapes[name])])
+        carry[name] = f"{name}_next"
+        text += (
+            f"{name}_next[{labels}] = {name}[{labels}] - {rate} * grad(loss, {name}[{labels}])\n"
+        )
+    shapes["target"] = shapes["x_0"]
+    return text, shapes, carry

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.plan import Plan
+from einmpi.planner.repetition import repeated_layers
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.picture import (

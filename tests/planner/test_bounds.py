@@ -13,8 +13,8 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.factor import factor
-from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.search import Solver, search
 
 

@@ -23,8 +23,8 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.eliminate import Limits, Memo, Table, minimize
 from einmpi.planner.factor import factor
-from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh, groupings
+from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.search import Solver, search
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, infer
-from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.dtypes import Type, kind_of
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import Names, unique
@@ -30,8 +31,9 @@ def split(graph: EinGraph, strict: bool = False) -> EinGraph:
     names = Names(vertex.name for vertex in graph.vertices)
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
-        if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            ProductSplitter(vertex, vertex.einsum, known, names, strict).split()
+        einsum = vertex.einsum
+        if einsum is not None and _distributed_operation(einsum.aggregation, einsum.function):
+            ProductSplitter(vertex, einsum, known, names, strict).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
@@ -52,7 +54,7 @@ class ProductSplitter:
         self.expression = reopen(self.einsum, self.vertex.inputs)
         self.op = _distributed_operation(self.aggregation, self.expression)
         self.dtype = np.dtype(self.type(self.expression))
-        self.is_rounded = DTYPES[self.dtype.name].kind in "fc"
+        self.is_rounded = kind_of(self.dtype) in "fc"
 
     def type(self, expression: Scalar) -> Type:
         """Return the type of an expression over known tensors."""
@@ -65,7 +67,7 @@ class ProductSplitter:
 
     def kind(self, expression: Scalar) -> str:
         """Return the kind of numbers of an expression: b, i, u, f or c."""
-        return DTYPES[np.dtype(self.type(expression)).name].kind
+        return kind_of(np.dtype(self.type(expression)))
 
     def split(self) -> None:
         """Add the vertices of the product, or the vertex as it is if splitting gains nothing."""
@@ -326,12 +328,20 @@ def contraction_order(
     """
     if len(factors) == 2:
         return [(0, 1)]
-    from opt_einsum import paths  # slow to import, and few programs need it
-
     # Numbers instead of labels: the order of a set of strings differs from run to run.
     number = {label: k for k, label in enumerate(unique(*factors, output))}
-    inputs = [frozenset(number[label] for label in labels) for labels in factors]
-    sizes = {number[label]: max(1, extent[label]) for label in number}
+    inputs = tuple(frozenset(number[label] for label in labels) for labels in factors)
     wanted = frozenset(number[label] for label in output)
-    pairs = paths.auto(inputs, wanted, sizes, None)
+    sizes = tuple(max(1, extent[label]) for label in number)
+    return _order_of_numbered(inputs, wanted, sizes)
+
+
+@lru_cache(maxsize=1024)  # layers repeat
+def _order_of_numbered(
+    inputs: tuple[frozenset[int], ...], output: frozenset[int], sizes: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    """Return opt_einsum's pairs of positions; labels are numbers, and `sizes` has their extents."""
+    from opt_einsum import paths  # slow to import, and few programs need it
+
+    pairs = paths.auto(list(inputs), output, dict(enumerate(sizes)), None)
     return [tuple(pair) for pair in pairs]
