@@ -49,6 +49,8 @@ from einmpi.units import counted
 # other strategies.
 FEW_VERTICES = 16
 CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth
+# With more vertices than this, a search that is not exact takes long unless layers share variables.
+MANY_VERTICES = 300
 HIGHEST_USEFUL_PRICE = 1 << 20  # from here on memory is all that counts
 
 
@@ -89,7 +91,7 @@ class Planning:
         self.prescribe()
 
     def set_up(self) -> None:
-        """Make the problem: repeated layers share variables where it could not be solved exactly."""
+        """Make the problem. Repeated layers share variables where no search would be exact."""
         # An output that becomes an input of the next step has the layout of that input.
         same_layout = {output: name for name, output in self.options.carry.items()}
         tie: dict[str, str] = {}
@@ -107,9 +109,11 @@ class Planning:
             marks[name] = "resident"
         for layouts in (self.options.pins, self.options.given, self.options.placed):
             marks.update(layouts)
+        if self.exact_axes and len(self.graph.vertices) <= MANY_VERTICES:
+            return {}
         tie = repeated_layers(self.graph)
-        if not tie:
-            return vertices_alike(self.graph, marks)
+        if not tie and len(self.graph.vertices) > MANY_VERTICES:
+            tie = vertices_alike(self.graph, marks)
         return {name: model for name, model in tie.items() if marks.get(name) == marks.get(model)}
 
     @property

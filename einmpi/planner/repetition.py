@@ -13,7 +13,8 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries, relabel
 
 MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
-LEAST_COPIES = 3  # fewer than three times is no repetition
+LEAST_LAYERS = 3  # one after another; fewer are no repetition
+LEAST_COPIES = 2  # of a vertex with the same surroundings
 # How far around a vertex its surroundings are compared. Farther ones differ at the first and the
 # last layers only, and more so with each step.
 STEPS_AROUND = 2
@@ -65,7 +66,7 @@ def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:
         if not len(lengths):
             continue
         longest = int(lengths.max())
-        if longest >= (LEAST_COPIES - 1) * period:
+        if longest >= (LEAST_LAYERS - 1) * period:
             start = int(starts[lengths.argmax()])
             best = max(best, (longest // period * period, -period, -start))
     return best[0], -best[1], -best[2]

@@ -21,10 +21,14 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.eliminate import Limits, Memo, Table, minimize
+from einmpi.models.llama import MODELS, llama_training_program
+from einmpi.planner.dominated import minimize_without_dominated
+from einmpi.planner.eliminate import Limits, Memo, Table, largest_join, minimize
 from einmpi.planner.factor import factor
+from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh, groupings
-from einmpi.planner.repetition import repeated_layers
+from einmpi.planner.plan import Options
+from einmpi.planner.repetition import repeated_layers, vertices_alike
 from einmpi.planner.search import Solver, search
 
 
@@ -103,6 +107,42 @@ def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_mor
         assert found.cost <= total(tables, fallback)
     if found.exact:
         assert found.cost == least(sizes, tables)
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_leaving_out_dominated_values_loses_no_solution(data):
+    sizes, tables = data.draw(sums_of_tables(memo := Memo()))
+    pairs = [table for table in tables if len(table.scope) <= 2]
+    fallback = [data.draw(st.integers(0, size - 1)) for size in sizes]
+    found = minimize_without_dominated(sizes, pairs, memo, Limits(), fallback)
+    assert found.exact
+    assert found.cost == least(sizes, pairs) == total(pairs, found.values)
+    few_cells = Limits(data.draw(st.integers(1, 20)), 0, data.draw(st.integers(1, 8)))
+    limited = minimize_without_dominated(sizes, pairs, memo, few_cells, fallback)
+    assert limited.cost == total(pairs, limited.values) <= total(pairs, fallback)
+
+
+def test_dominated_values_are_left_out_until_no_more_are():
+    """The second variable has no use for value 0 once the first one has lost its last value."""
+    memo = Memo()
+    first = Table((0,), np.array([0, 0, 100]), memo.number("first"))
+    both = Table((0, 1), np.array([[3, 1], [4, 2], [0, 60]]), memo.number("both"))
+    found = minimize_without_dominated([3, 2], [first, both], memo, Limits(1, 0, 1), [2, 0])
+    assert (found.cost, found.values, found.exact) == (1, [0, 1], True)  # nothing was left to join
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_the_largest_join_is_known_before_any_is_made(data):
+    sizes, tables = data.draw(sums_of_tables(memo := Memo()))
+    scopes = [table.scope for table in tables]
+    largest = largest_join(sizes, scopes, 1 << 30)
+    assert minimize(sizes, tables, memo, Limits(largest)).exact
+    limit = data.draw(st.integers(1, 64))
+    assert (largest_join(sizes, scopes, limit) > limit) == (largest > limit)
+    widest = max((prod(sizes[variable] for variable in scope) for scope in scopes), default=1)
+    assert largest >= widest
 
 
 # ---- against enumeration ----------------------------------------------------------------------
@@ -334,6 +374,59 @@ def test_tied_layers_cost_as_much_as_free_ones_on_eight_ranks(batch, sequence, r
     assert plan_bytes(graph, 8, states, placed, kept) == tied.cost
 
 
+def training_step(layers: int) -> tuple[EinGraph, dict[str, str]]:
+    text, shapes, carry = llama_training_program(MODELS["7B"], 8, 1024, layers)
+    outputs = ["loss", *carry.values()]
+    return einmpi.program(text, dtype="float32", outputs=outputs, **shapes).graph, carry
+
+
+def test_layers_of_a_training_step_are_alike_forwards_and_backwards():
+    graph, _ = training_step(6)
+    assert repeated_layers(graph) == {}
+    tie = vertices_alike(graph, {})
+    assert 5 * len(tie) >= 4 * len(graph.vertices)
+    for copy, model in tie.items():
+        assert graph.position[model] < graph.position[copy] and model not in tie
+        assert graph[copy].bound == graph[model].bound
+        if not graph[copy].is_input:
+            extents = [extent for _, extent in graph[copy].computed_einsum.extents]
+            assert extents == [extent for _, extent in graph[model].computed_einsum.extents]
+    names = {copy: model for copy, model in tie.items() if copy.startswith(("wq_", "w2_"))}
+    assert {model.split("_")[0] for model in names.values()} == {"wq", "w2"}
+    marked = vertices_alike(graph, {"wq_3": (8, 1, 1)})
+    assert "wq_3" not in marked and "wq_3" not in marked.values()
+
+
+def test_labels_may_have_other_names_in_every_layer():
+    lines = []
+    for k in range(1, 30):
+        i, j = (f"i{k}", f"j{k}") if k % 2 else ("i", "j")
+        lines.append(f"x{k}[b,{j}] = tanh(sum(x{k - 1}[b,{i}] * W{k}[{i},{j}]))")
+    shapes = {f"W{k}": (64, 64) for k in range(1, 30)}
+    graph = einmpi.program("\n".join(lines), x0=(8, 64), **shapes).graph
+    tie = vertices_alike(graph, {})
+    assert tie["x15"] == tie["x16"] and tie["W15"] == tie["W16"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "words"),
+    [
+        (5, 8, 6_889_701_390),
+        (5, 16, 10_937_532_446),
+        pytest.param(32, 4, 24_764_743_686, marks=pytest.mark.slow),
+        pytest.param(32, 8, 44_094_177_294, marks=pytest.mark.slow),
+        pytest.param(32, 64, 143_157_313_662, marks=pytest.mark.slow),
+    ],
+)
+def test_words_of_a_training_step_of_llama(layers, ranks, words):
+    """Weights stay on the ranks; data parallelism would move 2(ranks − 1) times their words."""
+    graph, carry = training_step(layers)
+    plan = make_plan(graph, ranks, Options(carry=carry))
+    assert plan.words_predicted == words
+    weights = sum(graph[name].elements for name in carry)
+    assert words < 2 * (ranks - 1) * weights
+
+
 def test_nothing_is_tied_where_nothing_repeats():
     pyramid = "\n".join(
         f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 7)
@@ -346,6 +439,7 @@ def test_nothing_is_tied_where_nothing_repeats():
         einmpi.program(pyramid, x0=(8, 64), **shapes).graph,
     ):
         assert repeated_layers(graph) == {}
+        assert vertices_alike(graph, {}) == {}
 
 
 # ---- search -----------------------------------------------------------------------------------
