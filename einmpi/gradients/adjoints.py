@@ -22,11 +22,13 @@ from einmpi.gradients.sweep import Sweep
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.derivatives.aggregations import AdjointOfAggregate
+from einmpi.graph.derivatives.scans import AdjointOfScan, ScanDerivative
 from einmpi.graph.derivatives.simple import ZERO, choose, minus, plus, times
 from einmpi.graph.dtypes import DTYPES, Type, kind_of
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import Names
+from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Call,
     Const,
@@ -40,12 +42,6 @@ from einmpi.graph.scalar import (
 from einmpi.graph.segments import without_guard
 
 PREFIX = "d"  # the adjoint of W is called dW, if that name is free
-# Operations that every kernel rounds in the same way. Others may differ in the last bit.
-_REPRODUCIBLE = frozenset(
-    {"+", "-", "*", "/", "neg", "abs", "sign", "sqrt", "where", "maximum", "minimum", "clip"}
-    | {"floor", "ceil", "round", "real", "imag", "conj", "stop", "&", "|", "~"}
-    | {"<", "<=", ">", ">=", "==", "!="}
-)
 
 
 class Adjoints:
@@ -169,9 +165,11 @@ class Adjoints:
     def send_through(self, vertex: Vertex, adjoint: Scalar, wanted: Collection[str]) -> None:
         """Send the adjoint of a computed tensor to those of its operands that are wanted."""
         einsum = vertex.computed_einsum
-        if einsum.scan is not None and einsum.aggregation == "sum":
-            self._send_through_scan(vertex, adjoint)
-            return
+        if einsum.scan is not None and einsum.aggregation is not None:
+            scan_derivative = AGGREGATIONS[einsum.aggregation].scan_derivative
+            if scan_derivative is not None:
+                self._send_through_scan(vertex, adjoint, scan_derivative)
+                return
         expression = reopen(einsum, vertex.inputs)
         sweep = Sweep(self.kind, lambda tensor: tensor in wanted)
         softmax = find_softmax(vertex, self.known)
@@ -362,7 +360,7 @@ class Adjoints:
         if DTYPES[np.dtype(self.type_of(values)).name].is_half:
             return False  # rounded where a vertex ends
         for node in walk(values):
-            if isinstance(node, Call) and node.op not in _REPRODUCIBLE and node.op not in DTYPES:
+            if isinstance(node, Call) and not OPERATIONS[node.op].is_reproducible:
                 return False
         return True
 
@@ -380,36 +378,58 @@ class Adjoints:
         self._replace_vertex(vertex, expression, [name])
         return element
 
-    def _send_through_scan(self, vertex: Vertex, adjoint: Scalar) -> None:
-        """Send the adjoint of running sums: a running sum from the end."""
+    def _send_through_scan(
+        self, vertex: Vertex, adjoint: Scalar, derivative: ScanDerivative
+    ) -> None:
+        """Send the adjoint of running aggregates, by scans of the same labels."""
         einsum = vertex.computed_einsum
         scan = einsum.scan
         assert scan is not None
+        extent = einsum.extent
         (operand,) = einsum.operands
         labels = tuple(str(label) for label in operand)  # those of the values
-        last = Const(einsum.extent[scan.scanned] - 1)
-        if scan.along not in labels_of(adjoint):
-            count = minus(Const(einsum.extent[scan.scanned]), Index(scan.scanned))
-            part = Contribution(labels, times(adjoint, count), (), einsum.extent)
-            self.send(vertex.inputs[0], part)
-            return
-        extent = einsum.extent
+        last = Const(extent[scan.scanned] - 1)
         mirrored = {scan.along: minus(last, Index(scan.along))}
-        backwards = self._emit(
-            self.names.take_new(PREFIX + vertex.name),
-            einsum.output,
-            substituted(adjoint, mirrored, extent),
-            extent,
-        )
-        up_to = Call("<=", (Index(scan.scanned), Index(scan.along)))
-        value = relabel(backwards, {scan.along: scan.scanned})
-        sums = self._emit(
-            self.names.take_new(PREFIX + vertex.name),
-            einsum.output,
-            Call("where", (up_to, value, ZERO)),
-            extent,
-            "sum",
-            (scan.scanned,),
-        )
-        forwards = substituted(sums, {scan.along: minus(last, Index(scan.scanned))}, extent)
-        self.send(vertex.inputs[0], Contribution(labels, forwards, (), extent))
+
+        def running(aggregation: str, node: Scalar, masked: Const) -> Scalar:
+            values = self._emit(
+                self.names.take_new(PREFIX + vertex.name), einsum.output, node, extent
+            )
+            up_to = Call("<=", (Index(scan.scanned), Index(scan.along)))
+            scanned = relabel(values, {scan.along: scan.scanned})
+            return self._emit(
+                self.names.take_new(PREFIX + vertex.name),
+                einsum.output,
+                Call("where", (up_to, scanned, masked)),
+                extent,
+                aggregation,
+                (scan.scanned,),
+            )
+
+        def from_end(aggregation: str, node: Scalar, masked: Const) -> Scalar:
+            backwards = running(aggregation, substituted(node, mirrored, extent), masked)
+            return substituted(backwards, mirrored, extent)
+
+        def at(node: Scalar, index: Scalar) -> Scalar:
+            return substituted(node, {scan.along: index}, extent)
+
+        if scan.along not in labels_of(adjoint) and einsum.aggregation == "sum":
+            count = minus(Const(extent[scan.along]), Index(scan.along))
+            sent = times(adjoint, count)
+        else:
+            sent = derivative(
+                AdjointOfScan(
+                    relabel(Element(vertex.inputs[0], operand), {scan.scanned: scan.along}),
+                    Element(vertex.name, einsum.output),
+                    adjoint,
+                    Index(scan.along),
+                    extent[scan.along],
+                    vertex.dtype,
+                    running,
+                    from_end,
+                    at,
+                    self._conjugate,
+                )
+            )
+        sent = relabel(sent, {scan.along: scan.scanned})
+        self.send(vertex.inputs[0], Contribution(labels, sent, (), extent))

@@ -11,6 +11,12 @@ import numpy as np
 from einmpi.errors import OperationError
 from einmpi.graph.derivatives import aggregations as derivatives
 from einmpi.graph.derivatives.aggregations import AggregateDerivative
+from einmpi.graph.derivatives.scans import (
+    ScanDerivative,
+    of_running_extreme,
+    of_running_product,
+    of_running_sum,
+)
 from einmpi.graph.dtypes import Type, kind_of
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Number
@@ -60,6 +66,9 @@ class Aggregation:
         The MPI reduction that is ⊕, "" if there is none.
     derivative : callable or None
         What the adjoint of an aggregate sends to its values. None if that is not known.
+    scan_derivative : callable or None
+        What the adjoints of running aggregates send to the values. None if nothing better is known
+        than to take each of them for an aggregate of its own.
     is_flat : bool
         Whether nothing is sent to the values, because aggregates are true or false.
     """
@@ -81,6 +90,7 @@ class Aggregation:
     is_idempotent: bool = False
     mpi: str = ""
     derivative: AggregateDerivative | None = None
+    scan_derivative: ScanDerivative | None = None
     is_flat: bool = False
 
 
@@ -205,6 +215,7 @@ register_aggregation(
         is_rounded=True,
         mpi="SUM",
         derivative=derivatives.of_sum,
+        scan_derivative=of_running_sum,
     )
 )
 register_aggregation(
@@ -221,6 +232,7 @@ register_aggregation(
         is_rounded=True,
         mpi="PROD",
         derivative=derivatives.of_product,
+        scan_derivative=of_running_product,
     )
 )
 register_aggregation(
@@ -239,6 +251,7 @@ register_aggregation(
         exact_over=frozenset({"minimum"}),
         is_idempotent=True,
         derivative=derivatives.of_extreme,
+        scan_derivative=of_running_extreme,
     )
 )
 register_aggregation(
@@ -257,6 +270,7 @@ register_aggregation(
         exact_over=frozenset({"maximum"}),
         is_idempotent=True,
         derivative=derivatives.of_extreme,
+        scan_derivative=of_running_extreme,
     )
 )
 register_aggregation(

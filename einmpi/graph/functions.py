@@ -30,6 +30,7 @@ def _function(
     takes_complex: bool = True,
     cpu_is_long: bool = False,
     parameters: str = "",
+    is_reproducible: bool = False,
 ) -> None:
     """Register the function that a numpy ufunc computes. It is flat if it has no derivative."""
     arguments = ", ".join(f"{{{k}}}" for k in range(ufunc.nin))
@@ -47,6 +48,7 @@ def _function(
             cuda=f"{name}_({arguments})",
             derivative=derivative,
             is_flat=derivative is None,
+            is_reproducible=is_reproducible,
         )
     )
 
@@ -94,6 +96,7 @@ register_operation(
         cpu={"": "pick({0}, {1}, {2})"},
         cuda="pick({0}, {1}, {2})",
         derivative=derivatives.of_where,
+        is_reproducible=True,
     )
 )
 _function(
@@ -110,7 +113,14 @@ _function("log2", np.log2, "logarithm to the base 2", {"f": "math.log2({0})"}, d
 _function(
     "log10", np.log10, "logarithm to the base 10", {"f": "math.log10({0})"}, derivatives.of_log10
 )
-_function("sqrt", np.sqrt, "square root", {"f": "math.sqrt({0})"}, derivatives.of_sqrt)
+_function(
+    "sqrt",
+    np.sqrt,
+    "square root",
+    {"f": "math.sqrt({0})"},
+    derivatives.of_sqrt,
+    is_reproducible=True,
+)
 register_operation(
     Operation(
         name="rsqrt",
@@ -135,6 +145,7 @@ _function(
         "c": "math.hypot({0}.real, {0}.imag)",
     },
     derivatives.of_abs,
+    is_reproducible=True,
 )
 _function(
     "sign",
@@ -143,6 +154,7 @@ _function(
     {"": "{n}s = {t}({0} > 0) - {t}({0} < 0); pick({0} == {0}, {t}({n}s), {0})"},
     None,
     takes_complex=False,
+    is_reproducible=True,
 )
 
 
@@ -165,6 +177,7 @@ def _rounding(name: str, ufunc: np.ufunc, documentation: str, cpu: Mapping[str, 
             cpu={"b": "{0}", "i": "{0}", **cpu},
             cuda=f"{name}_({{0}})",
             is_flat=True,
+            is_reproducible=True,
         )
     )
 
@@ -248,6 +261,7 @@ _function(
     {"b": "{0} | {1}", "i": "pick({0} > {1}, {0}, {1})", "f": "fmax({0}, {1})"},
     derivatives.of_maximum,
     takes_complex=False,
+    is_reproducible=True,
 )
 _function(
     "minimum",
@@ -256,6 +270,7 @@ _function(
     {"b": "{0} & {1}", "i": "pick({0} < {1}, {0}, {1})", "f": "fmin({0}, {1})"},
     derivatives.of_minimum,
     takes_complex=False,
+    is_reproducible=True,
 )
 register_operation(
     Operation(
@@ -273,6 +288,7 @@ register_operation(
         },
         cuda="minimum_(maximum_({0}, {1}), {2})",
         derivative=derivatives.of_clip,
+        is_reproducible=True,
     )
 )
 _function(
@@ -281,6 +297,7 @@ _function(
     "complex conjugate",
     {"c": "complex({0}.real, -{0}.imag)", "": "{0}"},
     derivatives.of_conj,
+    is_reproducible=True,
 )
 register_operation(
     Operation(
@@ -292,6 +309,7 @@ register_operation(
         cpu={"c": "{0}.real", "": "{0}"},
         cuda="real_({0})",
         derivative=derivatives.of_real,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -304,6 +322,7 @@ register_operation(
         cpu={"c": "{0}.imag", "": "{t}(0)"},
         cuda="imag_({0})",
         derivative=derivatives.of_imag,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -316,5 +335,6 @@ register_operation(
         cpu={"": "{0}"},
         cuda="{0}",
         is_flat=True,
+        is_reproducible=True,
     )
 )

@@ -56,6 +56,9 @@ class Operation:
     is_flat : bool
         Whether nothing is sent to the arguments: the operation is constant between jumps, or not
         a function of real numbers.
+    is_reproducible : bool
+        Whether every kernel rounds the result in the same way. Results of other operations may
+        differ in the last bit from kernel to kernel, and are not compared with each other.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Operation:
     cuda_source: str = ""
     derivative: Derivative | None = None
     is_flat: bool = False
+    is_reproducible: bool = False
 
     @property
     def is_function(self) -> bool:

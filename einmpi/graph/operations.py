@@ -62,6 +62,7 @@ def cast_operation(dtype: DType) -> Operation:
         dtypes=as_cast(dtype),
         derivative=of_cast if is_continuous else None,
         is_flat=not is_continuous,
+        is_reproducible=True,
     )
 
 

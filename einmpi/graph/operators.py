@@ -26,6 +26,7 @@ def _comparison(name: str, ufunc: np.ufunc, cuda: str, documentation: str) -> No
             cpu={"": f"{{0}} {name} {{1}}"},
             cuda=f"{cuda}({{0}}, {{1}})",
             is_flat=True,
+            is_reproducible=True,
         )
     )
 
@@ -49,6 +50,7 @@ register_operation(
         cpu={"": "{0} | {1}"},
         cuda="bit_or({0}, {1})",
         is_flat=True,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -64,6 +66,7 @@ register_operation(
         cpu={"": "{0} & {1}"},
         cuda="bit_and({0}, {1})",
         is_flat=True,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -78,6 +81,7 @@ register_operation(
         cpu={"b": "{0} | {1}", "": "{0} + {1}"},
         cuda="add({0}, {1})",
         derivative=derivatives.of_sum,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -92,6 +96,7 @@ register_operation(
         cpu={"": "{0} - {1}"},
         cuda="sub({0}, {1})",
         derivative=derivatives.of_difference,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -106,6 +111,7 @@ register_operation(
         cpu={"b": "{0} & {1}", "": "{0} * {1}"},
         cuda="mul({0}, {1})",
         derivative=derivatives.of_product,
+        is_reproducible=True,
     )
 )
 # numpy divides complex numbers by Smith's method.
@@ -135,6 +141,7 @@ register_operation(
         cpu={"f": "{0} / {1}", "c": _SMITH},
         cuda="divide({0}, {1})",
         derivative=derivatives.of_quotient,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -208,6 +215,7 @@ register_operation(
         cpu={"u": "{t}(0) - {0}", "": "-{0}"},
         cuda="minus({0})",
         derivative=derivatives.of_negative,
+        is_reproducible=True,
     )
 )
 register_operation(
@@ -223,6 +231,7 @@ register_operation(
         cpu={"b": "not {0}", "i": "~{0}"},
         cuda="invert({0})",
         is_flat=True,
+        is_reproducible=True,
     )
 )
 
