@@ -70,15 +70,12 @@ class _Values:
             costs = self._costs(table, variable)
             excess += (costs[:, None, :] - costs[None, :, :]).min(axis=2)
         # Equal values stay: which of them is chosen is not decided here.
-        is_dominated = (excess > 0).any(axis=1)
-        if not is_dominated.any():
-            return False
-        for row in np.flatnonzero(is_dominated).tolist():
+        rows, _ = np.nonzero(excess > 0)
+        for row in rows.tolist():
             self.better[variable][kept[row]] = kept[int(excess[row].argmax())]
-        self.kept[variable] = [
-            value for value, is_worse in zip(kept, is_dominated, strict=True) if not is_worse
-        ]
-        return True
+        left = [value for value in kept if value not in self.better[variable]]
+        self.kept[variable] = left
+        return len(left) < len(kept)
 
     def _costs(self, table: Table, variable: int) -> Ints:
         """Return the costs of a variable's values, a column for each value of the other one."""
