@@ -161,6 +161,35 @@ def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
         assert np.isnan(found).any() and not np.isnan(found).all()
 
 
+WEIGHTED_DIFFERENCES = (  # text, dtype, extents of i, j and k, and whether cuBLAS computes it
+    ("Z[i,k] = sum[j](W[i,j] * (X[i,k] - Y[j,k]))", "float32", (20, 70, 9), True),
+    ("Z[k,i] = sum[j]((Y[j,k] - X[i,k]) * W[i,j])", "float64", (7, 65, 9), True),
+    ("Z[i,k] = sum[j](W[i,j] * (X[i,k] - Y[j,k]))", "float32", (20, 7, 9), False),
+    ("Z[i,k] = sum[j](W[i,j] * (X[i,k] - Y[j,k]))", "float16", (20, 70, 9), False),
+)
+
+
+def check_weighted_difference(cupy, monkeypatch, text, dtype, extents, by_blas):
+    made, prepare = [], dispatch.prepare_weighted_difference
+    monkeypatch.setattr(
+        dispatch,
+        "prepare_weighted_difference",
+        lambda *given: made.append(prepare(*given)) or made[-1],
+    )
+    i, j, k = extents
+    shapes = {"W": (i, j), "X": (i, k), "Y": (j, k)}
+    arrays = {
+        name: numbers(shape, dtype, seed) for seed, (name, shape) in enumerate(shapes.items())
+    }
+    einsum, kind, operands = vertex(text, arrays)
+    found = compute(cupy, einsum, kind, operands, fast_math=True)
+    wide = [array.astype("float64") for array in operands]
+    wanted = reference.evaluate_einsum(einsum, wide, "float64")
+    atol = 4 * j * float(np.finfo(dtype).eps) * max(abs(array).max() for array in wide) ** 2
+    np.testing.assert_allclose(found.astype("float64"), wanted, rtol=0, atol=atol)
+    assert [each is not None for each in made] == [by_blas]
+
+
 def check_alignment(cupy):
     """A row may be aligned although its array is not: alignment is part of a call's key."""
     einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})

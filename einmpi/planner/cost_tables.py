@@ -11,8 +11,8 @@ from math import prod
 
 import numpy as np
 
-from einmpi.planner.dominated import minimize_without_dominated
-from einmpi.planner.eliminate import Limits, Memo, Table, largest_join, minimize
+from einmpi.planner.elimination.dominated import minimize_without_dominated
+from einmpi.planner.elimination.eliminate import Limits, Memo, Table, largest_join, minimize
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table

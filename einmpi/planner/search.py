@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from einmpi.planner.cost_tables import Groups, Solution, Solver, States
-from einmpi.planner.eliminate import Limits
+from einmpi.planner.elimination.eliminate import Limits
 from einmpi.planner.mesh import Mesh, groupings
 
 EXACT_AXES = 3  # up to so many axes, all states are searched at once

@@ -22,8 +22,8 @@ from target_graphs import attention, chain, llama
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_training_program
-from einmpi.planner.dominated import minimize_without_dominated
-from einmpi.planner.eliminate import Limits, Memo, Table, largest_join, minimize
+from einmpi.planner.elimination.dominated import minimize_without_dominated
+from einmpi.planner.elimination.eliminate import Limits, Memo, Table, largest_join, minimize
 from einmpi.planner.factor import factor
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh, groupings

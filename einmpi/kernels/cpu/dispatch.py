@@ -15,10 +15,12 @@ from einmpi.kernels.cpu.blas import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
+from einmpi.kernels.cpu.weighted_difference import prepare_weighted_difference
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
 from einmpi.kernels.picks import as_gather, out_of_range
 from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.weighted_differences import recognise_weighted_difference
 
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
@@ -72,6 +74,11 @@ def prepare_einsum(
         return lambda operands, out: distance.compute_distance(
             squared_distance, operands, out, threads, WORTH_COMPILING
         )
+    weighted_difference = recognise_weighted_difference(einsum) if fast else None
+    if weighted_difference is not None:
+        by_product = prepare_weighted_difference(weighted_difference, operands, out)
+        if by_product is not None:
+            return by_product
     scan = einsum.scan
     if scan is not None:
         return lambda operands, out: compute_scan(scan, einsum, operands[0], out, index)

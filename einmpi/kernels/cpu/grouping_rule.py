@@ -14,6 +14,7 @@ from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
 from einmpi.kernels.distances import DISTANCE_DTYPES, recognise_distance
 from einmpi.kernels.grouping import GroupingRule
+from einmpi.kernels.weighted_differences import recognise_weighted_difference
 from einmpi.schedule.steps import Kernel, Slot
 
 CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
@@ -23,8 +24,8 @@ MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     """Return whether a kernel is compiled.
 
-    A matrix product is faster as a whole, and so are distances by one, which `fast_math` allows; a
-    dot product of rows is not a matrix product.
+    A matrix product is faster as a whole, and so are distances and their gradients by one, which
+    `fast_math` allows; a dot product of rows is not a matrix product.
     """
     einsum = kernel.einsum
     if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
@@ -38,9 +39,10 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
         left, right, _ = contraction.indices
         if left != right:
             return False
-    may_be_product = fast_math and kernel.target.dtype in DISTANCE_DTYPES
-    if may_be_product and recognise_distance(kernel.einsum) is not None:
-        return False
+    if fast_math and kernel.target.dtype in DISTANCE_DTYPES:
+        is_distance = recognise_distance(einsum) is not None
+        if is_distance or recognise_weighted_difference(einsum) is not None:
+            return False
     dtypes = [slot.dtype for slot in kernel.operands]
     return compiled.supports_compiled_loops(kernel.einsum, dtypes)
 

@@ -35,6 +35,7 @@ from einmpi.kernels.cuda.scalar_source import Fold
 from einmpi.kernels.cuda.scan import prepare_scan
 from einmpi.kernels.cuda.scatter import SortedScatter
 from einmpi.kernels.cuda.source import kernel_source
+from einmpi.kernels.cuda.weighted_difference import prepare_weighted_difference
 from einmpi.kernels.cuda.work_split import problem_of, split_work
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
@@ -102,6 +103,9 @@ def prepare_einsum(
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
             return distance
+        difference = prepare_weighted_difference(einsum, operands, target, compute_generated)
+        if difference is not None:
+            return difference
     scan = prepare_scan(einsum, operands, target, index)
     if scan is not None:
         return scan

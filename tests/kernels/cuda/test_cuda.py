@@ -21,6 +21,7 @@ from cuda_cases import (
     GROUPS,
     SCANS,
     SCATTERED,
+    WEIGHTED_DIFFERENCES,
     check_alignment,
     check_contraction,
     check_distance,
@@ -32,6 +33,7 @@ from cuda_cases import (
     check_scan,
     check_scatter,
     check_scattered_shares,
+    check_weighted_difference,
     compute,
     operation_agrees,
     operation_functions,
@@ -108,6 +110,11 @@ def test_every_contraction(cupy, subscripts):
 )
 def test_distances(cupy, monkeypatch, case):
     check_distance(cupy, monkeypatch, *case)
+
+
+@pytest.mark.parametrize("case", WEIGHTED_DIFFERENCES)
+def test_weighted_differences(cupy, monkeypatch, case):
+    check_weighted_difference(cupy, monkeypatch, *case)
 
 
 def test_alignment(cupy):

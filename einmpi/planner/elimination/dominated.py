@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.eliminate import Ints, Limits, Memo, Minimum, Table, minimize
+from einmpi.planner.elimination.eliminate import Ints, Limits, Memo, Minimum, Table, minimize
 
 # A row for each value, a column for each value: how much more the first costs at least.
 Excess = npt.NDArray[np.int64]

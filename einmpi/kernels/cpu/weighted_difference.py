@@ -1,0 +1,72 @@
+"""Weighted sums of differences by BLAS, as x·Σw − w·y: many times faster than to sum differences,
+and less exact where x and y are close to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu.blas import prepare_by_blas
+from einmpi.kernels.distances import DISTANCE_DTYPES
+from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.weighted_differences import WeightedDifference
+
+BLOCK_ELEMENTS = 2**15  # of the output, which stay in the cache while x·Σw is added
+
+
+def prepare_weighted_difference(
+    difference: WeightedDifference, operands: Sequence[Array], out: Array
+) -> PreparedCall | None:
+    """Return a function that fills the output; None if it does not support these dtypes."""
+    if out.dtype.name not in DISTANCE_DTYPES:
+        return None
+    if any(array.dtype != out.dtype for array in operands):
+        return None
+    contraction = recognise_contraction(difference.product)
+    assert contraction is not None
+    multiply = prepare_by_blas(
+        contraction, [operands[difference.weights], operands[difference.summed]], out
+    )
+
+    def call(operands: Sequence[Array], out: Array) -> None:
+        with np.errstate(all="ignore"):
+            multiply([operands[difference.weights], operands[difference.summed]], out)
+            _add_kept(difference, operands, out)
+
+    return call
+
+
+def _add_kept(difference: WeightedDifference, operands: Sequence[Array], out: Array) -> None:
+    """Combine the products w·y in the output with x·Σw."""
+    output = difference.scaled.output
+    kept = _spread(operands[difference.kept], difference.scaled.operands[0], output)
+    (index,) = difference.sums.operands
+    axes = tuple(index.index(label) for label in difference.sums.aggregated)
+    remaining = [label for label in index if label in output]
+    sums = _spread(operands[difference.weights].sum(axis=axes), remaining, output)
+    rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        block = out[part]
+        scaled = _part(kept, part) * _part(sums, part)
+        if difference.is_positive:
+            block -= scaled
+        else:
+            np.subtract(scaled, block, out=block)
+
+
+def _spread(array: Array, index: Sequence[object], output: Sequence[str]) -> Array:
+    """Return an array with an axis for each label of the output, of length 1 if it has none."""
+    labels = list(index)
+    order = [labels.index(label) for label in output if label in labels]
+    extent = dict(zip(labels, array.shape, strict=True))
+    shape = [extent.get(label, 1) for label in output]
+    return array.transpose(order).reshape(shape)
+
+
+def _part(array: Array, rows: slice) -> Array:
+    return array[rows] if len(array) > 1 else array

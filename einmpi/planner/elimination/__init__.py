@@ -1,0 +1,1 @@
+"""Minimising sums of tables over discrete variables."""
