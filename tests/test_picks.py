@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from mpi_helpers import run_mpi
 
 import einmpi
+from einmpi.api import options_of
+from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.errors import EinmpiError
+from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu import dispatch
+from einmpi.loops.running import LoopRun
+from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.plan import Options
+from einmpi.planner.plan import Options, Plan
 
 RNG = np.random.default_rng(71)
 # An index outside of the label picks nothing.
@@ -280,3 +285,43 @@ def test_words_of_a_training_step(sizes: Any, ranks: int, words: int) -> None:
     plan = make_plan(job.graph, ranks, options)
     assert plan.words_predicted == words
     assert plan.bytes_predicted == 4 * words
+
+
+def step_in_place(sizes: tuple[int, int, int, int], ranks: int) -> tuple[Plan, float]:
+    """Return the plan of a step of a loop, and the bytes of the weights on each rank."""
+    job = training_step(*sizes)
+    graph = with_updates_in_order(job.graph, CARRY)
+    resident = tuple(vertex.name for vertex in graph.inputs)
+    plan = make_plan(graph, ranks, Options(carry=CARRY, resident=resident, donate=True))
+    weights = sum(graph[name].nbytes for name in CARRY)
+    return plan, weights / ranks
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_memory_of_a_training_step(ranks: int) -> None:
+    """The weights are updated in place, with gradients that are never there as a whole."""
+    plan, weights = step_in_place((128, 597540, 8192, 14588), ranks)
+    assert plan.peak < 1.2 * weights
+    assert set(plan.in_place) == set(CARRY)
+    assert plan.recomputed is None
+
+
+@pytest.mark.slow
+def test_measured_memory_of_a_training_step() -> None:
+    """At a tenth of the size, gradients are small enough to be computed as a whole."""
+    sizes = (13, 59754, 819, 1459)
+    plan, weights = step_in_place(sizes, 4)
+    assert plan.peak < 2.2 * weights
+    job = training_step(*sizes)
+    values = {vertex.name: np.zeros(vertex.bound, vertex.dtype) for vertex in job.graph.inputs}
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    loop = make_loop(program, lambda *_: "loop", 2, CARRY, record=["loss"])
+
+    def on_rank(comm: ThreadComm) -> tuple[int, int]:
+        run = LoopRun(job, loop, comm, options_of(job))
+        run.prepare(values)
+        run.run()
+        return run.measured.peak, run.plan.peak
+
+    for measured, planned in run_threads(4, on_rank, limit=300.0):
+        assert measured <= planned < 2.2 * weights

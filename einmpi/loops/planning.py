@@ -19,6 +19,13 @@ from einmpi.loops.arrival import (
     with_staying,
 )
 from einmpi.loops.batches import plan_batches
+from einmpi.loops.passed_on import (
+    bytes_kept,
+    kept_tensors,
+    read_by,
+    with_kept,
+    with_less_memory,
+)
 from einmpi.loops.stages import (
     Stages,
     once_options,
@@ -41,12 +48,17 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
     computed_once: set[str] = set()  # of these tensors
     plans: list[Plan] = []
     stages_before: Stages | None = None
-    for each in job.one_after_another():
+    for each, kept in zip(job.one_after_another(), kept_tensors(job), strict=True):
         assert each.loop is not None
         stages = stages_of(each, each.loop)
-        plan = plan_loop(
-            each, each.loop, ranks, options_of(each), layouts_before, computed_once, stages
-        )
+        of_steps = {}
+        for name, layout in layouts_before.items():
+            if name not in computed_once:
+                of_steps[name] = layout
+        options = with_less_memory(options_of(each), bytes_kept(kept, of_steps, read_by(stages)))
+        plan = plan_loop(each, each.loop, ranks, options, layouts_before, computed_once, stages)
+        in_use = _used_where_they_lie(stages, plan)
+        plan = with_kept(plan, bytes_kept(kept, layouts_before, in_use))
         if stages_before is not None:
             plan = with_staying(plan, inputs_that_stay(stages_before, plans[-1], stages, plan))
         plans.append(plan)
@@ -56,6 +68,13 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
         computed_once = (computed_once - set(of_steps)) | set(once)
         layouts_before |= of_steps | once
     return joined_plans(plans)
+
+
+def _used_where_they_lie(stages: Stages, plan: Plan) -> list[str]:
+    """Return the inputs of steps that are not moved before the first step."""
+    assert plan.loop is not None
+    names = [vertex.name for vertex in stages.step.graph.inputs]
+    return [name for name in names if name not in plan.loop.arriving]
 
 
 def joined_plans(plans: Sequence[Plan]) -> Plan:

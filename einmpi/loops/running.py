@@ -34,6 +34,7 @@ from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.condition import Condition
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.nans import NanFinder
+from einmpi.loops.passed_on import with_less_memory
 from einmpi.loops.result import LoopResult
 from einmpi.loops.stages import (
     Stages,
@@ -149,6 +150,13 @@ class LoopRun:
         self.batches = None
         self.step.resident.clear()
         self.step.backend.forget_inputs()
+
+    def leave_memory(self, nbytes: int) -> None:
+        """Leave so much memory to tensors of earlier loops."""
+        if nbytes and self.options.memory is not None:
+            self.options = with_less_memory(self.options, nbytes)
+            options = step_options(self.options, self.stages, self.loop)
+            self.step = Compiled(self.stages.step, self.comm, options)
 
     def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,21 +25,21 @@ from einmpi.loops.arrival import (
     with_staying,
 )
 from einmpi.loops.checkpoints import LoopCheckpoints
+from einmpi.loops.passed_on import (
+    bytes_kept,
+    kept_tensors,
+    names_made,
+    names_passed_on,
+    read_by,
+    with_kept,
+)
 from einmpi.loops.result import LoopResult
 from einmpi.loops.running import LoopRun
-from einmpi.loops.stages import final_names, with_loop
+from einmpi.loops.stages import with_loop
 from einmpi.loops.validation import ValidationRun
 from einmpi.planner.plan import Options
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import boxes, packed, shape
-
-
-@dataclass(frozen=True)
-class _Names:
-    """The tensors that loops of a job pass on."""
-
-    final: tuple[str, ...]  # results of the job
-    kept: tuple[frozenset[str], ...]  # for each loop: of earlier ones, what is still needed
 
 
 class LoopSequence:
@@ -55,7 +55,7 @@ class LoopSequence:
         self.job = job
         self.comm = comm
         self.checkpoints = checkpoints
-        self.names = _names_passed_on(job)
+        self.names = names_passed_on(job)
         self.runs: list[LoopRun] = []
         for number, each in enumerate(job.one_after_another()):
             assert each.loop is not None
@@ -79,7 +79,8 @@ class LoopSequence:
             return  # it is planned when its inputs are checked
         together(self.comm, lambda: self._check_names(inputs))
         layouts_before = layouts_of(inputs)
-        for run in self.runs:
+        for run, kept in zip(self.runs, kept_tensors(self.job), strict=True):
+            run.leave_memory(bytes_kept(kept, self.layouts, read_by(run.stages)))
             run.plan_steps(read_by_stages(run.stages, layouts_before))
             found = result_layouts(run.job, run.loop, run.plan)
             layouts_before |= found
@@ -111,7 +112,11 @@ class LoopSequence:
             if self.checkpoints is not None:
                 ended = [EndedLoop(each.steps, each.is_done) for each in self.results]
                 rows = [each.history for each in self.results]
-                self.checkpoints.enter(ended, rows, self.tensors)
+                kept = {}
+                for name, array in self.tensors.items():
+                    if name in self.names.kept[number]:
+                        kept[name] = array
+                self.checkpoints.enter(ended, rows, kept)
             staying: tuple[str, ...] = ()
             if number > first:
                 staying = self._keep_loaded(number, given)
@@ -120,20 +125,42 @@ class LoopSequence:
                 run.plan = with_staying(run.plan, staying)
             if number in self.validations:
                 self.validations[number].take_inputs(given, validation_inputs or {})
+            del given
+            bytes_here = self._count_kept(run)
             with around(run):
                 result = run.run()
+            run.measured = replace(run.measured, peak=run.measured.peak + bytes_here)
             self.results.append(result)
             self._keep(number, result)
         last = self.results[-1]
         outputs = {name: self.tensors[name] for name in self.names.final}
         return LoopResult(outputs, last.history, last.steps, last.is_done, tuple(self.results[:-1]))
 
+    def _count_kept(self, run: LoopRun) -> int:
+        """Add tensors of earlier loops to the planned memory of a loop; return their bytes here.
+
+        Those that its steps read where they lie are counted already. First values of what it
+        carries are forgotten: it has them.
+        """
+        for name in run.loop.carry:
+            self.tensors.pop(name, None)
+        planned = 0
+        here = 0
+        for name, array in self.tensors.items():
+            if run.values.get(name) is not array:
+                planned += array.layout.max_elements() * array.dtype.itemsize
+                here += array.local.nbytes
+        run.plan = with_kept(run.plan, planned)
+        if run.once_plan is not None:
+            run.once_plan = replace(run.once_plan, peak=run.once_plan.peak + planned)
+        return here
+
     def _inputs_of(self, number: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs that a loop gets: from the caller, or from earlier loops."""
         run = self.runs[number]
         made_earlier: set[str] = set()
         for each in self.runs[:number]:
-            made_earlier |= {*each.loop.carry, *_computed(each.job)}
+            made_earlier.update(names_made(each.job))
         found = {}
         for spec in run.job.inputs:
             name = spec.name
@@ -211,35 +238,14 @@ class LoopSequence:
 
 def loop_kinds(job: Job) -> list[LoopKinds]:
     """Return what each loop of a job adds to a checkpoint."""
-    names = _names_passed_on(job)
+    names = names_passed_on(job)
     kinds = []
     made: dict[str, SavedKind] = {}
     for each, kept in zip(job.one_after_another(), names.kept, strict=True):
         assert each.loop is not None
         still_needed = tuple(kind for name, kind in made.items() if name in kept)
         kinds.append(LoopKinds(each.loop, each.written, still_needed))
-        for name in (*each.loop.carry, *_computed(each)):
+        for name in names_made(each):
             vertex = each.written[name]
             made[name] = SavedKind(name, vertex.bound, vertex.dtype)
     return kinds
-
-
-def _computed(job: Job) -> list[str]:
-    return [vertex.name for vertex in job.written.computed]
-
-
-def _names_passed_on(job: Job) -> _Names:
-    """Return which tensors are results of a job, and which loops have to keep for later ones."""
-    loops = job.one_after_another()
-    final = final_names(job)
-    kept: list[frozenset[str]] = []
-    needed = set(final)  # after the loop, going backwards
-    for each in reversed(loops):
-        assert each.loop is not None
-        made = {*each.loop.carry, *_computed(each)}
-        read = {vertex.name for vertex in each.written.inputs}
-        # What it carries is saved as such; what it makes anew is not needed from before.
-        before = (needed - made) | (read - set(each.loop.carry))
-        kept.append(frozenset(before))
-        needed = before | set(each.loop.carry)
-    return _Names(final, tuple(reversed(kept)))

@@ -60,6 +60,7 @@ class LoopPlan:
     batches: BatchPlan | None = None
     arriving: Mapping[str, Arriving] = field(default_factory=dict)  # by the name of the tensor
     staying: tuple[str, ...] = ()  # inputs that stay as the loop before has loaded them
+    bytes_kept: int = 0  # memory of a rank for tensors of earlier loops that are needed later
     later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
     validation: PlanData | None = None  # the plan of a batch of the validation
     validated_every: int = 0  # so many steps

@@ -507,3 +507,66 @@ def test_fifty_kills_at_any_time(tmp_path):
     wanted = stored(tmp_path), recorded(tmp_path), (tmp_path / "first.csv").read_bytes()
     assert found == wanted and saved
     assert not list(tmp_path.glob(".*"))
+
+
+KEPT = """
+sizes = {{ n = {n} }}
+[inputs]
+u = {{ shape = ["n", "n"], random = "uniform", seed = 1 }}
+v = {{ shape = ["n"], random = "uniform", seed = 2 }}
+[[loop]]
+program = "u_next[i,j] = u[i,j] / 2 + sum[k](u[i,k]); T[i,j] = u_next[i,j] + 1"
+steps = 2
+carry = {{ u = "u_next" }}
+[[loop]]
+program = "v_next[i] = v[i] / 2 + 1"
+steps = 2
+carry = {{ v = "v_next" }}
+[[loop]]
+program = "w_next[i] = sum[j](T[i,j] * v[j]); v_last[i] = v[i] + w_next[i]"
+steps = 2
+carry = {{ v = "v_last" }}
+[outputs]
+u = "out.h5:/u"
+v = "out.h5:/v"
+"""
+
+
+def kept_loops(folder, n, ranks, memory=None):
+    """Run three loops; the second one has no use for what the first one leaves."""
+    (folder / "job.toml").write_text(KEPT.format(n=n))
+    job = einmpi.load(folder / "job.toml")
+
+    def on_rank(comm):
+        sequence = LoopSequence(job, comm, lambda each: options_of(each, memory=memory))
+        sequence.run({})
+        return [(run.measured.peak, run.plan) for run in sequence.runs]
+
+    planned = einmpi.plan(job, ranks, memory=memory)
+    return job, [planned, *planned.loop.later], run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n", [1, 5, 24])
+def test_what_is_kept_for_later_loops_counts(tmp_path, n, ranks):
+    _, plans, found = kept_loops(tmp_path, n, ranks)
+    share = n * (n // ranks) * 8
+    assert plans[0].loop.bytes_kept == 0
+    assert plans[1].loop.bytes_kept >= 2 * share  # u and T
+    assert plans[1].peak > plans[1].loop.bytes_kept
+    assert plans[2].loop.bytes_kept >= share  # u; T is in use
+    for on_rank in found:
+        for (peak, own), planned in zip(on_rank, plans, strict=True):
+            assert own.loop.bytes_kept == planned.loop.bytes_kept
+            assert peak <= own.peak == planned.peak
+    most = max(peaks[1][0] for peaks in found)
+    assert most >= 2 * share
+
+
+def test_a_memory_limit_allows_for_what_is_kept(tmp_path):
+    limit = 3 * 64 * 64 * 8
+    _, plans, found = kept_loops(tmp_path, 64, 1, limit)
+    assert plans[1].loop.bytes_kept == 2 * 64 * 64 * 8
+    for on_rank in found:
+        for peak, own in on_rank:
+            assert peak <= own.peak <= limit

@@ -49,6 +49,7 @@ def as_json(plan: PlanData) -> dict[str, Any]:
             "carry": dict(plan.loop.carry),
             "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
+            "bytes_kept": plan.loop.bytes_kept,
             "bytes_arriving": {name: each.nbytes for name, each in plan.loop.arriving.items()},
             "staying": list(plan.loop.staying),
             "words_all_steps": plan.all_steps.words,
@@ -224,6 +225,9 @@ def _loop_notes(plan: PlanData) -> list[Note]:
         notes.append(("staying", f"{names}, as the loop before has loaded it"))
     if loop.validation is not None:
         notes.append(("validation", _validation(loop, loop.validation)))
+    if loop.bytes_kept:
+        kept = f"{show_bytes(loop.bytes_kept)} a rank of earlier loops, needed later"
+        notes.append(("kept", kept))
     all_steps = plan.all_steps
     in_all = f"{show_count(all_steps.words)} words, {show_bytes(all_steps.nbytes)}"
     if all_steps.seconds is not None:
