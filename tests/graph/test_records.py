@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import cupy_on_cpu
 import numpy as np
@@ -30,6 +31,7 @@ from einmpi.graph.operations import (
     unregister_operation,
 )
 from einmpi.graph.promotion import as_ufunc
+from einmpi.graph.scalar import Call, Const
 from einmpi.kernels.cpu.compiled import KERNELS
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
 from einmpi.language.vocabulary import callables, is_reserved
@@ -214,3 +216,27 @@ def test_dtypes_agree_with_numpy(name):
     assert np.dtype(record.accumulator).itemsize >= dtype.itemsize
     assert {record.accumulator, record.real, record.file_dtype} <= set(DTYPES)
     assert OPERATIONS[name].is_cast
+
+
+@pytest.mark.parametrize("is_reproducible", [False, True])
+def test_maxima_are_found_again_by_values_that_every_kernel_rounds_alike(is_reproducible):
+    """What may be rounded in another way by another kernel is stored, and compared with itself."""
+
+    def derivative(call):
+        size = Call("abs", call.args)
+        slope = Call("/", (Const(1.0), Call("**", (Call("+", (Const(1.0), size)), Const(2)))))
+        return (Call("*", (call.adjoint, slope)),)
+
+    record = replace(SOFTSIGN, derivative=derivative, is_reproducible=is_reproducible)
+    register_operation(record)
+    try:
+        text = "loss = max(softsign(x[i]) * w[i]); dx[i] = grad(loss, x[i])"
+        x = np.array([0.5, 3.0, -1.0])
+        w = np.array([1.0, 2.0, 1.0])
+        job = einmpi.program(text, outputs=["dx"], x=x, w=w)
+        stored = [vertex for vertex in job.graph.computed if "softsign" in str(vertex)]
+        assert (len(stored) > 1) == is_reproducible  # otherwise it is computed at one place only
+        found = run_on_threads(job, 1, {"x": x, "w": w}).outputs["dx"]
+        np.testing.assert_allclose(found, [0, 2 / 16, 0])
+    finally:
+        unregister_operation("softsign")
