@@ -24,11 +24,14 @@ class GroupingRule:
     """A backend's rule for groups.
 
     `accepts` tells whether a kernel may be part of a group. `choose_block` gives how many indices
-    of each row to compute at a time, or None if the kernels are better computed one by one.
+    of each row to compute at a time, or None if the kernels are better computed one by one. Of
+    other kernels, those that `can_lead` may be the first of a group that `is_worthwhile`.
     """
 
     accepts: Callable[[Kernel], bool]
     choose_block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
+    can_lead: Callable[[Kernel], bool] = lambda _: False
+    is_worthwhile: Callable[[Group], bool] = lambda _: True
 
 
 def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
@@ -79,7 +82,8 @@ def _longest_run(
     rows = _SharedRows()
     for step in steps[start:]:
         if isinstance(step, Kernel):
-            if not rule.accepts(step) or _changes_a_part(step, updates) or not rows.add(step):
+            is_accepted = rule.accepts(step) or (not run and rule.can_lead(step))
+            if not is_accepted or _changes_a_part(step, updates) or not rows.add(step):
                 break
         elif not run or not isinstance(step, Free | Begin | Reuse):
             break
@@ -155,6 +159,8 @@ def _group_of(
     if block is None:
         return None
     group = Group(tuple(run), rows, block)
+    if not rule.is_worthwhile(group):
+        return None
     if _peak_bytes([group], bytes_before) > max(peak, _peak_bytes(run, bytes_before)):
         return None
     return group

@@ -63,13 +63,14 @@ class Part:
 
     def operands(self, einsum: EinSum, arrays: Sequence[Array]) -> list[Array]:
         """Return what this part reads of the operands of the whole EinSum."""
-        return [self._select(arrays[k], einsum.operands[k]) for k in self.taken]
+        return [self.select(arrays[k], einsum.operands[k]) for k in self.taken]
 
     def output(self, einsum: EinSum, array: Array) -> Array:
         """Return what this part writes of the output of the whole EinSum."""
-        return self._select(array, einsum.output)
+        return self.select(array, einsum.output)
 
-    def _select(self, array: Array, index: IndexEntries) -> Array:
+    def select(self, array: Array, index: IndexEntries) -> Array:
+        """Return what this part needs of an array, along the dimensions that labels index."""
         if not self.positions:
             return array
         positions = dict(self.positions)

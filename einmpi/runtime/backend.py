@@ -11,13 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.kernels.cpu import compiled_group
+from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
+from einmpi.kernels.cpu.map_and_folds import is_fold, is_map
+from einmpi.kernels.folds import with_folds
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.halos_beside import with_halos_beside
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
+from einmpi.runtime.sweeps import prepare_sweep
+from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Group, Kernel
@@ -98,8 +103,8 @@ class Backend(Protocol):
     def group_kernels(self, schedule: Schedule) -> Schedule:
         """Return the schedule with the groups of kernels that this backend computes together."""
 
-    def compute_group(self, step: Group, arrays: Mapping[str, Array]) -> bool:
-        """Compute a group on the arrays of its outer slots.
+    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, Array]) -> bool:
+        """Compute a group or a sweep on the arrays of its outer slots.
 
         Return False if it must be computed kernel by kernel.
         """
@@ -208,10 +213,20 @@ class NumpyBackend:
         return self.calls.get(step, stored, prepare)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
-        return group_kernels(schedule, cpu_grouping(self.fast_math))
+        strict = self.options.strict
+        rule = cpu_grouping(self.fast_math, strict)
+        grouped = group_kernels(with_halos_beside(schedule), rule)
+        return with_folds(grouped, is_map, lambda fold, of: is_fold(fold, of, strict))
 
-    def compute_group(self, step: Group, arrays: Mapping[str, HostArray]) -> bool:
-        return compiled_group.compute_group(step, arrays, self.threads)
+    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, HostArray]) -> bool:
+        if isinstance(step, Group):
+            outer = [arrays[slot.name] for slot in step.outer]
+            make = partial(PreparedGroup, step, arrays, self.threads, self.options.strict)
+            return self.calls.get(step, stored_as(outer), make).compute(arrays)
+        used = [arrays[slot.name] for slot in (*step.reads, *step.writes)]
+        prepare = partial(prepare_sweep, step, arrays, self.options)
+        self.calls.get(step, stored_as(used), prepare)(arrays)
+        return True
 
     def to_host(self, array: HostArray) -> HostArray:
         return array
@@ -302,7 +317,7 @@ class ShapeBackend:
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return schedule
 
-    def compute_group(self, step: Group, arrays: Mapping[str, Array]) -> bool:
+    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, Array]) -> bool:
         return True
 
     def to_host(self, array: Array) -> HostArray:

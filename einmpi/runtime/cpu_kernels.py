@@ -71,7 +71,7 @@ def prepare_kernel(
 def _views(step: Kernel, part: Part, operands: Sequence[HostArray], target: HostArray) -> _Views:
     """Return what a part of a kernel reads of the operands, and writes of the target."""
     taken = part.operands(step.einsum, select_operands(step, operands))
-    einsum, arrays = view_operands(part.einsum, taken, part.index, _as_strided)
+    einsum, arrays = view_operands(part.einsum, taken, part.index, as_strided)
     return _Views(einsum, arrays, part.output(step.einsum, target))
 
 
@@ -112,7 +112,8 @@ def _on_views(
     return compute_views
 
 
-def _as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
+def as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
+    """Return a view that is only read."""
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
 
 

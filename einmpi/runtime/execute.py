@@ -14,10 +14,12 @@ from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
+from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
+from einmpi.schedule.halo import HaloExchange, Sweep
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
@@ -200,6 +202,17 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSou
         ACTIONS[type(step)](step, buffers, comm, storage)
 
 
+def _compute_sweep(step: Sweep, buffers: Buffers, _: Comm, __: InputSource) -> None:
+    for slot in step.writes:
+        buffers.make(slot)
+    for slot in step.reads:
+        buffers[slot]  # waits until its values are there
+    try:
+        buffers.backend.compute_group(step, buffers.arrays)
+    except KERNEL_ERRORS as error:
+        raise named_error(step.kernel, error) from error
+
+
 def _reuse(step: Reuse, buffers: Buffers, _: Comm, __: InputSource) -> None:
     for slot in step.nan_checked:
         if np.isnan(buffers.backend.to_host(buffers[slot])).any():
@@ -217,7 +230,9 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Exchange: lambda step, buffers, comm, _: exchange(step, buffers, comm),
     Reduce: lambda step, buffers, comm, _: reduce(step, buffers, comm),
     Kernel: _compute_kernel,
+    HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
     Group: _compute_group,
+    Sweep: _compute_sweep,
     Passes: _compute_in_passes,
     BlockedUpdate: _compute_blocked_update,
     SparseBlockedUpdate: _compute_blocked_update,

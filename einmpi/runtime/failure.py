@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.schedule.halo import Sweep
 from einmpi.schedule.steps import Group, Kernel, Load, Passes, Step
 
 # Their errors are those of one rank, and other ranks wait only for what comes after them.
-_SKIPPED_STEPS = (Kernel, Group, Passes, BlockedUpdate)
+_SKIPPED_STEPS = (Kernel, Group, Passes, BlockedUpdate, Sweep)
 _LOCAL_STEPS = (*_SKIPPED_STEPS, Load)
 
 

@@ -110,7 +110,7 @@ def test_a_group_may_use_memory_that_others_need_later():
 
 def test_one_by_one_if_it_must_be(monkeypatch):
     """Kernels that cannot be computed in blocks are computed one by one."""
-    monkeypatch.setattr(compiled_group, "compute_group", lambda *_: False)
+    monkeypatch.setattr(compiled_group.PreparedGroup, "compute", lambda *_: False)
     inputs = values({"X": (37, 23)})
     made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
@@ -181,3 +181,85 @@ def test_random_chains(data):
         # Sums of up to 64,000 terms of size 10 in another order, four times.
         np.testing.assert_allclose(found[output], wanted[output], rtol=1e-9, atol=1e-8)
     assert not any(isinstance(step, Exchange) for step in steps_of(made))
+
+
+# ---- matrix products that lead a group -----------------------------------------------------------
+
+NEAREST = "D[p,c] = sum(C[c,f]**2) - 2 * sum(X[p,f] * C[c,f])\nnear[p] = argmin[c](D[p,c])"
+LED = {
+    "nearest centres": (NEAREST, {"X": (1001, 7), "C": (24, 7)}),
+    "rows of the second factor": (
+        "m[p] = max[c](sum(C[f,c] * X[p,f]))",
+        {"X": (1001, 7), "C": (7, 24)},
+    ),
+    "transposed": ("m[p] = max[c](sum(X[f,p] * C[f,c]))", {"X": (7, 1001), "C": (7, 24)}),
+    "two contracted": (
+        "m[p] = max[c](sum(X[p,f,g] * C[f,c,g]))",
+        {"X": (990, 3, 4), "C": (3, 24, 4)},
+    ),
+    "two rows": ("m[p,q] = max[c](sum(X[p,q,f] * C[c,f]))", {"X": (40, 33, 5), "C": (24, 5)}),
+    "float32": ("m[p] = max[c](sum(X[p,f] * C[c,f]))", {"X": (1001, 7), "C": (24, 7)}),
+}
+
+
+@pytest.fixture
+def tiny_products(monkeypatch):
+    monkeypatch.setattr(grouping_rule, "PRODUCT_BLOCK_BYTES", 2**14)
+    monkeypatch.setattr(grouping_rule, "MIN_PRODUCT_ROWS", 8)
+
+
+def led_groups(made):
+    groups = [step for step in steps_of(made) if isinstance(step, Group)]
+    return [group for group in groups if grouping_rule.is_product(group.kernels[0])]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", LED)
+def test_a_product_is_computed_block_by_block(monkeypatch, tiny_products, name, threads):
+    program, shapes = LED[name]
+    inputs = values(shapes, dtype="float32" if name == "float32" else "float64")
+    made, found = compiled(program, inputs, threads)
+    (group,) = led_groups(made)
+    assert group.kernels[0].target in group.inner
+    wanted = reference(made.job.graph, inputs)
+    for output, array in found.items():
+        tolerance = 1e-5 if array.dtype == np.float32 else 1e-13
+        np.testing.assert_allclose(array, wanted[output], rtol=tolerance, atol=tolerance)
+    _, found_again = compiled(program, inputs, 5 - threads)  # 4 or 2 threads
+    for output, array in found.items():
+        assert np.array_equal(array, found_again[output])
+    # New arrays, and the same prepared calls.
+    inputs = {name: array + 1 for name, array in inputs.items()}
+    found = {name: array.gather() for name, array in made(inputs).items()}
+    monkeypatch.setattr(grouping_rule, "MAX_PRODUCT_TERMS", 0)
+    alone, wanted = compiled(program, inputs)
+    assert not led_groups(alone)
+    for output, array in found.items():
+        np.testing.assert_allclose(array, wanted[output], rtol=1e-5, atol=1e-4)
+
+
+def test_a_product_that_is_needed_whole_is_computed_whole(tiny_products):
+    inputs = values({"X": (1001, 7), "C": (24, 7)})
+    program = "D[p,c] = sum(X[p,f] * C[c,f])\nZ[p,c] = softmax[c](D[p,c])"
+    made, _ = compiled(program, inputs)
+    assert not led_groups(made)
+    made, _ = compiled(
+        "D[p,c] = sum(X[p,f] * C[c,f])\nm[p] = max[c](D[p,c])\nt = sum(D[p,c])", inputs
+    )
+    assert not led_groups(made)
+
+
+def test_a_product_with_long_sums_is_computed_whole(tiny_products):
+    inputs = values({"X": (600, 300), "C": (24, 300)})
+    made, _ = compiled("m[p] = max[c](sum(X[p,f] * C[c,f]))", inputs)
+    assert not led_groups(made)
+
+
+def test_threads_of_blas_are_restored(tiny_products):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    inputs = values({"X": (1001, 7), "C": (24, 7)})
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        before = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+        compiled(NEAREST, inputs, 3)
+        after = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+    assert before == after

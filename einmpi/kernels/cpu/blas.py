@@ -75,38 +75,60 @@ def prepare_by_blas(
     def compute(operands: Sequence[Array], out: Array) -> None:
         compute_by_blas(contraction, operands, out)
 
-    if out.dtype.kind in "iu" or 0 in (extent for _, extent in contraction.extents):
+    product = product_of_views(contraction, operands, out)
+    if product is None:
         return compute
-    arrays = [*(operands[k] for k in contraction.positions), out]
-    dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
-    parts = list(split_to_fit_memory(contraction, tuple(map(_stored, arrays)), dtype, {}))
-    if len(parts) > 1 or len(parts[0]) > 1:
-        return compute
-    lowering, part = parts[0][0]
-    is_copied = any(order is not None for order in lowering.copies)
-    if is_copied or any(lowering.conjugated) or contraction.scale != 1:
-        return compute
-    views = []
-    for array, index in zip(arrays, contraction.indices, strict=True):
-        views.append(_view(array, index, part))
-    product = _product(lowering, views)
     makers = []
-    for number, view in zip(product.parts, product.views, strict=True):
-        make_view = view_maker(arrays[number], view)
+    for position, view in zip(product.positions, product.views, strict=True):
+        make_view = view_maker(operands[position], view)
         if make_view is None:
             return compute
-        makers.append(make_view)
+        makers.append((position, make_view))
+    make_target = view_maker(out, product.target)
+    if make_target is None:
+        return compute
     function = product.function
-    (*sources, make_target) = makers
-    factors = [contraction.positions[number] for number in product.parts[:-1]]
-    chosen = tuple(zip(factors, sources, strict=True))
 
     def multiply(operands: Sequence[Array], out: Array) -> None:
-        views = [make_view(operands[position]) for position, make_view in chosen]
+        views = [make_view(operands[position]) for position, make_view in makers]
         with np.errstate(all="ignore"):
             function(*views, make_target(out))
 
     return multiply
+
+
+class ProductOfViews(NamedTuple):
+    """A numpy function of views of operands, and of one of the output."""
+
+    function: Callable[..., Any]
+    positions: tuple[int, ...]  # of the operands
+    views: tuple[Array, ...]
+    target: Array
+
+
+def product_of_views(
+    contraction: Contraction, operands: Sequence[Array], out: Array
+) -> ProductOfViews | None:
+    """Return a contraction as one call on views of the arrays; None if it needs more than that."""
+    if out.dtype.kind in "iu" or 0 in (extent for _, extent in contraction.extents):
+        return None
+    arrays = [*(operands[k] for k in contraction.positions), out]
+    dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
+    parts = list(split_to_fit_memory(contraction, tuple(map(_stored, arrays)), dtype, {}))
+    if len(parts) > 1 or len(parts[0]) > 1:
+        return None
+    lowering, part = parts[0][0]
+    is_copied = any(order is not None for order in lowering.copies)
+    if is_copied or any(lowering.conjugated) or contraction.scale != 1:
+        return None
+    labelled = []
+    for array, index in zip(arrays, contraction.indices, strict=True):
+        labelled.append(_view(array, index, part))
+    product = _product(lowering, labelled)
+    *factors, output = product.parts
+    assert output == len(arrays) - 1, "the output comes last"
+    positions = tuple(contraction.positions[number] for number in factors)
+    return ProductOfViews(product.function, positions, product.views[:-1], product.views[-1])
 
 
 def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:

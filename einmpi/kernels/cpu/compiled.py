@@ -118,7 +118,7 @@ def compute_by_compiled_loops(
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
         out[...] = rule.empty
         return
-    chunks = _chunk_count(einsum)
+    chunks = chunk_count(einsum)
     in_place = chunks == 1 and is_addressable(out)
     if in_place:
         results = out[None]
@@ -192,7 +192,7 @@ def is_addressable(array: Array) -> bool:
     return not any(stride % array.itemsize for stride in array.strides)
 
 
-def _chunk_count(einsum: EinSum) -> int:
+def chunk_count(einsum: EinSum) -> int:
     """Return into how many chunks a long aggregation is cut, so that threads can share it.
 
     Only the extents decide: the result must not depend on the number of threads.
@@ -245,7 +245,7 @@ def _run_loops(
     for box in _boxes(bound):
         parameters, _copies = _parameters_of(bound, arrays, results, box)
         jobs = []
-        for number, (loop, share) in enumerate(_shares(bound, box, len(results), threads)):
+        for number, (loop, share) in enumerate(shares_of(bound, box, len(results), threads)):
             job = parameters.copy()
             job[2 * loop : 2 * loop + 2] = share
             if len(results) > 1:
@@ -332,7 +332,7 @@ def _parameters_of(
     return parameters, copies
 
 
-def _shares(
+def shares_of(
     bound: BoundNest, box: tuple[Range, ...], chunks: int, threads: int
 ) -> Iterator[tuple[int, Range]]:
     """Yield what each call of the kernel computes: a loop, and the part of it.

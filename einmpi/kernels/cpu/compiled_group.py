@@ -1,41 +1,47 @@
-"""A group of kernels, computed one block of rows at a time. The parameters of each kernel are
-prepared once for all blocks of one shape; from block to block only addresses change.
+"""A group of kernels, computed one block of rows at a time. What depends on shapes and strides
+alone is prepared once for all blocks of one shape; from block to block only addresses change.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import cache
+from threading import Lock
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
-from einmpi.graph.scalar import IndexEntries, Scalar
+from einmpi.graph.scalar import IndexEntries
+from einmpi.kernels.contraction import Contraction, exact_contraction
+from einmpi.kernels.cpu.blas import prepare_by_blas, product_of_views
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
     OperandView,
-    Parameters,
     bind_to_arrays,
     check_gathers,
     kernel_of,
     pool,
 )
+from einmpi.kernels.cpu.grouping_rule import is_product
 from einmpi.kernels.loop_nest import BoundNest, Counter, counted
 from einmpi.kernels.operands import Array, number_operands
-from einmpi.kernels.prepared import address_of
+from einmpi.kernels.prepared import PreparedCall, address_of, blocks_maker
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, Slot
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
+ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
 
 
-def compute_group(group: Group, arrays: Mapping[str, Array], threads: int) -> bool:
-    """Compute a group, one block of rows after another.
+class PreparedGroup:
+    """A group prepared for arrays that are stored as some are.
 
-    Every thread takes its share of the blocks and has its own arrays for the inner slots.
+    Every thread takes its share of the blocks and has its own arrays for the inner slots, which it
+    keeps. So of two calls at the same time one waits for the other.
 
     Parameters
     ----------
@@ -45,95 +51,207 @@ def compute_group(group: Group, arrays: Mapping[str, Array], threads: int) -> bo
         The arrays of all slots but the inner ones, by the name of the slot.
     threads
         How many threads to use.
-
-    Returns
-    -------
-    bool
-        False, with nothing computed, if the kernels must be computed one by one.
+    strict
+        Whether inf and nan must be those of the program as written.
     """
-    extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
-    cuts = []
-    for extent, size in zip(extents, group.block, strict=True):
-        cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
-    blocks = list(itertools.product(*cuts))
-    workers = [_Worker(group, arrays) for _ in range(min(threads, len(blocks)))]
-    if not all(stage.is_movable for stage in workers[0].stages_for(group.block)):
-        return False
-    bounds = [len(blocks) * k // len(workers) for k in range(len(workers) + 1)]
-    shares = [blocks[start:stop] for start, stop in itertools.pairwise(bounds)]
-    if len(workers) == 1:
-        workers[0].compute_blocks(shares[0])
-    else:
-        list(pool(threads).map(_Worker.compute_blocks, workers, shares))
-    for worker in workers:
-        worker.check_gathers()
-    return True
+
+    def __init__(
+        self, group: Group, arrays: Mapping[str, Array], threads: int, strict: bool
+    ) -> None:
+        extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
+        cuts = []
+        for extent, size in zip(extents, group.block, strict=True):
+            cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
+        blocks = list(itertools.product(*cuts))
+        count = min(threads, len(blocks))
+        bounds = [len(blocks) * k // count for k in range(count + 1)]
+        self.threads = threads
+        self.lock = Lock()
+        self.has_products = any(map(is_product, group.kernels))
+        self.workers = []
+        for start, stop in itertools.pairwise(bounds):
+            self.workers.append(_Worker(group, arrays, blocks[start:stop], strict))
+
+    def compute(self, arrays: Mapping[str, Array]) -> bool:
+        """Compute the group, one block of rows after another.
+
+        Return False, with nothing computed, if the kernels must be computed one by one.
+        """
+        if not all(worker.is_movable for worker in self.workers):
+            return False
+        with self.lock:
+            self._compute_blocks(arrays)
+        return True
+
+    def _compute_blocks(self, arrays: Mapping[str, Array]) -> None:
+        for worker in self.workers:
+            worker.bind(arrays)
+        if len(self.workers) == 1:
+            self.workers[0].compute_blocks()
+        elif self.has_products:
+            with _blas().limit(limits=1):  # each of the threads calls BLAS
+                list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
+        else:
+            list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
+        for worker in self.workers:
+            worker.check_gathers()
+
+
+@cache
+def _blas() -> Any:
+    """Return what sets the threads of BLAS."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+class _Stage(Protocol):
+    """One kernel of a group, prepared for all blocks of one shape that a worker computes."""
+
+    is_movable: bool
+
+    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
+        """Return what computes a block, on these arrays."""
+
+    def check_gathers(self) -> None:
+        """Raise EinmpiError if the kernel met an index that is out of range."""
 
 
 @dataclass
-class _Stage:
-    """One kernel of a group, prepared for blocks of one shape.
+class _CompiledStage:
+    """A compiled kernel of a group.
 
-    The address of each array is that for the block at 0 plus, for each row, the block's start
-    times the array's stride along that row. Arrays of inner slots do not move.
+    The address of each array is that of its slot's array, plus an offset, plus, for each row, the
+    block's start times the array's stride along that row. Arrays of inner slots do not move.
     """
 
     located_name: str  # of the vertex, for messages
     bound: BoundNest
     kernel: CompiledKernel
-    parameters: Parameters
-    parameters_address: int
-    positions: npt.NDArray[np.intp]  # of the arrays' addresses among the parameters
-    first_addresses: npt.NDArray[np.int64]
-    row_strides: npt.NDArray[np.int64]  # in bytes, of each row and array
-    arrays: list[Array | Counter]  # kept alive as long as their addresses are in use
+    parameters: npt.NDArray[np.int64]  # a row for each block
+    positions: list[int]  # of the arrays' addresses among the parameters
+    names: list[str | None]  # of the slots outside the group; None for other arrays
+    offsets: npt.NDArray[np.int64]  # for each block and array
+    kept_arrays: list[Array | Counter]  # whose addresses are in the offsets
     is_movable: bool
 
-    def compute_block(self, start: npt.NDArray[np.int64]) -> None:
-        """Compute the block that starts here."""
-        self.parameters[self.positions] = self.first_addresses + start @ self.row_strides
-        self.kernel(self.parameters_address)
+    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
+        self.parameters[...] = self.bound.values
+        addresses = [0 if name is None else address_of(arrays[name]) for name in self.names]
+        self.parameters[:, self.positions] = self.offsets + addresses
+        kernel = self.kernel
+        first = address_of(self.parameters)
+        step = self.parameters.strides[0]
+        return lambda number: kernel(first + number * step)
 
     def check_gathers(self) -> None:
-        """Raise EinmpiError if the kernel met an index that is out of range."""
         try:
-            check_gathers(self.bound, [self.parameters])
+            check_gathers(self.bound, list(self.parameters))
         except IndexError as error:
             raise EinmpiError(f"{self.located_name}: {error}") from error
+
+
+@dataclass
+class _ProductStage:
+    """A matrix product of a group, by BLAS."""
+
+    call: PreparedCall
+    slots: list[Slot]  # the operands, then the target
+    regions: list[list[tuple[slice, ...]]]  # of each of them, for each block
+    inner: Mapping[str, Array]
+    is_movable: bool = True
+
+    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
+        known = {**arrays, **self.inner}
+        whole = [known[slot.name] for slot in self.slots]
+        call = self.call
+        regions = self.regions
+
+        def multiply(number: int) -> None:
+            parts = [array[part] for array, part in zip(whole, regions[number], strict=True)]
+            call(parts[:-1], parts[-1])
+
+        return multiply
+
+    def check_gathers(self) -> None: ...
+
+
+@dataclass
+class _ProductOfViewsStage:
+    """A matrix product of a group that is one call of numpy on views.
+
+    The blocks follow one another along one row.
+    """
+
+    function: Callable[..., Any]
+    names: list[str]  # of the slots of the factors
+    make_blocks: list[Callable[[Array], Sequence[Array]]]  # the views of a factor for all blocks
+    target: Array  # of an inner slot
+    is_movable: bool = True
+
+    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
+        function = self.function
+        target = self.target
+        blocks = []
+        for name, make in zip(self.names, self.make_blocks, strict=True):
+            blocks.append(make(arrays[name]))
+        left, right = blocks
+        return lambda number: function(left[number], right[number], target)
+
+    def check_gathers(self) -> None: ...
 
 
 class _Worker:
     """One thread of a group, with arrays of its own for the inner slots."""
 
-    def __init__(self, group: Group, arrays: Mapping[str, Array]) -> None:
+    def __init__(
+        self, group: Group, arrays: Mapping[str, Array], blocks: Sequence[Block], strict: bool
+    ) -> None:
         self.group = group
-        self.arrays = arrays
+        self.strict = strict
         self.inner: dict[str, Array] = {}
         for number, kernel in enumerate(group.kernels):
             if kernel.target in group.inner:
                 extent = self._block_extent(number, group.block)
-                shape = [extent[label] for label in kernel.einsum.output]
-                self.inner[kernel.target.name] = np.empty(shape, kernel.target.dtype)
-        self.stages: dict[tuple[int, ...], list[_Stage]] = {}
-
-    def compute_blocks(self, blocks: Sequence[Block]) -> None:
-        """Compute some blocks, all kernels on one block before the next."""
+                inner_shape = [extent[label] for label in kernel.einsum.output]
+                self.inner[kernel.target.name] = np.empty(inner_shape, kernel.target.dtype)
+        # Blocks at the end of a row may be smaller: their kernels are prepared apart.
+        starts: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self.order: list[tuple[tuple[int, ...], int]] = []  # the shape of a block and its number
         for block in blocks:
-            start = np.array([first for first, _ in block])
-            for stage in self.stages_for(tuple(size for _, size in block)):
-                stage.compute_block(start)
+            shape = tuple(size for _, size in block)
+            same = starts.setdefault(shape, [])
+            self.order.append((shape, len(same)))
+            same.append(tuple(start for start, _ in block))
+        self.stages: dict[tuple[int, ...], list[_Stage]] = {}
+        for shape, first in starts.items():
+            self.stages[shape] = []
+            for number, kernel in enumerate(group.kernels):
+                prepare = self._prepare_product if is_product(kernel) else self._prepare_loops
+                self.stages[shape].append(prepare(number, arrays, shape, first))
+        self.calls: dict[tuple[int, ...], list[ComputeBlock]] = {}
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether all kernels can be computed block by block."""
+        return all(stage.is_movable for stage in itertools.chain(*self.stages.values()))
+
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        """Take the arrays of the next call."""
+        for shape, stages in self.stages.items():
+            self.calls[shape] = [stage.bind(arrays) for stage in stages]
+
+    def compute_blocks(self) -> None:
+        """Compute all blocks, all kernels on one block before the next."""
+        with np.errstate(all="ignore"):
+            for shape, number in self.order:
+                for compute_block in self.calls[shape]:
+                    compute_block(number)
 
     def check_gathers(self) -> None:
         """Raise EinmpiError if a kernel met an index that is out of range."""
-        for stage in itertools.chain.from_iterable(self.stages.values()):
+        for stage in itertools.chain(*self.stages.values()):
             stage.check_gathers()
-
-    def stages_for(self, shape: tuple[int, ...]) -> list[_Stage]:
-        """Return the kernels for blocks of a shape; those at the end of a row may be smaller."""
-        if shape not in self.stages:
-            numbered = enumerate(self.group.kernels)
-            self.stages[shape] = [self._prepare(number, k, shape) for number, k in numbered]
-        return self.stages[shape]
 
     def _block_extent(self, number: int, shape: Sequence[int]) -> dict[str, int]:
         """Return the extents of a kernel's labels in a block of this shape."""
@@ -142,19 +260,90 @@ class _Worker:
             extent[labels[number]] = size
         return extent
 
-    def _prepare(self, number: int, kernel: Kernel, shape: tuple[int, ...]) -> _Stage:
-        """Prepare a kernel for blocks of a shape.
+    def _prepare_product(
+        self,
+        number: int,
+        arrays: Mapping[str, Array],
+        shape: tuple[int, ...],
+        starts: Sequence[tuple[int, ...]],
+    ) -> _Stage:
+        """Prepare a matrix product for blocks of a shape."""
+        kernel = self.group.kernels[number]
+        rows = [labels[number] for labels in self.group.rows]
+        einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
+        contraction = exact_contraction(
+            einsum, [slot.dtype for slot in kernel.operands], self.strict
+        )
+        assert contraction is not None, f"{kernel} is no product"
+        slots = [*kernel.operands, kernel.target]
+        entries = [*einsum.operands, einsum.output]
+        first = []
+        for slot, index in zip(slots, entries, strict=True):
+            first.append(self._first_block(slot, index, rows, shape, arrays))
+        by_views = self._prepare_product_of_views(kernel, contraction, first, starts, arrays)
+        if by_views is not None:
+            return by_views
+        call = prepare_by_blas(contraction, first[:-1], first[-1])
+        regions = []
+        for start in starts:
+            parts = []
+            for slot, index in zip(slots, entries, strict=True):
+                parts.append(self._region(slot, index, rows, shape, start))
+            regions.append(parts)
+        return _ProductStage(call, slots, regions, self.inner)
+
+    def _prepare_product_of_views(
+        self,
+        kernel: Kernel,
+        contraction: Contraction,
+        first: Sequence[Array],
+        starts: Sequence[tuple[int, ...]],
+        arrays: Mapping[str, Array],
+    ) -> _Stage | None:
+        """Prepare a matrix product as one call on views, given its arrays for the first block."""
+        if len(self.group.rows) > 1 or kernel.target.name not in self.inner:
+            return None
+        product = product_of_views(contraction, first[:-1], first[-1])
+        if product is None or len(product.views) != 2:
+            return None
+        distance = starts[1][0] - starts[0][0] if len(starts) > 1 else 0
+        names = []
+        makers = []
+        for position, view in zip(product.positions, product.views, strict=True):
+            slot = kernel.operands[position]
+            if slot.name in self.inner:
+                return None
+            names.append(slot.name)
+            operand = OperandView(arrays[slot.name], kernel.einsum.operands[position])
+            stride = _stride_along(self.group.rows[0][0], operand)
+            make = blocks_maker(
+                arrays[slot.name], view, starts[0][0] * stride, distance * stride, len(starts)
+            )
+            if make is None:
+                return None
+            makers.append(make)
+        return _ProductOfViewsStage(product.function, names, makers, product.target)
+
+    def _prepare_loops(
+        self,
+        number: int,
+        arrays: Mapping[str, Array],
+        shape: tuple[int, ...],
+        starts: Sequence[tuple[int, ...]],
+    ) -> _Stage:
+        """Prepare a compiled kernel for blocks of a shape.
 
         The kernel is bound to the first block. From the strides of the arrays along the rows
         follow the addresses for all others.
         """
+        kernel = self.group.kernels[number]
         rows = [labels[number] for labels in self.group.rows]
         extent = self._block_extent(number, shape)
         einsum = replace(kernel.einsum, extents=tuple(extent.items()))
         operands = []
         for slot, entries in zip(kernel.operands, einsum.operands, strict=True):
-            operands.append(self._first_block(slot, entries, rows, shape))
-        out = self._first_block(kernel.target, einsum.output, rows, shape)
+            operands.append(self._first_block(slot, entries, rows, shape, arrays))
+        out = self._first_block(kernel.target, einsum.output, rows, shape, arrays)
         known = {label: counted(indices(runs)) for label, runs in kernel.index}
         label_values: dict[str, Array | Counter] = {}
         for label in number_operands(einsum).labels:
@@ -165,12 +354,20 @@ class _Worker:
                 label_values[label] = whole[: extent[label]]
         bound, views = bind_to_arrays(einsum, operands, out, label_values)
         used = [*views, OperandView(out, einsum.output)]
-        is_inner = [slot.name in self.inner for slot in kernel.operands]
-        is_inner += [False] * len(label_values)
-        is_inner.append(kernel.target.name in self.inner)
+        names: list[str | None] = [slot.name for slot in kernel.operands]
+        names += [None] * len(label_values)
+        names.append(kernel.target.name)
         row_strides = np.zeros((len(rows), len(used)), np.int64)
-        for (row, label), (k, view) in itertools.product(enumerate(rows), enumerate(used)):
-            if not is_inner[k]:
+        first_addresses = np.zeros(len(used), np.int64)
+        for k, view in enumerate(used):
+            name = names[k]
+            first_addresses[k] = address_of(view.array)
+            if name in self.inner:
+                names[k] = None
+                continue
+            if name is not None:
+                first_addresses[k] -= address_of(arrays[name])
+            for row, label in enumerate(rows):
                 row_strides[row, k] = _stride_along(label, view)
         # A copy, packed or made to be addressable, would be of the first block only.
         all_views = True
@@ -178,27 +375,50 @@ class _Worker:
             assert not isinstance(view.array, Counter), "Counters come after the operands"
             if view.array.base is None and view.array is not own:
                 all_views = False
-        parameters = bound.values.copy()
-        return _Stage(
+        return _CompiledStage(
             located_name=kernel.located_name or kernel.vertex,
             bound=bound,
             kernel=kernel_of(bound.nest),
-            parameters=parameters,
-            parameters_address=address_of(parameters),
-            positions=np.array([bound.position["A", k, 0] for k in range(len(used))]),
-            first_addresses=np.array([address_of(view.array) for view in used], np.int64),
-            row_strides=row_strides,
-            arrays=[view.array for view in used],
+            parameters=np.empty((len(starts), len(bound.values)), np.int64),
+            positions=[bound.position["A", k, 0] for k in range(len(used))],
+            names=names,
+            offsets=first_addresses + np.array(starts, np.int64) @ row_strides,
+            kept_arrays=[
+                view.array for view, name in zip(used, names, strict=True) if name is None
+            ],
             is_movable=all_views and not bound.packed,
         )
 
+    def _region(
+        self,
+        slot: Slot,
+        entries: IndexEntries,
+        rows: Sequence[str],
+        shape: Sequence[int],
+        start: Sequence[int],
+    ) -> tuple[slice, ...]:
+        """Return the part of a slot's array that belongs to the block that starts here."""
+        found = []
+        for entry in entries:
+            if entry not in rows:
+                found.append(slice(None))
+                continue
+            row = rows.index(str(entry))
+            first = 0 if slot.name in self.inner else start[row]
+            found.append(slice(first, first + shape[row]))
+        return tuple(found)
+
     def _first_block(
-        self, slot: Slot, entries: IndexEntries, rows: Sequence[str], shape: Sequence[int]
+        self,
+        slot: Slot,
+        entries: IndexEntries,
+        rows: Sequence[str],
+        shape: Sequence[int],
+        arrays: Mapping[str, Array],
     ) -> Array:
         """Return the part of a slot's array that belongs to the first block."""
-        array = self.inner[slot.name] if slot.name in self.inner else self.arrays[slot.name]
-        size: dict[str | Scalar, int] = dict(zip(rows, shape, strict=True))
-        region: Any = [slice(0, size.get(entry)) for entry in entries]
+        array = self.inner[slot.name] if slot.name in self.inner else arrays[slot.name]
+        region: Any = self._region(slot, entries, rows, shape, [0] * len(rows))
         return array[(*region, ...)]
 
 

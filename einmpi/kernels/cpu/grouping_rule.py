@@ -9,15 +9,21 @@ from math import prod
 
 import numpy as np
 
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.graph.dtypes import DTYPES
+from einmpi.kernels.contraction import exact_contraction, recognise_contraction
 from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
 from einmpi.kernels.distances import DISTANCE_DTYPES, recognise_distance
 from einmpi.kernels.grouping import GroupingRule
 from einmpi.kernels.weighted_differences import recognise_weighted_difference
-from einmpi.schedule.steps import Kernel, Slot
+from einmpi.schedule.steps import Group, Kernel, Slot
 
 CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
+# The same for a group that begins with a matrix product: BLAS needs some of the cache, too.
+PRODUCT_BLOCK_BYTES = 2**20
+MIN_PRODUCT_ROWS = 64  # of a block: with fewer, BLAS could not use the other factor often enough
+MAX_PRODUCT_TERMS = 256  # of a sum: with more, the product takes longer than memory in any case
+MIN_SAVED_RATIO = 8  # the size of a product, relative to all that its group writes
 MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 
 
@@ -34,17 +40,39 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
         return False
     if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):
         return False  # alone, it reads these operands through views
-    contraction = recognise_contraction(kernel.einsum)
-    if contraction is not None and len(contraction.positions) == 2:
-        left, right, _ = contraction.indices
-        if left != right:
-            return False
+    if is_product(kernel):
+        return False
     if fast_math and kernel.target.dtype in DISTANCE_DTYPES:
         is_distance = recognise_distance(einsum) is not None
         if is_distance or recognise_weighted_difference(einsum) is not None:
             return False
     dtypes = [slot.dtype for slot in kernel.operands]
     return compiled.supports_compiled_loops(kernel.einsum, dtypes)
+
+
+def is_product(kernel: Kernel) -> bool:
+    """Return whether a kernel is a matrix product, which is computed by BLAS."""
+    contraction = recognise_contraction(kernel.einsum)
+    if contraction is None or len(contraction.positions) != 2:
+        return False
+    left, right, _ = contraction.indices
+    return left != right
+
+
+def _can_lead(kernel: Kernel, strict: bool) -> bool:
+    """Return whether a kernel is a matrix product that memory slows down, if it is a large one.
+
+    What follows it in a group may then read it from the cache.
+    """
+    einsum = kernel.einsum
+    if not is_product(kernel) or kernel.select or einsum.calls() < WORTH_COMPILING:
+        return False
+    if DTYPES[kernel.target.dtype].kind not in "fc" or DTYPES[kernel.target.dtype].is_half:
+        return False
+    dtypes = [slot.dtype for slot in kernel.operands]
+    if exact_contraction(einsum, dtypes, strict) is None:
+        return False
+    return prod(einsum.extent[label] for label in einsum.aggregated) <= MAX_PRODUCT_TERMS
 
 
 def _choose_block(
@@ -57,14 +85,32 @@ def _choose_block(
     """
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
+    has_product = is_product(kernels[0])
+    most = PRODUCT_BLOCK_BYTES if has_product else CACHE_BLOCK_BYTES
     for row in range(len(block)):
-        while block[row] > 1 and _bytes_used(kernels, rows, block) > CACHE_BLOCK_BYTES:
+        while block[row] > 1 and _bytes_used(kernels, rows, block) > most:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    is_small = _bytes_used(kernels, rows, block) <= 2 * CACHE_BLOCK_BYTES
-    if is_small and count >= MIN_BLOCKS:
-        return tuple(block)
-    return None
+    is_small = _bytes_used(kernels, rows, block) <= 2 * most
+    if not is_small or count < MIN_BLOCKS:
+        return None
+    if has_product and prod(block) < MIN_PRODUCT_ROWS:
+        return None
+    return tuple(block)
+
+
+def _is_worthwhile(group: Group) -> bool:
+    """Return whether a group that begins with a matrix product needs little of it in the end.
+
+    Minima of its rows, for example, while the product itself is never whole in memory.
+    """
+    product = group.kernels[0]
+    if not is_product(product):
+        return True
+    bytes_written = sum(slot.nbytes for slot in group.writes)
+    return (
+        product.target in group.inner and bytes_written * MIN_SAVED_RATIO <= product.target.nbytes
+    )
 
 
 def _bytes_used(
@@ -91,6 +137,11 @@ def _bytes_used(
     return sum(nbytes.values())
 
 
-def cpu_grouping(fast_math: bool) -> GroupingRule:
+def cpu_grouping(fast_math: bool, strict: bool = False) -> GroupingRule:
     """Return the rule for groups on a CPU."""
-    return GroupingRule(lambda kernel: _accepts(kernel, fast_math), _choose_block)
+    return GroupingRule(
+        accepts=lambda kernel: _accepts(kernel, fast_math),
+        choose_block=_choose_block,
+        can_lead=lambda kernel: _can_lead(kernel, strict),
+        is_worthwhile=_is_worthwhile,
+    )

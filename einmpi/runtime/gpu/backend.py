@@ -26,6 +26,7 @@ from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
+from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Group, Kernel
@@ -241,7 +242,8 @@ class CupyBackend:
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, group.RULE)
 
-    def compute_group(self, step: Group, arrays: Mapping[str, DeviceArray]) -> bool:
+    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, DeviceArray]) -> bool:
+        assert isinstance(step, Group), "sweeps are made for CPUs"
         outer = {slot.name: arrays[slot.name] for slot in step.outer}
         return group.compute_group(step, outer, self.fast_math)
 
