@@ -5,38 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from einmpi.comm.base import Comm
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.messages import AtOnce, buffer_elements, messages_of_exchange
 from einmpi.runtime.pairs import Pairs, rounds
 from einmpi.schedule.halo import HaloExchange
-from einmpi.schedule.regions import Region, elements, packed
-from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
+from einmpi.schedule.regions import packed
 
 Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # prepared
 
 
 def exchange_halo(step: HaloExchange, buffers: Buffers, comm: Comm) -> None:
     """Receive the halo of a block from other ranks, and send them theirs."""
+    for slot in step.writes:
+        buffers.make(slot)
     buffers.backend.calls.get(step, None, lambda: _prepare(step))(buffers, comm)
 
 
 def _prepare(step: HaloExchange) -> Transfer:
-    """Choose the messages of the exchange that this step stands for: other ranks may have that."""
+    """Prepare the messages of the exchange that this step stands for: other ranks may have that."""
     exchange = step.exchange
     moves = exchange.moves
-    buffer_bytes = min(exchange.buffer_bytes, MESSAGE_BUFFER_BYTES)
-    buffer_elements = buffer_bytes // np.dtype(exchange.target.dtype).itemsize
-    if moves.fits_at_once(buffer_elements):
-        return _prepare_at_once(step)
+    messages = messages_of_exchange(exchange)
+    if messages is not None:
+        assert isinstance(messages, AtOnce), "a halo is not the same for all ranks"
+        return _prepare_at_once(step, messages)
+    limit = buffer_elements(exchange, exchange.target)
     pairs = []
     for slot in step.arriving:
-        pairs.append(Pairs(exchange.source, slot or exchange.target, moves.group, buffer_elements))
+        pairs.append(Pairs(exchange.source, slot or exchange.target, moves.group, limit))
 
     def exchange_in_pairs(buffers: Buffers, comm: Comm) -> None:
-        for slot in step.writes:
-            buffers.make(slot)
         for to, source in rounds(moves.group, moves.me):
             sent = moves.sends[to]
             received = moves.receives[source]
@@ -46,35 +45,22 @@ def _prepare(step: HaloExchange) -> Transfer:
     return exchange_in_pairs
 
 
-def _prepare_at_once(step: HaloExchange) -> Transfer:
+def _prepare_at_once(step: HaloExchange, messages: AtOnce) -> Transfer:
     """Prepare to exchange everything with one call of the communicator."""
-    exchange = step.exchange
-    moves = exchange.moves
-    send_counts = [_count(region) for region in moves.sends]
-    receive_counts = [_count(region) for region in moves.receives]
+    source = step.exchange.source
+    group = step.group
 
     def exchange_at_once(buffers: Buffers, comm: Comm) -> None:
-        for slot in step.writes:
-            buffers.make(slot)
         with (
-            buffers.message_buffer(sum(send_counts), exchange.source) as send,
-            buffers.message_buffer(sum(receive_counts), exchange.source) as receive,
+            buffers.message_buffer(sum(messages.send_counts), source) as send,
+            buffers.message_buffer(sum(messages.receive_counts), source) as receive,
         ):
-            start = 0
-            for region, count in zip(moves.sends, send_counts, strict=True):
-                if region is not None:
-                    part = send[start : start + count]
-                    buffers.backend.pack(buffers[exchange.source], region, part)
-                start += count
-            comm.alltoallv(moves.group, send, send_counts, receive, receive_counts)
-            start = 0
-            for arriving, count in zip(step.arriving, receive_counts, strict=True):
-                if arriving is not None:
-                    buffers[arriving].reshape(-1)[...] = receive[start : start + count]
-                start += count
+            for piece in messages.sent:
+                buffers.backend.pack(buffers[source], piece.region, send[piece.place])
+            comm.alltoallv(group, send, messages.send_counts, receive, messages.receive_counts)
+            for piece in messages.received:
+                slot = step.arriving[piece.member]
+                assert slot is not None, "each message has a slot"
+                buffers[slot].reshape(-1)[...] = receive[piece.place]
 
     return exchange_at_once
-
-
-def _count(region: Region | None) -> int:
-    return 0 if region is None else elements(region)

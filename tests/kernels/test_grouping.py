@@ -204,7 +204,7 @@ LED = {
 
 @pytest.fixture
 def tiny_products(monkeypatch):
-    monkeypatch.setattr(grouping_rule, "PRODUCT_BLOCK_BYTES", 2**14)
+    monkeypatch.setattr(grouping_rule, "CACHE_BLOCK_BYTES", 2**14)
     monkeypatch.setattr(grouping_rule, "MIN_PRODUCT_ROWS", 8)
 
 

@@ -19,8 +19,6 @@ from einmpi.kernels.weighted_differences import recognise_weighted_difference
 from einmpi.schedule.steps import Group, Kernel, Slot
 
 CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
-# The same for a group that begins with a matrix product: BLAS needs some of the cache, too.
-PRODUCT_BLOCK_BYTES = 2**20
 MIN_PRODUCT_ROWS = 64  # of a block: with fewer, BLAS could not use the other factor often enough
 MAX_PRODUCT_TERMS = 256  # of a sum: with more, the product takes longer than memory in any case
 MIN_SAVED_RATIO = 8  # the size of a product, relative to all that its group writes
@@ -85,16 +83,14 @@ def _choose_block(
     """
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
-    has_product = is_product(kernels[0])
-    most = PRODUCT_BLOCK_BYTES if has_product else CACHE_BLOCK_BYTES
     for row in range(len(block)):
-        while block[row] > 1 and _bytes_used(kernels, rows, block) > most:
+        while block[row] > 1 and _bytes_used(kernels, rows, block) > CACHE_BLOCK_BYTES:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    is_small = _bytes_used(kernels, rows, block) <= 2 * most
+    is_small = _bytes_used(kernels, rows, block) <= 2 * CACHE_BLOCK_BYTES
     if not is_small or count < MIN_BLOCKS:
         return None
-    if has_product and prod(block) < MIN_PRODUCT_ROWS:
+    if is_product(kernels[0]) and prod(block) < MIN_PRODUCT_ROWS:
         return None
     return tuple(block)
 
