@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import einmpi
-from einmpi.kernels import folds, halo_parts, index_sets
+from einmpi.kernels import halo_parts, index_sets, sweeps
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
 from einmpi.runtime import backend
 from einmpi.runtime.backend import NumpyBackend
@@ -27,7 +27,7 @@ s = sum(abs(V[i,j] - U[i,j]))""",
 @pytest.fixture(autouse=True)
 def small_work_counts_as_large(monkeypatch):
     monkeypatch.setattr(index_sets, "MIN_SPLIT_VALUES", 1)
-    monkeypatch.setattr(folds, "MIN_SWEPT_BYTES", 1)
+    monkeypatch.setattr(sweeps, "MIN_SWEPT_BYTES", 1)
     monkeypatch.setattr(compiled, "CHUNK_VALUES", 100)
     monkeypatch.setattr(map_and_folds, "WORTH_COMPILING", 1)
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 200)
