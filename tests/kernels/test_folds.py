@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import einmpi
-from einmpi.kernels import halo_parts, index_sets, sweeps
-from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
+from einmpi.kernels import halo_parts, index_sets
+from einmpi.kernels.cpu import compiled, dispatch, map_and_folds, sweeps
 from einmpi.runtime import backend
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.schedule.halo import Sweep
