@@ -32,7 +32,7 @@ PURE = ("errors", "graph", "language", "models", "training", "planner", "schedul
 EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 # Packages that few modules may import.
 ONLY = {
-    "mpi4py": {"comm/mpi.py"},
+    "mpi4py": {"comm/mpi_library.py"},
     "cupy": {"kernels/cuda/driver.py"},
     "h5py": {
         "files/hdf5/datasets.py",

@@ -66,7 +66,7 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
 
     Rank 0 prints an error that all ranks raise together. An error on one rank ends all of them.
     """
-    from einmpi.comm.mpi import abort, world
+    from einmpi.comm.mpi_library import abort, world
     from einmpi.process.abort import abort_on_error, wait_if_aborting
     from einmpi.process.signals import SignalWatch
 

@@ -103,7 +103,7 @@ _DESCRIPTIONS: dict[str, Callable[[], str]] = {
 
 
 def _probe_mpi() -> dict[str, Any]:
-    from einmpi.comm.mpi import library
+    from einmpi.comm.mpi_library import library
 
     return library()
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from einmpi.comm.base import Comm
-from einmpi.comm.mpi import MpiComm, Steps
+from einmpi.comm.control_messages import Steps
+from einmpi.comm.mpi import MpiComm
 from einmpi.errors import EinmpiError, failure, on_one_line
 from einmpi.version import __version__
 

@@ -1,22 +1,13 @@
-"""Ranks as MPI processes. This is the only module that imports mpi4py, and only when needed."""
+"""Ranks as MPI processes: the Comm over a communicator of mpi4py."""
 
 from __future__ import annotations
 
-import array
-import contextlib
-import ctypes
-import fcntl
-import hashlib
 import os
-import re
-import sys
-import termios
 import time
-import warnings
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,32 +25,31 @@ from einmpi.comm.base import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
+from einmpi.comm.control_messages import (
+    LONGEST_SLEEP,
+    SHORTEST_SLEEP,
+    Result,
+    Steps,
+    allgather_text_in_steps,
+    differing_texts_in_steps,
+    lowest_in_steps,
+    same_in_steps,
+)
 from einmpi.comm.local import ALONE
+from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
 from einmpi.comm.nodes import node_of, sort_by_node
-from einmpi.errors import EinmpiError, InputError, failure
-from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
-from einmpi.process.names import NAMES
-from einmpi.process.segments import remove_stale_segments, unlink_mpich_segment
-
-_PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
+from einmpi.errors import EinmpiError, InputError
+from einmpi.process.segments import unlink_mpich_segment
 
 # Counts of MPI 3, and of Open MPI 5, have 32 bits: nothing larger goes to MPI in one call.
 MOST_BYTES = 2**30
 # A gather in a small group, of few bytes in all, takes longer by MPI's own than message by message.
 MOST_RANKS_OF_DIRECT_GATHER = 8
 MOST_BYTES_OF_DIRECT_GATHER = 2**16
-# With more ranks than cores, a waiting rank first yields its core this often, then sleeps for
-# longer and longer times (seconds).
+# With more ranks than cores, a waiting rank first yields its core this often, then sleeps.
 _YIELDS = 200
-_SHORTEST_SLEEP = 2e-5
-_LONGEST_SLEEP = 5e-4
-_FORWARDING_SECONDS = 0.5  # at most, for the launcher to read the last line of a rank
 
 
-Result = TypeVar("Result")
-# A call that yields each request of MPI before it goes on, and returns its result. Several calls
-# on different communicators can wait side by side.
-Steps: TypeAlias = Generator[Any, None, Result]
 _Message: TypeAlias = tuple[Any, int]  # a buffer as mpi4py takes it, and the other rank
 
 
@@ -71,38 +61,12 @@ class _CommAttribute:
 
     def key(self) -> int:
         if self._key is None:
-            create = _mpi().Comm.Create_keyval
+            create = import_mpi().Comm.Create_keyval
             self._key = create(delete_fn=lambda _comm, _key, attached: attached.free())
         return self._key
 
 
 _attribute = _CommAttribute()
-
-
-def world() -> Any | None:
-    """Return the world communicator if a launcher started this process, else None."""
-    if not is_launched():
-        if slurm_step_tasks() > 1:
-            raise failure(
-                EinmpiError.status,
-                f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
-                f"alone; {_PMI_ADVICE}",
-                everywhere=True,
-            )
-        return None
-    is_started = "mpi4py.MPI" in sys.modules
-    if not is_started and NAMES.claim("cleaning"):  # one rank of a machine is enough
-        remove_stale_segments()
-    comm = _mpi().COMM_WORLD
-    if comm.size == 1 and launcher_size() > 1:
-        message = (
-            f"MPI: the launcher started {launcher_size()} processes, but each is alone; "
-            f"the launcher must belong to mpi4py's library, {_library_name()}"
-        )
-        if slurm_step_tasks() > 1:
-            message += f"; under Slurm, {_PMI_ADVICE}"
-        raise failure(EinmpiError.status, message, everywhere=True)
-    return comm
 
 
 def comm_of(comm: Any = None) -> Comm:
@@ -126,123 +90,6 @@ def comm_of(comm: Any = None) -> Comm:
     return attached
 
 
-def mpi_has_ended() -> bool:
-    """Return whether the program has ended MPI, which nobody can use then."""
-    return bool(_mpi().Is_finalized())
-
-
-def abort(comm: Any, status: int) -> NoReturn:
-    """End all ranks at once, after this one has printed why.
-
-    That line stays the only one where MPI allows it.
-    """
-    try:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-                stream.flush()
-        _wait_for_reader()
-        # Hides MPICH's own report of the abort; that of Open MPI's mpirun remains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        comm.Abort(status)
-    finally:
-        os._exit(status)
-
-
-def _wait_for_reader() -> None:
-    """Wait until standard error is read: launchers drop unread output when a rank aborts."""
-    unread = array.array("i", [0])
-    deadline = time.monotonic() + _FORWARDING_SECONDS
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline:
-            fcntl.ioctl(2, termios.FIONREAD, unread)
-            if not unread[0]:
-                return
-            time.sleep(0.01)
-
-
-def finish_side_by_side(calls: Sequence[Steps[None]]) -> None:
-    """Finish calls on different communicators, in whatever order the other ranks allow."""
-    waiting: list[tuple[Steps[None], Any]] = []
-    for steps in calls:
-        with contextlib.suppress(StopIteration):
-            waiting.append((steps, next(steps)))
-    pause = _SHORTEST_SLEEP
-    while waiting:
-        unfinished = []
-        for steps, request in waiting:
-            if not request.Test():
-                unfinished.append((steps, request))
-                continue
-            pause = _SHORTEST_SLEEP
-            with contextlib.suppress(StopIteration):
-                unfinished.append((steps, next(steps)))
-        waiting = unfinished
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_SLEEP)
-
-
-def _mpi() -> Any:
-    """Import mpi4py, which starts MPI."""
-    try:
-        with warnings.catch_warnings():
-            # The warning is about a foreign launcher, for which `world` has an error.
-            warnings.filterwarnings("ignore", "suspicious MPI")
-            from mpi4py import MPI
-    except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise EinmpiError(
-            f"MPI: mpi4py: {reason[:300]}; pip install 'einmpi[mpich]', or load your site's MPI"
-        ) from error
-    return MPI
-
-
-def library() -> dict[str, Any]:
-    """Return the versions of mpi4py and of the MPI library it has found. MPI is not started."""
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = False
-    mpi = _mpi()
-    built = mpi4py.get_config().get("mpicc")
-    if not built:
-        extension = os.path.basename(mpi.__file__).partition(".cpython")[0]
-        built = f"a wheel, as {extension}"
-    device = re.search(r"Device: *(.*)", mpi.Get_library_version())
-    return {
-        "mpi4py": mpi4py.__version__,
-        "built": built,
-        "library": _library_name().replace(" Version:", ""),
-        "device": device[1] if device else "",
-    }
-
-
-def _library_name() -> str:
-    first_line = _mpi().Get_library_version().splitlines()[0]
-    return " ".join(first_line.split(",")[0].split())
-
-
-def cuda_aware() -> bool:
-    """Return whether the MPI library in this process says that it takes buffers on a GPU.
-
-    Nothing is tried out: a library that does not take them crashes. MPICH also ends a process that
-    asks before MPI is started.
-    """
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized():
-        return False
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            loaded = {line.split()[-1] for line in file if re.search(r"/lib\w*mpi\w*\.so", line)}
-    except OSError:
-        return False
-    # Open MPI, MPICH and their relatives have this function. Some answer by the environment.
-    for path in sorted(loaded):
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None and query() == 1:
-            return True
-    return False
-
-
 def _is_gathered_directly(group: Group, buffer: Array) -> bool:
     """Return whether each member of a group sends its piece to every other one itself.
 
@@ -264,7 +111,7 @@ class MpiComm:
             raise EinmpiError(
                 "MPI: this is an intercommunicator with two sides; expected an intracommunicator"
             )
-        self._mpi = _mpi()
+        self._mpi = import_mpi()
         self._all, self.nodes = sort_by_node(comm, self._mpi)
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank: int = self._all.rank
@@ -453,7 +300,7 @@ class MpiComm:
     # ---- control ---------------------------------------------------------------------------------
 
     def lowest(self, number: int) -> int:
-        return self._finish(self._lowest_in_steps(number))
+        return self._finish(lowest_in_steps(self._all, self._mpi, number))
 
     def same(self, text: str) -> int | None:
         return self._finish(self.same_in_steps(text))
@@ -461,61 +308,15 @@ class MpiComm:
     def allgather_text(self, text: str) -> list[str]:
         return self._finish(self.allgather_text_in_steps(text))
 
-    def _lowest_in_steps(self, number: int) -> Steps[int]:
-        lowest = np.array([number], np.int64)
-        target = [lowest, self._mpi.INT64_T]
-        yield self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)
-        return int(lowest[0])
-
     def same_in_steps(self, text: str) -> Steps[int | None]:
-        # All numbers are equal if the least is also the greatest: one message tells that usually.
-        numbers = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.int64)
-        least = np.concatenate((numbers, ~numbers))
-        target = [least, self._mpi.INT64_T]
-        yield self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)
-        if (least[: numbers.size] == ~least[numbers.size :]).all():
-            return None
-        return (yield from self._first_different_in_steps(text))
+        return same_in_steps(self._all, self._mpi, text)
 
     def allgather_text_in_steps(self, text: str) -> Steps[list[str]]:
-        different = yield from self.same_in_steps(text)
-        if different is None:  # the usual case, whose cost does not grow with the ranks
-            return [text] * self.size
-        return (yield from self._gather_in_steps(text))
+        return allgather_text_in_steps(self._all, self._mpi, text)
 
     def differing_texts(self, text: str) -> list[str] | None:
-        """Return the texts of all ranks if they differ, None otherwise.
-
-        These messages stay as they are, so that ranks of different versions understand them.
-        """
-        return self._finish(self._differing_texts_in_steps(text))
-
-    def _differing_texts_in_steps(self, text: str) -> Steps[list[str] | None]:
-        for _ in range(2):  # as the first versions did
-            different = yield from self._first_different_in_steps(text)
-            if different is None:
-                return None
-        return (yield from self._gather_in_steps(text))
-
-    def _first_different_in_steps(self, text: str) -> Steps[int | None]:
-        own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-        first = own.copy()
-        yield self._all.Ibcast([first, self._mpi.BYTE], root=0)
-        is_same = bool((own == first).all())
-        different = yield from self._lowest_in_steps(self.size if is_same else self.rank)
-        return None if different == self.size else different
-
-    def _gather_in_steps(self, text: str) -> Steps[list[str]]:
-        own = np.frombuffer(text.encode(), np.uint8)
-        length = np.array([own.size], np.int64)
-        lengths = np.empty(self.size, np.int64)
-        integer = self._mpi.INT64_T
-        yield self._all.Iallgather([length, integer], [lengths, integer])
-        counts = lengths.tolist()
-        everything = np.empty(sum(counts), np.uint8)
-        target = [everything, counts, self._mpi.BYTE]
-        yield self._all.Iallgatherv([own, self._mpi.BYTE], target)
-        return [piece.tobytes().decode() for piece in pieces_of(everything, counts)]
+        """Return the texts of all ranks if they differ, None otherwise."""
+        return self._finish(differing_texts_in_steps(self._all, self._mpi, text))
 
     def _finish(self, steps: Steps[Result]) -> Result:
         """Wait for one request of a call after another; return the result of the call."""
@@ -562,10 +363,10 @@ class MpiComm:
             if self._mpi.Request.Testall(requests):
                 return
             os.sched_yield()
-        pause = _SHORTEST_SLEEP
+        pause = SHORTEST_SLEEP
         while not self._mpi.Request.Testall(requests):
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_SLEEP)
+            pause = min(2 * pause, LONGEST_SLEEP)
 
     def _communicator_of(self, group: Group) -> Any | None:
         """Return the communicator of a group, or None if the library has no more of them."""

@@ -14,7 +14,9 @@ from typing import Any
 
 from einmpi.comm.agreement import announce_end
 from einmpi.comm.base import Comm
-from einmpi.comm.mpi import MpiComm, abort, comm_of, finish_side_by_side, mpi_has_ended, world
+from einmpi.comm.control_messages import finish_side_by_side
+from einmpi.comm.mpi import MpiComm, comm_of
+from einmpi.comm.mpi_library import abort, mpi_has_ended, world
 from einmpi.errors import is_everywhere
 from einmpi.process.abort import abort_all_ranks, abort_on_error
 

@@ -29,7 +29,7 @@ STAND_IN = """
 import os, signal, sys, time
 import numpy as np
 from mpi4py import MPI
-from einmpi.comm import mpi as comm_mpi
+from einmpi.comm import mpi_library
 from einmpi.process import abort as process_abort
 from einmpi.process import notes, signals
 
@@ -37,7 +37,7 @@ comm = MPI.COMM_WORLD
 rank = comm.rank
 
 def abort(status):
-    comm_mpi.abort(comm, status)
+    mpi_library.abort(comm, status)
 
 def kill(other, number):  # while the other one is deep inside a call
     if rank == 0:

@@ -75,7 +75,7 @@ SHARED = 'program = "Z[i:4] = i + {}"\noutputs.Z = "o.h5:/{}"\n'
 # Rank 1 gets SIGTERM when the results are stored, and does not end before the other run has.
 TERMINATED = """
 import os, signal, sys, time
-from einmpi.comm.mpi import world
+from einmpi.comm.mpi_library import world
 from einmpi.compiled import outputs
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.process import abort

@@ -812,7 +812,7 @@ BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], ran
 # A limit on the size of files is what a full disk looks like from inside, and needs no disk.
 LIMITED = """
 import resource, signal, sys
-from einmpi.comm.mpi import world
+from einmpi.comm.mpi_library import world
 import einmpi
 from einmpi.cli.main import main
 if world().rank == {rank}:
@@ -852,7 +852,7 @@ KILLED = """
 import os, signal, sys
 from einmpi.compiled import outputs as job_outputs
 from einmpi.files import fill
-from einmpi.comm.mpi import world
+from einmpi.comm.mpi_library import world
 from einmpi.cli.main import main
 def killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)

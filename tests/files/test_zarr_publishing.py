@@ -224,7 +224,7 @@ def test_a_store_that_another_program_changes_is_not_replaced(monkeypatch, tmp_p
 KILLED = """
 import os, signal, sys
 from einmpi.cli.main import main
-from einmpi.comm.mpi import world
+from einmpi.comm.mpi_library import world
 from einmpi.files.zarr import writing
 
 write = writing.ChunkFiles.write

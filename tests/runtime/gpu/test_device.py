@@ -465,7 +465,7 @@ def test_the_libraries_here_are_not_aware():
     """
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "from einmpi.comm.mpi import cuda_aware; before = cuda_aware(); MPI.Init(); "
+        "from einmpi.comm.mpi_library import cuda_aware; before = cuda_aware(); MPI.Init(); "
         "print(before, cuda_aware())"
     )
     done = finished([sys.executable, "-c", code])
