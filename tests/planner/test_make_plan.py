@@ -12,10 +12,10 @@ from target_graphs import llama
 
 import einmpi
 from einmpi.models.llama import MODELS, llama_program
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import peak_bound
 from einmpi.planner.plan import Options
-from einmpi.planner.planning import Planning
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import as_json, explain
 
@@ -233,9 +233,9 @@ def test_no_peak_is_below_the_bound():
 def test_dearer_memory_is_not_tried_where_no_plan_fits(ranks, most, monkeypatch):
     """So that planning does not take many times as long as without a limit."""
     solved = []
-    solve = Planning.solve
+    solve = CutSearch.solve
     monkeypatch.setattr(
-        Planning, "solve", lambda self, price: solved.append(price) or solve(self, price)
+        CutSearch, "solve", lambda self, price: solved.append(price) or solve(self, price)
     )
     graph, _ = llama()
     bound = peak_bound(graph, ranks, ())

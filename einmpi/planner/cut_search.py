@@ -1,0 +1,274 @@
+"""The search for the best cuts of one graph on one mesh, and the cuts that are prescribed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import NoReturn
+
+from einmpi.errors import InputError
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
+from einmpi.planner.factor import factor
+from einmpi.planner.machine import Machine
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.placement import place
+from einmpi.planner.plan import Options
+from einmpi.planner.prices import Prices
+from einmpi.planner.repetition import repeated_layers, vertices_alike
+from einmpi.planner.search import EXACT_AXES, is_tangled, search
+from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
+from einmpi.units import counted
+
+# Up to so many vertices, layers are not tied together, and the search also starts from the cuts of
+# other strategies.
+FEW_VERTICES = 16
+# With more vertices than this, a search that is not exact takes long unless layers share variables.
+MANY_VERTICES = 300
+
+
+@dataclass
+class CutSearch:
+    """The search on one mesh. Its problem is set up once, and solved for each price of memory."""
+
+    graph: EinGraph
+    mesh: Mesh
+    options: Options
+
+    def __post_init__(self) -> None:
+        # What a loop carries is already where the previous step has left it.
+        in_place = dict.fromkeys((*self.options.given, *self.options.carry))
+        not_listed = [name for name in in_place if name not in self.options.resident]
+        self.resident = (*self.options.resident, *not_listed)
+        carried_outputs = set(self.options.carry.values())
+        pins = [name for name in self.options.pins if name not in carried_outputs]
+        self.pinned = (*in_place, *pins)
+        self.prices = Prices.of(self.machine())
+        self.set_up()
+        self.rates = self.operation_rates()
+        self.notes: dict[str, str] = {}
+        self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
+        self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
+        self.start: States | None = None  # states with the parts that are prescribed
+        # The parts that the strategy asks for; None if it searches itself.
+        self.partitionings: Mapping[str, tuple[int, ...]] | None = None
+        self.prescribe()
+
+    def set_up(self) -> None:
+        """Make the problem. Repeated layers share variables where no search would be exact."""
+        # An output that becomes an input of the next step has the layout of that input.
+        same_layout = {output: name for name, output in self.options.carry.items()}
+        tie: dict[str, str] = {}
+        if self.is_default and not self.small:
+            tie = self.tied()
+        self.problem = factor(self.graph, self.resident, self.pinned, tie, same_layout)
+        self.is_tangled = bool(tie) and is_tangled(Solver(self.problem, self.mesh))
+        if tie and self.exact_axes and not self.is_tangled:
+            self.problem = factor(self.graph, self.resident, self.pinned, {}, same_layout)
+
+    def tied(self) -> dict[str, str]:
+        """Return vertices and inputs of repeated layers → those whose variables they share."""
+        marks: dict[str, object] = {}
+        for name in self.resident:
+            marks[name] = "resident"
+        for layouts in (self.options.pins, self.options.given, self.options.placed):
+            marks.update(layouts)
+        if self.exact_axes and len(self.graph.vertices) <= MANY_VERTICES:
+            return {}
+        tie = repeated_layers(self.graph)
+        if not tie and len(self.graph.vertices) > MANY_VERTICES:
+            tie = vertices_alike(self.graph, marks)
+        return {name: model for name, model in tie.items() if marks.get(name) == marks.get(model)}
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the exact planner chooses the cuts."""
+        return self.options.strategy == DEFAULT_STRATEGY
+
+    @property
+    def exact_axes(self) -> bool:
+        """Whether the mesh has so few axes that the search is exact."""
+        return len(self.mesh.factors) <= EXACT_AXES
+
+    @property
+    def small(self) -> bool:
+        """Whether the graph has few vertices."""
+        return len(self.graph.computed) <= FEW_VERTICES
+
+    def machine(self) -> Machine | None:
+        """Return the machine to plan for.
+
+        If the mesh does not show the nodes, any message may go from node to node.
+        """
+        machine = self.options.machine
+        if machine is None or self.options.nodes == 1 or self.mesh.nodes > 1:
+            return machine
+        return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
+
+    def operation_rates(self) -> tuple[int, ...]:
+        """Return femtoseconds for an operation of each variable; nothing without a machine."""
+        if self.prices.machine is None:
+            return ()
+        rates = []
+        for variable in self.problem.variables:
+            is_vertex = variable.kind == "vertex"
+            rates.append(self.prices.operation(self.graph[variable.name]) if is_vertex else 0)
+        return tuple(rates)
+
+    # ---- prescribed cuts ------------------------------------------------------------------------
+
+    def prescribe(self) -> None:
+        """Collect the parts that pins and the strategy ask for, and find axes that make them."""
+        for name, parts in self.options.pins.items():
+            number = self.problem.number["tensor", name]
+            if self.prescribed.setdefault(number, parts) != parts:
+                other = "×".join(map(str, self.prescribed[number]))
+                raise InputError(
+                    self.options.pin_place(name),
+                    f"{name} is cut {'×'.join(map(str, parts))}",
+                    f"{other}, because what is carried has one layout",
+                )
+        for name, cuts in (*self.options.given.items(), *self.options.placed.items()):
+            number = self.problem.number["tensor", name]
+            ndim = len(self.graph[name].bound)
+            self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
+            self.prescribed[number] = self.mesh.parts(cuts, range(ndim))
+        if not self.is_default:
+            strategy = STRATEGIES[self.options.strategy]
+            choice = strategy.choose_parts(self.graph, self.mesh.ranks, self.options.roles)
+            self.notes = dict(choice.notes)
+            self.partitionings = choice.partitionings
+            for name, parts in choice.partitionings.items():
+                self.prescribe_vertex(name, parts)
+        if self.prescribed:
+            self.start = self.placed(self.prescribed)
+            for number, state in self.fixed.items():
+                self.start[number] = state
+
+    def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
+        """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
+        einsum = self.graph[name].computed_einsum
+        extents = [extent for _, extent in einsum.extents]
+        fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
+        self.prescribed[self.problem.number["vertex", name]] = fitting
+        if fitting == tuple(parts):
+            return
+        cuts = []
+        for label, count in zip(einsum.labels, fitting, strict=True):
+            if count > 1:
+                cuts.append(f"{label}:{count}")
+        shown = " ".join(cuts) or "nothing"
+        ranks = counted(self.mesh.ranks, "rank")
+        note = f"{prod(parts)} parts do not fit {ranks}: cut {shown}"
+        if name in self.notes:
+            note = f"{self.notes[name]}; {note}"
+        self.notes[name] = note
+
+    def placed(self, parts: Mapping[int, tuple[int, ...]]) -> States:
+        """Return states with these parts of some variables; the others are not cut."""
+        states = []
+        for number, variable in enumerate(self.problem.variables):
+            uncut = (1,) * len(variable.extents)
+            states.append(place(self.mesh, variable.extents, parts.get(number, uncut)))
+        return states
+
+    @cached_property
+    def other_starts(self) -> list[States]:
+        """The cuts of strategies that need no roles, as further starts of the search.
+
+        Where labels are shorter than the number of ranks, a search that starts from axes merged in
+        equal parts can end far from the best. This is done only where it takes little time.
+        """
+        if not self.small or self.prescribed or self.exact_axes:
+            return []
+        has_short_label = False
+        for variable in self.problem.variables:
+            if any(1 < extent < self.mesh.ranks for extent in variable.extents):
+                has_short_label = True
+        if not has_short_label:
+            return []
+        starts = []
+        for strategy in (PAPER, SQRT):
+            choice = strategy.choose_parts(self.graph, self.mesh.ranks, {})
+            parts_of = {}
+            for name, parts in choice.partitionings.items():
+                parts_of[self.problem.number["vertex", name]] = parts
+            starts.append(self.placed(parts_of))
+        return starts
+
+    # ---- solving --------------------------------------------------------------------------------
+
+    def solve(self, price: int) -> Solution:
+        """Return the states with the least time, or without a measured machine the fewest bytes.
+
+        Computing the same on many ranks moves no bytes. So, where bytes are counted, repeated work
+        gets a price as soon as there is much of it; where the search is not exact in any case, it
+        has a price from the start.
+        """
+        bytes_only = self.is_default and not self.rates
+        weigh_work = bytes_only and (not self.exact_axes or self.is_tangled)
+        try:
+            found = self.search(price, weigh_work)
+        except Unreachable as error:
+            self.refuse_pin(error.args[0])
+        if bytes_only and not weigh_work and self.repeats_work(found.states):
+            weigh_work = True
+            found = self.search(price, weigh_work)
+        return replace(found, exact=found.exact and not weigh_work)
+
+    def search(self, price: int, weigh_work: bool) -> Solution:
+        """Return the best states at this price of memory, with a price on repeated work or not."""
+        solver = Solver(
+            self.problem,
+            self.mesh,
+            self.prescribed,
+            self.fixed,
+            price,
+            weigh_work,
+            self.prices,
+            self.rates,
+            self.is_tangled,
+        )
+        return search(solver, self.start, self.other_starts)
+
+    def repeats_work(self, states: States) -> bool:
+        """Return whether ranks repeat more than a tenth of all operations."""
+        needed = sum(self.problem.operations)
+        done = 0
+        for number, variable in enumerate(self.problem.variables):
+            replicas = self.mesh.parts(states[number], [len(variable.extents)])[0]
+            done += self.problem.operations[number] * replicas
+        return 10 * done > 11 * needed
+
+    def refuse_pin(self, variable: int) -> NoReturn:
+        """Raise InputError: the parts that are prescribed for this variable cannot be made."""
+        name = self.problem.variables[variable].name
+        parts = "×".join(map(str, self.prescribed[variable]))
+        ranks = counted(self.mesh.ranks, "rank")
+        raise InputError(
+            self.options.pin_place(name),
+            f"{name} cannot be cut {parts} over {ranks}",
+            self.mesh.possible_parts(self.graph[name].bound),
+        )
+
+    def named(
+        self, found: States
+    ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
+        """Return (states with labels, layouts with dimensions), repeated layers included.
+
+        The variables of the problem have numbers for both, and a number past the last for R.
+        """
+        states: dict[str, tuple[str | None, ...]] = {}
+        layouts: dict[str, tuple[int | None, ...]] = {}
+        for (kind, name), number in self.problem.number.items():
+            symbols = found[number]
+            if kind == "tensor":
+                ndim = len(self.graph[name].bound)
+                layouts[name] = tuple(symbol if symbol < ndim else None for symbol in symbols)
+            else:
+                einsum = self.graph[name].computed_einsum
+                label_or_none = (*einsum.labels, None)
+                states[name] = tuple(label_or_none[symbol] for symbol in symbols)
+        return states, layouts
