@@ -204,9 +204,11 @@ def run_loops(
             if training is not None:
                 results = changed.written.outputs
                 most_steps = _most_steps(changed, as_int(steps), batches)
-                changed, written = trained_job(changed, training, most_steps, batches)
                 known_carry = {} if changed.loop is None else changed.loop.carry
-                own_carry = {**(known_carry if carry is None else carry), **written.carry}
+                if carry is not None:
+                    known_carry = named_values("loop", carry)
+                changed, written = trained_job(changed, training, known_carry, most_steps, batches)
+                own_carry = {**known_carry, **written.carry}
             checked = _checked_loop(changed, own_carry, as_int(steps), until, record, batches)
             if training is not None:
                 state = tuple(each.name for each in written.state)

@@ -18,7 +18,7 @@ from einmpi.job.loop_table import LoopTable, has_word
 from einmpi.job.train_table import TrainTable, check_rate
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
-from einmpi.training.write_out import Program, write_out
+from einmpi.training.write_out import RATE, Program, write_out
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ def _trained(
 
     def dtypes_of(changed_text: str) -> dict[str, str]:
         changed = replace(program.source, text=changed_text)
-        graph = replace(complete, source=changed, items=statements(changed)).written
+        items = statements(changed)
+        inputs = _without(complete.inputs, items)
+        graph = replace(complete, source=changed, inputs=inputs, items=items).written
         return {vertex.name: vertex.dtype for vertex in graph.vertices}
 
     written = write_out(
@@ -182,11 +184,12 @@ def _trained(
         # The program may not read `steps` where the rate does.
         with_rate = replace(program, source=replace(program.source, text=f"{text}\n{rate.text}"))
         sizes = _with_numbers(with_rate).sizes
-        known = StepProgram(complete.written, sizes, program.inputs)
+        # An earlier loop may have a rate of its own.
+        readable = [spec for spec in program.inputs if spec.name != RATE]
+        known = StepProgram(complete.written, sizes, readable)
         check_rate(known, train.place("optimizer", "rate"), rate)
     added = train.statements(written, program.source)
-    computed_now = {item.name for item in added}
-    inputs = [spec for spec in program.inputs if spec.name not in computed_now]
+    inputs = list(_without(program.inputs, added))
     for state in written.state:
         place = train.place()
         inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
@@ -202,3 +205,14 @@ def _trained(
         loop_table=loop_table.with_training(written),
         results=complete.written.outputs,
     )
+
+
+def _without(
+    inputs: Sequence[InputSpec], items: Sequence[Statement | Declaration]
+) -> tuple[InputSpec, ...]:
+    """Return the inputs that no statement computes.
+
+    The others are tensors of earlier loops, of the same name as what this one writes out.
+    """
+    computed = {item.name for item in items if isinstance(item, Statement)}
+    return tuple(spec for spec in inputs if spec.name not in computed)

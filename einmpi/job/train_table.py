@@ -120,6 +120,9 @@ def check_rate(program: StepProgram, place: str, source: Source) -> None:
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         what = f"{source.text!r:.60} is not a rate"
         raise InputError(place, what, 'a number, or an expression such as "0.1 * 0.99**step"')
+    if any(isinstance(node, ast.Name) and node.id == RATE for node in ast.walk(body[0])):
+        what = f"the rate {source.text!r:.60} is computed from itself"
+        raise InputError(place, what, "an expression of other numbers")
     vertex = number_graph(program, source, RATE, with_inputs=True)[RATE]
     if vertex.bound or vertex.dtype.startswith(("complex", "bool")):
         what = f"the rate {source.text!r:.60} is {vertex.dtype}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.errors import InputError
@@ -22,13 +22,16 @@ from einmpi.training.write_out import Program, WrittenOut, write_out
 
 
 def trained_job(
-    job: Job, training: Training, steps: int | None, batches: Batches | None
+    job: Job,
+    training: Training,
+    carry: Mapping[str, str],
+    steps: int | None,
+    batches: Batches | None,
 ) -> tuple[Job, WrittenOut]:
     """Return a job whose program has the statements of a training, and what these carry.
 
-    `steps` is the number of steps, if it is known.
+    `carry` is what the loop carries besides, `steps` the number of steps, if it is known.
     """
-    carried = () if job.loop is None else tuple(job.loop.carry)
     if job.loop is not None and job.loop.written_out:
         raise InputError(training.place(), "the job has a [train]", "einmpi.loop, which runs it")
     text = job.source.text
@@ -54,7 +57,7 @@ def trained_job(
             items=items,
             taken={*words, *job.sizes, *(spec.name for spec in job.inputs)},
             dtypes_of=dtypes_of,
-            carried=carried,
+            carried=tuple(carry),
             batched=() if batches is None else batches.names,
             constants=tuple(parameter_types(job)),
         ),
@@ -73,7 +76,7 @@ def trained_job(
     for name in NUMBERS_OF_STEPS if batches is not None else (STEP,):
         if name not in job.written.by_name and has_word(written.text, name):
             inputs[name] = (), "int64"
-    becoming = () if job.loop is None else tuple(job.loop.carry.values())
+    becoming = [name for name in carry.values() if name in job.written.by_name]
     outputs = unique(job.written.outputs, becoming, written.carry.values())
     found = extended_job(changed, written.text, inputs, outputs)
     return replace(found, inputs=(*found.inputs, *specs)), written

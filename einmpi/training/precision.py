@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.language.syntax import Declaration, Statement, entries
-from einmpi.language.vocabulary import called_name
+from einmpi.language.vocabulary import GRADIENT, called_name
 
 _FULL = ("float32", "float64")
 
@@ -181,6 +181,11 @@ class _NarrowReads(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return _cast(self.rounding.precision, node) if self._is_wide(node) else node
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if not _is_gradient(node):
+            self.generic_visit(node)
+        return node
+
     def _is_wide(self, node: ast.Name) -> bool:
         return node.id in self.rounding.wide
 
@@ -199,6 +204,16 @@ class _WideReads(ast.NodeTransformer):
         if node.value.id in self.rounding.narrow:
             return _cast(self.rounding.graph[node.value.id].dtype, node)
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if not _is_gradient(node):
+            self.generic_visit(node)
+        return node
+
+
+def _is_gradient(node: ast.Call) -> bool:
+    """Return whether a call is a gradient of the program: it is by what it names, unrounded."""
+    return isinstance(node.func, ast.Name) and node.func.id == GRADIENT
 
 
 def _visited_index(visitor: ast.NodeTransformer, index: ast.expr) -> ast.expr:

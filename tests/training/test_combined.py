@@ -140,3 +140,39 @@ optimizer = {{ name = "{name}", rate = 0.02 }}
     assert set(found.outputs) == {*NAMES, "loss"}
     for name, values in zip(NAMES, parameters, strict=True):
         np.testing.assert_allclose(found.outputs[name].gather(), values, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "precision", ["", 'precision = "float16"\nscale = 64.0'], ids=["", "float16"]
+)
+def test_a_later_loop_writes_out_the_same_names(tmp_path, precision):
+    """Rates by expressions, norms and rounded inputs are tensors of each loop."""
+    X, y, parameters = data()
+    text = "[inputs]\n"
+    for name, array in {"X": X, "y": y, **dict(zip(NAMES, parameters, strict=True))}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        text += f'{name} = "{name}.npy"\n'
+    for steps in (4, 5):
+        text += f"""
+[[loop]]
+program = '''{PROGRAM}'''
+steps = {steps}
+record = ["loss", "train_rate", "train_norm"]
+[loop.train]
+loss = "loss"
+parameters = ["W1", "b1", "w2"]
+optimizer = {{ name = "momentum", rate = "0.02 * 0.9**step", clip = 100.0 }}
+{precision}
+"""
+    (tmp_path / "job.toml").write_text(text)
+    found = einmpi.loop(einmpi.load(tmp_path / "job.toml"))
+    losses = []
+    for steps in (4, 5):
+        reference = make("momentum", 0.02)
+        for step in range(steps):
+            loss, gradients = loss_and_gradients(X, y, *parameters)
+            losses.append(loss)
+            reference.step(step, parameters, gradients, 0.02 * 0.9**step)
+    history = np.concatenate([found.earlier[0].history["loss"], found.history["loss"]])
+    np.testing.assert_allclose(history, losses, rtol=1e-2 if precision else 1e-12)
+    np.testing.assert_allclose(found.history["train_rate"], 0.02 * 0.9 ** np.arange(5.0))

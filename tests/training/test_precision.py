@@ -168,3 +168,41 @@ precision = "bfloat16"
     assert job.written["picked"].places == (f"{place}:8:1",)
     assert job.written["Y"].dtype == "bfloat16" and job.written["best"].dtype == "float32"
     run_on(2, job)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_program_with_a_gradient_of_its_own(precision):
+    """A penalty on the slope: by the parameter itself, and by a tensor that is rounded."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(6, 3))
+    w = rng.normal(size=3)
+    job = einmpi.program(
+        """
+        P[b]  = sum(X[b,i] * w[i])
+        fit   = sum(P[b]**2) + sum(w[i]**2)
+        by_w[i] = grad(fit, w[i])
+        by_P[b] = grad(fit, P[b])
+        loss  = sum(by_w[i]**2) + sum(by_P[b]**2)
+        """,
+        X=X,
+        w=w,
+    )
+    found = einmpi.train(
+        job,
+        {"X": X, "w": w},
+        loss="loss",
+        parameters=["w"],
+        optimizer={"name": "sgd", "rate": 1e-4},
+        precision=precision,
+        steps=30,
+        record=["loss", "train_scale"] if precision == "float16" else ["loss"],
+    )
+    hessian = 2 * X.T @ X + 2 * np.eye(3)
+    changed = w.copy()
+    skipped = 0
+    if precision == "float16":
+        skipped = np.count_nonzero(np.diff(found.history["train_scale"]) < 0)
+    for _ in range(30 - skipped):
+        changed -= 1e-4 * (2 * hessian @ hessian @ changed + 8 * X.T @ X @ changed)
+    np.testing.assert_allclose(found.outputs["w"].gather(), changed, rtol=0.05, atol=0.02)
+    assert not np.allclose(changed, w, rtol=0.05, atol=0.02)

@@ -110,6 +110,12 @@ def test_half_precision_and_accumulation():
         ({"optimizer": {"name": "sgd", "rate": "q"}}, "rate:1:1: unknown name 'q'; expected one"),
         ({"precision": "float8"}, "train: precision is 'float8'; expected one of bfloat16,"),
         ({"scale": 3.0}, "train: scale is given, but the loss is not scaled; expected precision"),
+        ({"carry": {"W1": "H"}}, "train: W1 is trained, but the loop carries it already; expected"),
+        ({"carry": ["W1"]}, "loop: "),
+        (
+            {"optimizer": {"name": "sgd", "rate": "train_rate / 2"}},
+            "train: the rate 'train_rate / 2' is computed from itself; expected an expression",
+        ),
         ({"steps": None}, "loop: steps is not given; expected carry={...} and steps=..."),
     ],
 )
