@@ -40,11 +40,12 @@ def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
 
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts of those tensors that are inputs of a loop."""
-    names = {vertex.name for vertex in stages.step.graph.inputs}
-    if stages.once is not None:
-        names |= {vertex.name for vertex in stages.once.graph.inputs}
-    names -= set(stages.hoisted)
-    return {name: layout for name, layout in layouts_before.items() if name in names}
+    names = stages.inputs.difference(stages.hoisted)
+    found = {}
+    for name, layout in layouts_before.items():
+        if name in names:
+            found[name] = layout
+    return found
 
 
 def arrivals(
@@ -74,23 +75,30 @@ def inputs_that_stay(
     They are loaded once. Tensors that a loop carries, or that a loop computes, are not among them.
     """
     on_host = backend_names()[0]
-    if after.step.backend != on_host or plan_before.spilled or plan_after.spilled:
+    if after.step.backend != on_host:
         return ()
-    changing: set[str] = set()
-    for stages in (before, after):
-        assert stages.step.loop is not None
-        changing |= set(stages.step.loop.carry)
-    specs_before = {spec.name: spec for spec in before.step.inputs}
+    if plan_before.spilled or plan_after.spilled:
+        return ()
+    loop_before = before.step.loop
+    loop_after = after.step.loop
+    assert loop_before is not None
+    assert loop_after is not None
+    changing = {*loop_before.carry, *loop_after.carry}
+    graph_before = before.step.graph
+    graph_after = after.step.graph
     found = []
     for spec in after.step.inputs:
         name = spec.name
         is_loaded = spec.file is not None or spec.random is not None
-        is_read_by_both = name in before.step.graph.by_name and name in after.step.graph.by_name
-        if name in changing or not is_loaded or not is_read_by_both:
+        if name in changing or not is_loaded:
             continue
-        layout_before = step_layout(before.step.graph, plan_before, name)
-        layout = step_layout(after.step.graph, plan_after, name)
-        if specs_before.get(name) == spec and layout == layout_before:
+        if spec not in before.step.inputs:
+            continue
+        if name not in graph_before.by_name or name not in graph_after.by_name:
+            continue
+        layout_before = step_layout(graph_before, plan_before, name)
+        layout_after = step_layout(graph_after, plan_after, name)
+        if layout_before == layout_after:
             found.append(name)
     return tuple(found)
 
@@ -175,11 +183,17 @@ def _tensors_that_can_stay(
 ) -> dict[str, Layout]:
     """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed."""
     found: dict[str, Layout] = {}
+    mesh = None  # that of the first tensor that can stay
     for name, layout in layouts_before.items():
-        is_pinned = name in options.pins or loop.carry.get(name) in options.pins
-        if is_pinned or layout.splits or name not in stages.step.graph.by_name:
+        if name not in stages.step.graph.by_name:
             continue
-        if all(layout.mesh == other.mesh for other in found.values()):
+        next_value = loop.carry.get(name)
+        is_pinned = name in options.pins or next_value in options.pins
+        if is_pinned or layout.splits:
+            continue
+        if mesh is None:
+            mesh = layout.mesh
+        if layout.mesh == mesh:
             found[name] = layout
     return found
 
@@ -207,9 +221,12 @@ def result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
 
 def once_result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
     """Return where the results are that a loop computes before its first step."""
-    found = {}
+    found: dict[str, Layout] = {}
+    assert plan.loop is not None
+    once = plan.loop.once
+    if once is None:
+        return found
     for name in kept_outputs(job, loop):
-        if name not in plan.graph.outputs and plan.loop is not None and plan.loop.once is not None:
-            once = plan.loop.once
+        if name not in plan.graph.outputs:
             found[name] = Layout(once.mesh, once.graph[name].bound, once.layouts[name])
     return found

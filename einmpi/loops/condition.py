@@ -50,10 +50,12 @@ def _expressions(graph: EinGraph) -> list[_Expression] | None:
         einsum = vertex.einsum
         if einsum is None:
             continue
-        is_plain = einsum.is_elementwise and not einsum.labels and einsum.scan is None
+        has_dimensions = bool(einsum.labels) or any(einsum.operands)
+        if has_dimensions or not einsum.is_elementwise or einsum.scan is not None:
+            return None
         dtypes = [np.dtype(graph[name].dtype) for name in vertex.inputs]
         evaluate = prepare_expression(einsum.function, dtypes, ())
-        if not is_plain or any(einsum.operands) or evaluate is None:
+        if evaluate is None:
             return None
         found.append(_Expression(vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
-from einmpi.loops.stages import Stages, final_names
+from einmpi.loops.stages import final_names
 from einmpi.planner.plan import Options, Plan
 from einmpi.schedule.layout import Layout
 
@@ -19,7 +19,7 @@ class NamesPassedOn:
     """The tensors that loops of a job pass on."""
 
     final: tuple[str, ...]  # results of the job
-    kept: tuple[frozenset[str], ...]  # for each loop: of earlier ones, what is still needed
+    kept: tuple[frozenset[str], ...]  # for each loop, the results of earlier ones still needed
 
 
 def names_passed_on(job: Job) -> NamesPassedOn:
@@ -72,14 +72,6 @@ def bytes_kept(
         elements = vertex.elements if layout is None else layout.max_elements()
         total += elements * np.dtype(vertex.dtype).itemsize
     return total
-
-
-def read_by(stages: Stages) -> set[str]:
-    """Return the inputs of a loop's step, and of what it computes once."""
-    names = {vertex.name for vertex in stages.step.graph.inputs}
-    if stages.once is not None:
-        names |= {vertex.name for vertex in stages.once.graph.inputs}
-    return names
 
 
 def with_less_memory(options: Options, nbytes: int) -> Options:

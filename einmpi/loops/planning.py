@@ -22,7 +22,6 @@ from einmpi.loops.batches import plan_batches
 from einmpi.loops.passed_on import (
     bytes_kept,
     kept_tensors,
-    read_by,
     with_kept,
     with_less_memory,
 )
@@ -55,7 +54,8 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
         for name, layout in layouts_before.items():
             if name not in computed_once:
                 of_steps[name] = layout
-        options = with_less_memory(options_of(each), bytes_kept(kept, of_steps, read_by(stages)))
+        bytes_to_leave = bytes_kept(kept, of_steps, stages.inputs)
+        options = with_less_memory(options_of(each), bytes_to_leave)
         plan = plan_loop(each, each.loop, ranks, options, layouts_before, computed_once, stages)
         in_use = _used_where_they_lie(stages, plan)
         plan = with_kept(plan, bytes_kept(kept, layouts_before, in_use))
@@ -73,8 +73,11 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
 def _used_where_they_lie(stages: Stages, plan: Plan) -> list[str]:
     """Return the inputs of steps that are not moved before the first step."""
     assert plan.loop is not None
-    names = [vertex.name for vertex in stages.step.graph.inputs]
-    return [name for name in names if name not in plan.loop.arriving]
+    found = []
+    for vertex in stages.step.graph.inputs:
+        if vertex.name not in plan.loop.arriving:
+            found.append(vertex.name)
+    return found
 
 
 def joined_plans(plans: Sequence[Plan]) -> Plan:

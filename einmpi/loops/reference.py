@@ -30,21 +30,33 @@ def evaluate_loops(
     found: dict[str, Array] = {}  # by earlier loops
     for each in job.one_after_another():
         assert each.loop is not None
-        names = {spec.name for spec in each.inputs}
         given = dict(inputs)
         if job.loops:
-            given = {name: array for name, array in given.items() if name in names}
-            given |= {name: array for name, array in found.items() if name in names}
+            given = _inputs_of(each, inputs, found)
         arrays = arrays_of(each, given)
         for spec in each.inputs:
             if spec.value is not None:
                 arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
         results = evaluate_loop(each, each.loop, arrays)
-        for name, output in each.loop.carry.items():
-            if job.loops:
+        if job.loops:
+            for name, output in each.loop.carry.items():
                 found[output] = results[name]
         found |= results
     return {name: found[name] for name in final_names(job)}
+
+
+def _inputs_of(
+    job: Job, inputs: Mapping[str, Any], computed: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Return the inputs of one of several loops: from earlier loops, or else from the caller."""
+    found: dict[str, Any] = {}
+    for spec in job.inputs:
+        name = spec.name
+        if name in computed:
+            found[name] = computed[name]
+        elif name in inputs:
+            found[name] = inputs[name]
+    return found
 
 
 def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -30,7 +30,6 @@ from einmpi.loops.passed_on import (
     kept_tensors,
     names_made,
     names_passed_on,
-    read_by,
     with_kept,
 )
 from einmpi.loops.result import LoopResult
@@ -80,7 +79,7 @@ class LoopSequence:
         together(self.comm, lambda: self._check_names(inputs))
         layouts_before = layouts_of(inputs)
         for run, kept in zip(self.runs, kept_tensors(self.job), strict=True):
-            run.leave_memory(bytes_kept(kept, self.layouts, read_by(run.stages)))
+            run.leave_memory(bytes_kept(kept, self.layouts, run.stages.inputs))
             run.plan_steps(read_by_stages(run.stages, layouts_before))
             found = result_layouts(run.job, run.loop, run.plan)
             layouts_before |= found
@@ -108,7 +107,9 @@ class LoopSequence:
         first = self._restore()
         for number in range(first, len(self.runs)):
             run = self.runs[number]
-            given = dict(inputs) if len(self.runs) == 1 else self._inputs_of(number, inputs)
+            given = dict(inputs)
+            if len(self.runs) > 1:
+                given = self._inputs_of(number, inputs)
             if self.checkpoints is not None:
                 ended = [EndedLoop(each.steps, each.is_done) for each in self.results]
                 rows = [each.history for each in self.results]
@@ -227,12 +228,15 @@ class LoopSequence:
         """Read a tensor of a checkpoint into a layout."""
         with_dimension = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         region = with_dimension.block(self.comm.rank)
-        local: npt.NDArray[Any] = np.empty((0,) * (len(layout.bound) or 1), saved.dtype)
-        if region is not None:
-            local = np.empty(shape(region), saved.dtype)
-            for there, here in boxes(region, packed(region)):
-                local[here] = saved[there if layout.bound else ()]
-            local = local.reshape(local.shape if layout.bound else ())
+        if region is None:  # an idle rank
+            nothing = np.empty((0,) * len(with_dimension.bound), saved.dtype)
+            return DistArray(nothing, layout, self.comm)
+        local: npt.NDArray[Any] = np.empty(shape(region), saved.dtype)
+        if not layout.bound:  # a number
+            local[0] = saved[()]
+            return DistArray(local.reshape(()), layout, self.comm)
+        for there, here in boxes(region, packed(region)):
+            local[here] = saved[there]
         return DistArray(local, layout, self.comm)
 
 

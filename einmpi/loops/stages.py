@@ -31,12 +31,23 @@ class Stages:
     step: Job
     hoisted: tuple[str, ...]  # what `once` computes for `step`
 
+    @property
+    def inputs(self) -> set[str]:
+        """The inputs of both jobs, with those that `once` computes for `step`."""
+        names = {vertex.name for vertex in self.step.graph.inputs}
+        if self.once is not None:
+            names.update(vertex.name for vertex in self.once.graph.inputs)
+        return names
+
 
 def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
     """Return the tensors of the last step that are results, besides those that are carried."""
-    names = [spec.name for spec in job.outputs] or list(job.graph.outputs)
     if loop.results is not None:
         names = list(loop.results)
+    elif job.outputs:
+        names = [spec.name for spec in job.outputs]
+    else:
+        names = list(job.graph.outputs)
     carried = {*loop.carry, *loop.carry.values()}
     return tuple(name for name in names if name not in carried)
 
@@ -51,11 +62,13 @@ def final_names(job: Job) -> tuple[str, ...]:
         return tuple(stored)
     names: list[str] = []
     for each in job.one_after_another():
-        assert each.loop is not None
-        for name in each.loop.carry:
-            if name not in each.loop.state or name in stored:
+        loop = each.loop
+        assert loop is not None
+        for name in loop.carry:
+            is_state = name in loop.state
+            if not is_state or name in stored:
                 names.append(name)
-        names += kept_outputs(each, each.loop)
+        names += kept_outputs(each, loop)
     return unique(names)
 
 
@@ -174,14 +187,22 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     Its results have the layouts in which the step needs them.
     """
     assert stages.once is not None
-    inputs = {vertex.name for vertex in stages.once.graph.inputs}
-    names = {*inputs, *stages.once.graph.outputs}
-    placed = {name: loaded_cuts(plan, name) for name in stages.hoisted}
-    roles = _roles_in(stages.once.graph, options.roles)
+    graph = stages.once.graph
+    inputs = {vertex.name for vertex in graph.inputs}
+    roles = _roles_in(graph, options.roles)
     strategy = options.strategy
-    needed_roles = STRATEGIES[strategy].roles
-    if needed_roles and not any(roles.get(role) for role in needed_roles):
+    roles_needed = set(STRATEGIES[strategy].roles)
+    roles_found = {role for role, labels in roles.items() if labels}
+    if roles_needed and roles_needed.isdisjoint(roles_found):
         strategy = DEFAULT_STRATEGY  # there is nothing here that this strategy is about
+    placed = {}
+    for name in stages.hoisted:
+        placed[name] = loaded_cuts(plan, name)
+    can_be_pinned = inputs.union(graph.outputs).difference(placed)
+    pins = {}
+    for name, parts in options.pins.items():
+        if name in can_be_pinned:
+            pins[name] = parts
     return replace(
         options,
         strategy=strategy,
@@ -190,13 +211,15 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         mesh=plan.mesh if placed else None,
         resident=tuple(name for name in options.resident if name in inputs),
         files=tuple(name for name in options.files if name in inputs),
-        pins={name: parts for name, parts in options.pins.items() if name in names - {*placed}},
+        pins=pins,
     )
 
 
 def _roles_in(graph: EinGraph, roles: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Return the roles of those labels that a graph has."""
-    known = unique(*(vertex.computed_einsum.labels for vertex in graph.computed))
+    known: set[str] = set()
+    for vertex in graph.computed:
+        known.update(vertex.computed_einsum.labels)
     found = {}
     for role, labels in roles.items():
         found[role] = tuple(label for label in labels if label in known)

@@ -41,8 +41,9 @@ def _elements_changed(
     """Return how many elements of a carried tensor an update changes; None if it may be all."""
     einsum = vertex.computed_einsum
     extents = dict(einsum.extents)
+    carried = inputs_of_outputs[vertex.name]
     update = find_partial_update(einsum)
-    if update is not None and vertex.inputs[update.operand] == inputs_of_outputs[vertex.name]:
+    if update is not None and vertex.inputs[update.operand] == carried:
         for condition in update.conditions:
             if condition.comparison == "==":
                 extents[condition.label] = 1
@@ -80,17 +81,25 @@ def _with_late_update(
     end = start
     for position in range(start + 1, len(order)):
         vertex = order[position]
-        if not dependent.isdisjoint(vertex.inputs):
+        needs_output = not dependent.isdisjoint(vertex.inputs)
+        if needs_output:
             dependent.add(vertex.name)
-        if name in vertex.inputs or vertex.name in nan_checked:
+        comes_first = name in vertex.inputs or vertex.name in nan_checked
+        if comes_first and needs_output:
+            return order  # it needs both values
+        if comes_first:
             end = position
-            if vertex.name in dependent:
-                return order  # it needs both values
-    if end == start or _bytes_kept_longer(order, start) > graph[output].nbytes:
+    if end == start:
         return order
-    passed = order[start : end + 1]
-    first = [vertex for vertex in passed if vertex.name not in dependent]
-    later = [vertex for vertex in passed if vertex.name in dependent]
+    if _bytes_kept_longer(order, start) > graph[output].nbytes:
+        return order
+    first = []
+    later = []
+    for vertex in order[start : end + 1]:
+        if vertex.name in dependent:
+            later.append(vertex)
+        else:
+            first.append(vertex)
     return [*order[:start], *first, *later, *order[end + 1 :]]
 
 
@@ -126,9 +135,9 @@ def _bytes_kept_longer(order: Sequence[Vertex], position: int) -> int:
     read_later: set[str] = set()
     for vertex in order[position + 1 :]:
         read_later.update(vertex.inputs)
+    read_last_here = set(order[position].inputs) - read_later
     total = 0
-    computed = {vertex.name: vertex for vertex in order[:position] if not vertex.is_input}
-    for name in dict.fromkeys(order[position].inputs):
-        if name in computed and name not in read_later:
-            total += computed[name].nbytes
+    for vertex in order[:position]:
+        if vertex.name in read_last_here and not vertex.is_input:
+            total += vertex.nbytes
     return total

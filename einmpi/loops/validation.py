@@ -30,15 +30,15 @@ class ValidationRun(LoopRun):
         self.training_step = 0
 
     def take_inputs(self, given: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        """Take note of the arrays of the caller: for the training, and in place of these."""
-        read = written_step(self.job, self.loop).by_name
+        """Keep the caller's arrays: `given` for the training, `others` for the validation."""
+        names_read = set(written_step(self.job, self.loop).by_name)
         replaced = {spec.name for spec in self.validation.inputs}
+        names_shared = names_read - replaced - set(self.training.loop.carry)
         for name, array in given.items():
-            is_same = name not in replaced and name not in self.training.loop.carry
-            if is_same and name in read:
+            if name in names_shared:
                 self.given[name] = array
         for name, array in others.items():
-            if name in read:
+            if name in names_read:
                 self.given[name] = array
 
     def numbers(self, step: int) -> dict[str, int]:
