@@ -18,11 +18,10 @@ from einmpi.files.specs import InputSpec
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.job import Job, with_half, with_strict
 from einmpi.job.loop import (
-    NUMBERS_OF_STEPS,
-    STEP,
     Loop,
     StepProgram,
     make_loop,
+    numbers_of_steps,
     refuse_step_as_input,
 )
 from einmpi.job.trained import trained_job
@@ -330,7 +329,7 @@ def _checked_loop(
 
 def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches | None) -> None:
     """Refuse an input called `step`, or with batches `rows` or `epoch`, that is no number."""
-    names = (STEP,) if batches is None else NUMBERS_OF_STEPS
+    names = numbers_of_steps(batches is not None)
     for vertex in job.written.inputs:
         if vertex.name in names and (vertex.bound or vertex.name in carry):
             what = f"in a loop, {vertex.name} is a number of each step"

@@ -199,6 +199,11 @@ def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
     return graph
 
 
+def numbers_of_steps(has_batches: bool) -> tuple[str, ...]:
+    """Return the names of the numbers that are different in each step."""
+    return NUMBERS_OF_STEPS if has_batches else (STEP,)
+
+
 def number_graph(
     program: StepProgram, source: Source, name: str, with_inputs: bool = False
 ) -> EinGraph:
@@ -213,7 +218,7 @@ def number_graph(
     numbers: dict[str, tuple[tuple[int, ...], str]] = {}
     types = {}
     has_batches = any(spec.rows is not None for spec in program.inputs)
-    for number in NUMBERS_OF_STEPS if has_batches else (STEP,):
+    for number in numbers_of_steps(has_batches):
         if number not in program.sizes:
             numbers[number] = (), "int64"
     for spec in program.inputs:

@@ -11,7 +11,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import unique
 from einmpi.job.batches import Batches
 from einmpi.job.job import Job
-from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, StepProgram
+from einmpi.job.loop import STEP, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import has_word
 from einmpi.job.program import extended_job, inputs_of, parameter_types
 from einmpi.job.train_table import check_rate
@@ -73,7 +73,7 @@ def trained_job(
     for state in written.state:
         inputs[state.name] = state.shape, state.dtype
         specs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros"))
-    for name in NUMBERS_OF_STEPS if batches is not None else (STEP,):
+    for name in numbers_of_steps(batches is not None):
         if name not in job.written.by_name and has_word(written.text, name):
             inputs[name] = (), "int64"
     becoming = [name for name in carry.values() if name in job.written.by_name]

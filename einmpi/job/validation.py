@@ -8,7 +8,7 @@ from typing import Any
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.specs import InputSpec
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.job.batches import Batches
 from einmpi.language.toml_document import show
 from einmpi.units import counted, show_shape
@@ -88,26 +88,29 @@ def make_validation(
         if spec.name in carried:
             what = f"{spec.name} is carried from step to step"
             raise InputError(where, what, "inputs that stay the same, or come in batches")
-        vertex = graph[spec.name]
-        shape = spec.shape or ()
-        rows = None
-        if spec.name in batched and shape:
-            rows = shape[0]
-            shape = (vertex.bound[0], *shape[1:])
-        if (shape, spec.dtype) != (vertex.bound, vertex.dtype):
-            what = f"{spec.name} is {spec.dtype} {show_shape(spec.shape or ())}"
-            expected = f"{vertex.dtype} {show_shape(vertex.bound)}, as in the steps"
-            if rows is not None:
-                shown = "×".join(["rows", *map(str, vertex.bound[1:])])
-                expected = f"{vertex.dtype} {shown}, as in the steps"
-            raise InputError(where, what, expected)
-        found.append(replace(spec, shape=shape, rows=rows))
+        found.append(_as_in_steps(where, spec, graph[spec.name], spec.name in batched))
     names = [spec.name for spec in found]
     for name in batched:
         if name in known and name not in names:
             what = f"{name} comes in batches, and is not among the inputs of the validation"
             raise InputError(place("inputs"), what, f"an entry for {name}")
     return Validation(every, tuple(record), tuple(found), _batches_of(place, batches, found))
+
+
+def _as_in_steps(where: str, spec: InputSpec, vertex: Vertex, is_batched: bool) -> InputSpec:
+    """Return an input with the shape that a step reads; of one in batches, that of a batch."""
+    whole_shape = spec.shape or ()
+    shape = whole_shape
+    rows = None
+    shown = show_shape(vertex.bound)
+    if is_batched and whole_shape:
+        rows = whole_shape[0]
+        shape = (vertex.bound[0], *whole_shape[1:])
+        shown = "×".join(["rows", *map(str, vertex.bound[1:])])
+    if shape != vertex.bound or spec.dtype != vertex.dtype:
+        what = f"{spec.name} is {spec.dtype} {show_shape(whole_shape)}"
+        raise InputError(where, what, f"{vertex.dtype} {shown}, as in the steps")
+    return replace(spec, shape=shape, rows=rows)
 
 
 def _check_record(place: Callable[..., str], graph: EinGraph, record: Sequence[Any]) -> None:
@@ -117,9 +120,8 @@ def _check_record(place: Callable[..., str], graph: EinGraph, record: Sequence[A
     for number, name in enumerate(record):
         where = place("record", number)
         if name not in computed:
-            raise InputError(
-                where, f"{show(name)} is not computed", nearest_of(computed, str(name))
-            )
+            what = f"{show(name)} is not computed"
+            raise InputError(where, what, nearest_of(computed, str(name)))
         if graph[name].bound or graph[name].dtype.startswith("complex"):
             raise InputError(where, f"{name} is no real number", "one without dimensions")
 
@@ -131,16 +133,18 @@ def _batches_of(
     if batches is None:
         return None
     batched = [spec for spec in specs if spec.rows is not None]
-    rows = batched[0].rows or 0
+    first = batched[0]
+    rows = first.rows or 0
     for spec in batched:
         if spec.rows != rows:
+            where = spec.place or place("inputs")
             what = f"{spec.name} has {counted(spec.rows or 0, 'row')}"
-            expected = f"{rows}, as {batched[0].name}"
-            raise InputError(spec.place or place("inputs"), what, expected)
-    if rows == 0 or (rows < batches.batch and not batches.pads_last):
-        what = f"{batched[0].name} has {counted(rows, 'row')}"
+            raise InputError(where, what, f"{rows}, as {first.name}")
+    least_rows = 1 if batches.pads_last else batches.batch
+    if rows < least_rows:
+        where = first.place or place("inputs")
+        what = f"{first.name} has {counted(rows, 'row')}"
         hint = 'or last = "pad" in the loop'
-        where = batched[0].place or place("inputs")
         raise InputError(where, what, f"at least a batch of {batches.batch}", hint)
     names = tuple(spec.name for spec in batched)
     return Batches(names, rows, batches.batch, batches.pads_last)

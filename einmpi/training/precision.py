@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -127,11 +128,11 @@ class _Rounding:
         self.graph = graph
         self.precision = precision
         leading = _leading_to(graph, loss)
-        self.inputs: dict[str, str] = {}  # name → that of the rounded tensor
+        self.inputs: dict[str, str] = {}  # inputs that can be rounded → names of the rounded ones
         for vertex in graph.inputs:
             if vertex.name in leading and vertex.bound and vertex.dtype in _FULL:
                 self.inputs[vertex.name] = f"{vertex.name}_{precision}"
-        self.read: dict[str, None] = {}  # of these, those that are read so
+        self.read: dict[str, None] = {}  # those of them that a statement reads rounded, in order
         self.narrow: set[str] = set()  # statements whose result is rounded
         self.wide: set[str] = set()  # tensors of full precision that rounded statements may read
         for item in items:
@@ -161,53 +162,55 @@ class _Rounding:
         return written_statement(item, _cast(self.precision, value))
 
 
-class _NarrowReads(ast.NodeTransformer):
+class _Reads(ABC, ast.NodeTransformer):
+    """Changes how an expression reads elements of tensors."""
+
+    def __init__(self, rounding: _Rounding) -> None:
+        self.rounding = rounding
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        node.slice = _visited_index(self, node.slice)
+        if isinstance(node.value, ast.Name):
+            return self.read_element(node, node.value.id)
+        node.value = self.visit(node.value)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if not _is_gradient(node):
+            self.generic_visit(node)
+        return node
+
+    @abstractmethod
+    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
+        """Return what takes the place of an element of a tensor."""
+
+
+class _NarrowReads(_Reads):
     """Makes an expression read all tensors in half precision."""
 
-    def __init__(self, rounding: _Rounding) -> None:
-        self.rounding = rounding
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        node.slice = _visited_index(self, node.slice)
-        if not isinstance(node.value, ast.Name):
-            node.value = self.visit(node.value)
-            return node
-        if node.value.id in self.rounding.inputs:
-            self.rounding.read[node.value.id] = None
-            node.value = ast.Name(self.rounding.inputs[node.value.id], ast.Load())
-            return node
-        return _cast(self.rounding.precision, node) if self._is_wide(node.value) else node
+    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
+        rounded_name = self.rounding.inputs.get(name)
+        if rounded_name is None:
+            return self._rounded(node, name)
+        self.rounding.read[name] = None
+        node.value = ast.Name(rounded_name, ast.Load())
+        return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return _cast(self.rounding.precision, node) if self._is_wide(node) else node
+        return self._rounded(node, node.id)
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        if not _is_gradient(node):
-            self.generic_visit(node)
+    def _rounded(self, node: ast.expr, name: str) -> ast.expr:
+        if name in self.rounding.wide:
+            return _cast(self.rounding.precision, node)
         return node
 
-    def _is_wide(self, node: ast.Name) -> bool:
-        return node.id in self.rounding.wide
 
-
-class _WideReads(ast.NodeTransformer):
+class _WideReads(_Reads):
     """Makes an expression read rounded tensors in the precision that they had."""
 
-    def __init__(self, rounding: _Rounding) -> None:
-        self.rounding = rounding
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        node.slice = _visited_index(self, node.slice)
-        if not isinstance(node.value, ast.Name):
-            node.value = self.visit(node.value)
-            return node
-        if node.value.id in self.rounding.narrow:
-            return _cast(self.rounding.graph[node.value.id].dtype, node)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        if not _is_gradient(node):
-            self.generic_visit(node)
+    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
+        if name in self.rounding.narrow:
+            return _cast(self.rounding.graph[name].dtype, node)
         return node
 
 
