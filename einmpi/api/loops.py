@@ -304,7 +304,10 @@ def _checked_loop(
             until = known.until_text
     if carry is None or steps is None:
         missing = "carry" if carry is None else "steps"
-        raise InputError("loop", f"{missing} is not given", "carry={...} and steps=...")
+        expected = "carry={...} and steps=..."
+        if carry is not None:
+            expected = "steps=..., or epochs=... with batches"
+        raise InputError("loop", f"{missing} is not given", expected)
     condition = None
     if optional_text("loop", "until", until, "change < 1e-6") is not None:
         condition = Source("until", str(until))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from einmpi.api.loops import run_loops
@@ -95,6 +96,10 @@ def train(
     >>> found.outputs["w"].gather().round(3)
     array([3., 3.])
     """
+    known = signature(run_loops).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
     if check_job("train", job).loops:
         raise InputError("train", "the job has several loops", "a program, or a job with one loop")
     training = make_training(

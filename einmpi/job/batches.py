@@ -9,6 +9,7 @@ from typing import Any
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.language.toml_document import show
 from einmpi.units import counted
 
 ROWS = "rows"  # the input that has the number of rows in the batch of a step, without padding
@@ -166,7 +167,7 @@ def _make_shuffle(
         keys = {"seed": None, "block": None, **shuffle}
     seed = keys["seed"]
     if type(seed) is not int or not 0 <= seed < 2**64:
-        what = "shuffle has no seed" if seed is None else f"the seed of shuffle is {seed!r:.60}"
+        what = "shuffle has no seed" if seed is None else f"the seed of shuffle is {show(seed)}"
         raise InputError(place("shuffle"), what, "an integer from 0 to 2**64 - 1")
     block = keys["block"]
     if block is None:

@@ -292,11 +292,11 @@ def _check_settings(document: Document, settings: Settings) -> None:
     known = [*table(document, ("sizes",)), *table(document, ("parameters",))]
     for name in settings:
         if name not in known:
-            raise InputError(
-                document.name,
-                f"there is no size or parameter {show(name)} to set",
-                nearest_of(known, name),
-            )
+            what = f"there is no size or parameter {show(name)} to set"
+            expected = nearest_of(known, name)
+            if not known:
+                expected = "a job with [sizes] or [parameters]; this one has neither"
+            raise InputError(document.name, what, expected)
 
 
 def _read_sizes(document: Document, overrides: Settings) -> dict[str, int]:

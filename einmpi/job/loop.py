@@ -161,8 +161,14 @@ def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:
     before = graph[name]
     after = _computed(graph, where, output)
     if (before.bound, before.dtype) != (after.bound, after.dtype):
+        hint = ""
+        if before.bound == after.bound:
+            hint = f"{before.dtype}(…) around its expression converts it"
         raise InputError(
-            where, f"{output} is {_kind(after)}", f"{_kind(before)}, because it becomes {name}"
+            where,
+            f"{output} is {_kind(after)}",
+            f"{_kind(before)}, because it becomes {name}",
+            hint,
         )
 
 

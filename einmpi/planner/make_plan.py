@@ -12,7 +12,7 @@ from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.planning import Planning
+from einmpi.planner.planning import Planning, bytes_of_batches
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -30,7 +30,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     start = time.perf_counter()
     limit = options.memory
     if limit is not None:
-        options = replace(options, memory=limit - _bytes_of_batches(graph, ranks, options))
+        options = replace(options, memory=limit - bytes_of_batches(graph, ranks, options))
     meshes = _meshes(ranks, options)
     best: Plan | None = None
     first_error: InputError | None = None
@@ -47,12 +47,6 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         raise first_error
     _check_values_per_rank(best)
     return replace(best, memory=limit, seconds=time.perf_counter() - start)
-
-
-def _bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:
-    """Return the bytes of batched inputs that a rank has besides the memory of the plan."""
-    names = [name for name in options.batched if name in graph.by_name]
-    return sum(-(-graph[name].nbytes // ranks) for name in names)
 
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:

@@ -96,7 +96,9 @@ class Planning:
         assert limit is not None
         spilling = self.spilling(limit, attempts)
         if spilling is None:
-            least = min(attempt.least for attempt in attempts)
+            # Batches are taken off the limit before planning; the message counts as the user does.
+            batches = bytes_of_batches(self.graph, self.ranks, self.options)
+            least = min(attempt.least for attempt in attempts) + batches
             ranks = counted(self.mesh.ranks, "rank")
             expected = f"at least {least} bytes, or more ranks"
             if self.resident:
@@ -106,7 +108,8 @@ class Planning:
                     f"at least {least} bytes for the plans that were found, or more ranks "
                     "(with resident inputs, other strategies may need less)"
                 )
-            what = f"no plan on {ranks} was found below {counted(limit, 'byte')} a rank"
+            given = counted(limit + batches, "byte")
+            what = f"no plan on {ranks} was found below {given} a rank"
             raise InputError("memory", what, expected)
         return spilling
 
@@ -280,3 +283,9 @@ def _memory_prices() -> Iterator[int]:
     yield 0
     for exponent in range(0, 40, 3):
         yield 1 << exponent
+
+
+def bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:
+    """Return the bytes of batched inputs that a rank has besides the memory of the plan."""
+    names = [name for name in options.batched if name in graph.by_name]
+    return sum(-(-graph[name].nbytes // ranks) for name in names)

@@ -13,7 +13,7 @@ from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.job.validation import Validation
 from einmpi.language.notes import label_notes
-from einmpi.loops.stages import stages_of
+from einmpi.loops.stages import final_names, stages_of
 from einmpi.units import counted, show_bytes, show_shape
 
 
@@ -78,7 +78,9 @@ def _program_lines(job: Job, made_earlier: Collection[str], unused: Iterable[str
                 fused = f"   (fuses {', '.join(vertex.origin[:-1])})"
             lines.append(f"{when:8} {vertex}   {_shape(vertex)}{fused}")
     targets = {spec.name: f"  {printable(spec.target)}" for spec in job.outputs}
-    for name in job.graph.outputs:
+    # The results of a loop have the names of the inputs that are carried.
+    outputs = job.graph.outputs if job.loop is None else final_names(job)
+    for name in outputs:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
     if job.loop is not None:
         lines += _loop_lines(job.loop)

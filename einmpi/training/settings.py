@@ -19,6 +19,7 @@ MOST_COUNTED = 2**31  # batches or updates
 FIRST_SCALE = 65536.0  # torch's, as the next one
 STEPS_UNTIL_GROWTH = 2000
 _COMMON_OPTIONS = ("name", "rate", "decay", "clip")
+_NAMES_IN_TORCH = {"lr": "rate", "weight_decay": "decay", "max_norm": "clip"}
 _POSITIVE = "a number above 0"
 
 
@@ -102,7 +103,10 @@ def make_training(
     for key in optimizer:
         if key not in known:
             what = f"{name} has no option {show(key)}"
-            raise InputError(place("optimizer", key), what, one_of(known, str(key)))
+            hint = ""
+            if key in _NAMES_IN_TORCH:
+                hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
+            raise InputError(place("optimizer", key), what, one_of(known, str(key)), hint)
     options = {}
     for key, option in record.options.items():
         value = _number(place, optimizer, key, option.default, option.range_text)

@@ -148,6 +148,10 @@ def test_overrides_come_before_later_sizes():
         == "job.toml: there is no size or parameter 'r' to set; expected one of s, t"
     )
     assert error(text, settings={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
+    assert error(PROGRAM, settings={"s": 3}) == (
+        "job.toml: there is no size or parameter 's' to set; "
+        "expected a job with [sizes] or [parameters]; this one has neither"
+    )
     assert (
         error(text, dtype="float8")
         == f"job.toml: unknown dtype 'float8'; expected one of {ALL_DTYPES} (did you mean float16?)"

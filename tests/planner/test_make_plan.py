@@ -204,6 +204,28 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     assert einmpi.plan(chain(480), 4, memory=least).peak == least
 
 
+def test_a_memory_limit_that_batches_exceed_is_named_as_given(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        """
+program  = "y = x + sum(X[i,j])"
+inputs.X = { shape = [1000, 20], random = "ones", batch = 100 }
+inputs.x = { shape = [], random = "ones" }
+loop     = { epochs = 1, carry = { x = "y" } }
+"""
+    )
+    job = einmpi.load(tmp_path / "job.toml")
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.plan(job, 2, memory=1000)
+    text = str(caught.value)
+    assert text.startswith("memory: no plan on 2 ranks was found below 1000 bytes a rank; expected")
+    found = re.search(r"at least (\d+) bytes", text)
+    assert found
+    least = int(found[1])
+    assert einmpi.plan(job, 2, memory=least).peak <= least
+    with pytest.raises(einmpi.InputError):
+        einmpi.plan(job, 2, memory=least - 1)
+
+
 def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
     """Which plan takes the least memory does, for message buffers are a share of the limit."""
     text = (

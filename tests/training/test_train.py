@@ -116,7 +116,15 @@ def test_half_precision_and_accumulation():
             {"optimizer": {"name": "sgd", "rate": "train_rate / 2"}},
             "train: the rate 'train_rate / 2' is computed from itself; expected an expression",
         ),
-        ({"steps": None}, "loop: steps is not given; expected carry={...} and steps=..."),
+        (
+            {"steps": None},
+            "loop: steps is not given; expected steps=..., or epochs=... with batches",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "lr": 0.1}},
+            "train: sgd has no option 'lr'; expected one of name, rate, decay, clip; "
+            "lr of torch is called rate here",
+        ),
     ],
 )
 def test_refused(changes, message):
@@ -132,3 +140,9 @@ def test_refused(changes, message):
     with pytest.raises(InputError) as caught:
         einmpi.train(job, arrays, **arguments)
     assert str(caught.value).startswith(message)
+
+
+def test_an_unknown_argument_is_one_of_train():
+    job, arrays = given_arrays()
+    with pytest.raises(TypeError, match=r"train\(\) got an unexpected keyword argument 'lr'"):
+        einmpi.train(job, arrays, loss="loss", parameters=["W1"], optimizer="sgd", lr=0.1)
