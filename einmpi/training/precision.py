@@ -215,7 +215,7 @@ class _WideReads(_Reads):
 
 
 def _is_gradient(node: ast.Call) -> bool:
-    """Return whether a call is a gradient of the program: it is by what it names, unrounded."""
+    """Return whether a call is `grad`; the tensors that it names stay as the program has them."""
     return isinstance(node.func, ast.Name) and node.func.id == GRADIENT
 
 
