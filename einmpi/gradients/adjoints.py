@@ -1,32 +1,30 @@
-"""The adjoints of tensors as new vertices of a graph."""
+"""The adjoints of tensors, sent from every vertex to its operands."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from einmpi.errors import OperationError
+from einmpi.gradients.adjoint_tensors import PREFIX, AdjointTensors
 from einmpi.gradients.contributions import Contribution, ContributionBuilder
 from einmpi.gradients.expressions import (
     conditions_around,
     is_cheap,
     substituted,
-    under_conditions,
-    with_guarded_indices,
 )
 from einmpi.gradients.factors import computed_factors, with_elements
 from einmpi.gradients.softmax import Softmax, find_softmax
 from einmpi.gradients.sweep import Sweep
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.arithmetic import infer
 from einmpi.graph.derivatives.aggregations import AdjointOfAggregate
 from einmpi.graph.derivatives.scans import AdjointOfScan, ScanDerivative
-from einmpi.graph.derivatives.simple import ZERO, choose, minus, plus, times
-from einmpi.graph.dtypes import DTYPES, Type, kind_of
-from einmpi.graph.eingraph import Vertex, make_vertex
-from einmpi.graph.einsum import EinSum, make_einsum, reopen
+from einmpi.graph.derivatives.simple import ZERO, choose, minus, times
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.eingraph import Vertex
+from einmpi.graph.einsum import EinSum, reopen
 from einmpi.graph.labels import Names
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
@@ -41,14 +39,11 @@ from einmpi.graph.scalar import (
 )
 from einmpi.graph.segments import without_guard
 
-PREFIX = "d"  # the adjoint of W is called dW, if that name is free
 
+class Adjoints(AdjointTensors):
+    """Adjoint tensors, and how each kind of vertex sends its adjoint to its operands.
 
-class Adjoints:
-    """Adjoint vertices, which are added to `known` one after another.
-
-    `names` are those in use, of tensors and labels. What tensors are sent is kept until their
-    adjoints are asked for. The adjoints of `parameters` are asked for in any case.
+    The adjoints of `parameters` are asked for in any case.
     """
 
     def __init__(
@@ -58,107 +53,8 @@ class Adjoints:
         places: tuple[str, ...],
         parameters: Collection[str] = (),
     ) -> None:
-        self.known = known
-        self.names = names
-        self.places = places
+        super().__init__(known, names, places)
         self.parameters = frozenset(parameters)
-        self._sent: dict[str, list[Contribution]] = {}
-
-    # ---- types ----------------------------------------------------------------------------------
-
-    def type_of(self, node: Scalar) -> Type:
-        return infer(node, self._leaf_type)
-
-    def _leaf_type(self, node: Scalar) -> Type:
-        assert isinstance(node, Element)
-        return np.dtype(self.known[node.tensor].dtype)
-
-    def kind(self, node: Scalar) -> str:
-        """Return the kind of numbers of an expression."""
-        return kind_of(np.dtype(self.type_of(node)))
-
-    def _conjugate(self, node: Scalar) -> Scalar:
-        return Call("conj", (node,)) if self.kind(node) == "c" else node
-
-    # ---- vertices -------------------------------------------------------------------------------
-
-    def _emit(
-        self,
-        name: str,
-        output: Sequence[str],
-        expression: Scalar,
-        extent: Mapping[str, int],
-        aggregation: str | None = None,
-        aggregated: Sequence[str] = (),
-    ) -> Element:
-        """Add a vertex and return the element that reads it."""
-        guarded = with_guarded_indices(expression, self.known)
-        einsum, inputs = make_einsum(output, guarded, aggregation, aggregated, extent)
-        self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.places)
-        return Element(name, tuple(output))
-
-    def send(self, tensor: str, contribution: Contribution) -> None:
-        """Add a part to the adjoint of a tensor."""
-        self._sent.setdefault(tensor, []).append(contribution)
-
-    def adjoint_of(self, tensor: str, labels: Sequence[str]) -> Scalar | None:
-        """Return the adjoint of a tensor, over these labels of its dimensions.
-
-        All vertices that read the tensor must have sent their parts. None if there are none.
-        """
-        parts = self._sent.pop(tensor, [])
-        if not parts:
-            return None
-        stem = PREFIX + tensor
-        dtype = self.known[tensor].dtype
-        is_alone = len(parts) == 1 and self._is_plain_sum(parts[0], dtype)
-        has_sums = any(part.aggregated for part in parts)
-        # The adjoint itself gets the plain name, its parts get numbers.
-        name = self.names.take_new(stem) if has_sums and not is_alone else ""
-        total: Scalar = ZERO
-        for part in parts:
-            summed = self._without_sum(stem, part, dtype)
-            total = plus(total, relabel(summed, dict(zip(part.output, labels, strict=True))))
-        if is_cheap(total):
-            return total
-        extent = dict(zip(labels, self.known[tensor].bound, strict=True))
-        return self._emit(name or self.names.take_new(stem), labels, total, extent)
-
-    def _is_plain_sum(self, part: Contribution, dtype: str) -> bool:
-        """Return whether a part is a sum and nothing else."""
-        is_same = np.dtype(self.type_of(part.expression)) == np.dtype(dtype)
-        return len(part.aggregated) > 0 and not part.places and is_same
-
-    def as_tensor(self, tensor: str, labels: Sequence[str], adjoint: Scalar) -> str:
-        """Return the name of the tensor that has an adjoint; one is added if there is none."""
-        if isinstance(adjoint, Element) and adjoint.index == tuple(labels):
-            return adjoint.tensor
-        vertex = self.known[tensor]
-        extent = dict(zip(labels, vertex.bound, strict=True))
-        name = self.names.take_new(PREFIX + tensor)
-        return self._emit(name, labels, self._cast(adjoint, vertex.dtype), extent).tensor
-
-    def _cast(self, node: Scalar, dtype: str) -> Scalar:
-        if isinstance(node, Const) or np.dtype(self.type_of(node)) != np.dtype(dtype):
-            return Call(dtype, (node,))
-        return node
-
-    def _without_sum(self, stem: str, part: Contribution, dtype: str) -> Scalar:
-        """Return a part as an expression without a sum, over the labels of its output."""
-        expression = part.expression
-        if part.aggregated:
-            used = labels_of(expression)
-            output = [label for label in part.output if label in used]
-            name = self.names.take_new(stem)
-            expression = self._emit(name, output, expression, part.extent, "sum", part.aggregated)
-        if not isinstance(expression, Const):
-            if self.kind(expression) == "c" and DTYPES[dtype].kind != "c":
-                expression = Call("real", (expression,))
-            expression = self._cast(expression, dtype)
-        elif part.places and dtype not in ("float64", "complex128"):
-            # A number in `where` no longer takes the dtype of what it is added to.
-            expression = Call(dtype, (expression,))
-        return under_conditions(part.places, expression)
 
     # ---- one vertex -----------------------------------------------------------------------------
 
@@ -197,7 +93,7 @@ class Adjoints:
         """Send the adjoint of y = softmax(x) to x: y (dy - Σ y dy), from y alone."""
         einsum = vertex.computed_einsum
         value = Element(vertex.name, einsum.output)
-        mean = self._emit(
+        mean = self.emit(
             self.names.take_new(PREFIX + softmax.total),
             [label for label in einsum.output if label not in softmax.normalised],
             times(adjoint, value),
@@ -225,7 +121,7 @@ class Adjoints:
         elements: dict[Scalar, Element] = {}
         for factor in factors:
             name = self.names.take_new(vertex.name)
-            elements[factor] = self._emit(name, labels_of(factor), factor, einsum.extent)
+            elements[factor] = self.emit(name, labels_of(factor), factor, einsum.extent)
         expression = with_elements(reopen(einsum, vertex.inputs), elements)
         self._replace_vertex(vertex, expression, [element.tensor for element in elements.values()])
         names = {element.tensor for element in elements.values()}
@@ -239,7 +135,7 @@ class Adjoints:
     def _replace_vertex(self, vertex: Vertex, expression: Scalar, new_names: list[str]) -> None:
         """Give an aggregate another expression, which reads new tensors that come before it."""
         einsum = vertex.computed_einsum
-        self._emit(
+        self.emit(
             vertex.name,
             einsum.output,
             expression,
@@ -272,7 +168,7 @@ class Adjoints:
             is_whole = set(labels_of(part)) == set(einsum.labels)
             if parts.count(part) > 1 and is_whole and not is_cheap(part) and part not in shared:
                 name = self.names.take_new(PREFIX + vertex.name)
-                shared[part] = self._emit(name, einsum.output, part, einsum.extent)
+                shared[part] = self.emit(name, einsum.output, part, einsum.extent)
         for element, part in sweep.found.items():
             sweep.found[element] = shared.get(part, part)
 
@@ -312,14 +208,14 @@ class Adjoints:
                 empty = AGGREGATIONS[name].empty
                 assert empty is not None
                 node = Call("where", (mask, node, Const(empty)))
-            return self._emit(
+            return self.emit(
                 new_name(), einsum.output, node, einsum.extent, name, einsum.aggregated
             )
 
         def for_each_result(node: Scalar) -> Scalar:
             if is_cheap(node):
                 return node
-            return self._emit(new_name(), einsum.output, node, einsum.extent)
+            return self.emit(new_name(), einsum.output, node, einsum.extent)
 
         sent = record.derivative(
             AdjointOfAggregate(
@@ -329,7 +225,7 @@ class Adjoints:
                 vertex.dtype,
                 aggregate,
                 for_each_result,
-                self._conjugate,
+                self.conjugate,
             )
         )
         if mask is not None:
@@ -370,7 +266,7 @@ class Adjoints:
         used = labels_of(values)
         output = [label for label in einsum.labels if label in used]
         name = self.names.take_new(vertex.name)
-        element = self._emit(name, output, values, einsum.extent)
+        element = self.emit(name, output, values, einsum.extent)
         expression: Scalar = element
         if mask is not None:
             assert einsum.segments is not None
@@ -392,12 +288,12 @@ class Adjoints:
         mirrored = {scan.along: minus(last, Index(scan.along))}
 
         def running(aggregation: str, node: Scalar, masked: Const) -> Scalar:
-            values = self._emit(
+            values = self.emit(
                 self.names.take_new(PREFIX + vertex.name), einsum.output, node, extent
             )
             up_to = Call("<=", (Index(scan.scanned), Index(scan.along)))
             scanned = relabel(values, {scan.along: scan.scanned})
-            return self._emit(
+            return self.emit(
                 self.names.take_new(PREFIX + vertex.name),
                 einsum.output,
                 Call("where", (up_to, scanned, masked)),
@@ -428,7 +324,7 @@ class Adjoints:
                     running,
                     from_end,
                     at,
-                    self._conjugate,
+                    self.conjugate,
                 )
             )
         sent = relabel(sent, {scan.along: scan.scanned})

@@ -1,0 +1,129 @@
+"""The adjoints of tensors, summed from what the vertices that read them have sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from einmpi.gradients.contributions import Contribution
+from einmpi.gradients.expressions import is_cheap, under_conditions, with_guarded_indices
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.derivatives.simple import ZERO, plus
+from einmpi.graph.dtypes import DTYPES, Type, kind_of
+from einmpi.graph.eingraph import Vertex, make_vertex
+from einmpi.graph.einsum import make_einsum
+from einmpi.graph.labels import Names
+from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of, relabel
+
+PREFIX = "d"  # the adjoint of W is called dW, if that name is free
+
+
+class AdjointTensors:
+    """Adjoints as new vertices, which are added to `known` one after another.
+
+    `names` are those in use, of tensors and labels. What tensors are sent is kept until their
+    adjoints are asked for.
+    """
+
+    def __init__(self, known: dict[str, Vertex], names: Names, places: tuple[str, ...]) -> None:
+        self.known = known
+        self.names = names
+        self.places = places
+        self._sent: dict[str, list[Contribution]] = {}
+
+    # ---- types ----------------------------------------------------------------------------------
+
+    def type_of(self, node: Scalar) -> Type:
+        return infer(node, self._leaf_type)
+
+    def _leaf_type(self, node: Scalar) -> Type:
+        assert isinstance(node, Element)
+        return np.dtype(self.known[node.tensor].dtype)
+
+    def kind(self, node: Scalar) -> str:
+        """Return the kind of numbers of an expression."""
+        return kind_of(np.dtype(self.type_of(node)))
+
+    def conjugate(self, node: Scalar) -> Scalar:
+        return Call("conj", (node,)) if self.kind(node) == "c" else node
+
+    # ---- vertices -------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        name: str,
+        output: Sequence[str],
+        expression: Scalar,
+        extent: Mapping[str, int],
+        aggregation: str | None = None,
+        aggregated: Sequence[str] = (),
+    ) -> Element:
+        """Add a vertex and return the element that reads it."""
+        guarded = with_guarded_indices(expression, self.known)
+        einsum, inputs = make_einsum(output, guarded, aggregation, aggregated, extent)
+        self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.places)
+        return Element(name, tuple(output))
+
+    def send(self, tensor: str, contribution: Contribution) -> None:
+        """Add a part to the adjoint of a tensor."""
+        self._sent.setdefault(tensor, []).append(contribution)
+
+    def adjoint_of(self, tensor: str, labels: Sequence[str]) -> Scalar | None:
+        """Return the adjoint of a tensor, over these labels of its dimensions.
+
+        All vertices that read the tensor must have sent their parts. None if there are none.
+        """
+        parts = self._sent.pop(tensor, [])
+        if not parts:
+            return None
+        stem = PREFIX + tensor
+        dtype = self.known[tensor].dtype
+        is_alone = len(parts) == 1 and self._is_plain_sum(parts[0], dtype)
+        has_sums = any(part.aggregated for part in parts)
+        # The adjoint itself gets the plain name, its parts get numbers.
+        name = self.names.take_new(stem) if has_sums and not is_alone else ""
+        total: Scalar = ZERO
+        for part in parts:
+            summed = self._without_sum(stem, part, dtype)
+            total = plus(total, relabel(summed, dict(zip(part.output, labels, strict=True))))
+        if is_cheap(total):
+            return total
+        extent = dict(zip(labels, self.known[tensor].bound, strict=True))
+        return self.emit(name or self.names.take_new(stem), labels, total, extent)
+
+    def _is_plain_sum(self, part: Contribution, dtype: str) -> bool:
+        """Return whether a part is a sum and nothing else."""
+        is_same = np.dtype(self.type_of(part.expression)) == np.dtype(dtype)
+        return len(part.aggregated) > 0 and not part.places and is_same
+
+    def as_tensor(self, tensor: str, labels: Sequence[str], adjoint: Scalar) -> str:
+        """Return the name of the tensor that has an adjoint; one is added if there is none."""
+        if isinstance(adjoint, Element) and adjoint.index == tuple(labels):
+            return adjoint.tensor
+        vertex = self.known[tensor]
+        extent = dict(zip(labels, vertex.bound, strict=True))
+        name = self.names.take_new(PREFIX + tensor)
+        return self.emit(name, labels, self._cast(adjoint, vertex.dtype), extent).tensor
+
+    def _cast(self, node: Scalar, dtype: str) -> Scalar:
+        if isinstance(node, Const) or np.dtype(self.type_of(node)) != np.dtype(dtype):
+            return Call(dtype, (node,))
+        return node
+
+    def _without_sum(self, stem: str, part: Contribution, dtype: str) -> Scalar:
+        """Return a part as an expression without a sum, over the labels of its output."""
+        expression = part.expression
+        if part.aggregated:
+            used = labels_of(expression)
+            output = [label for label in part.output if label in used]
+            name = self.names.take_new(stem)
+            expression = self.emit(name, output, expression, part.extent, "sum", part.aggregated)
+        if not isinstance(expression, Const):
+            if self.kind(expression) == "c" and DTYPES[dtype].kind != "c":
+                expression = Call("real", (expression,))
+            expression = self._cast(expression, dtype)
+        elif part.places and dtype not in ("float64", "complex128"):
+            # A number in `where` no longer takes the dtype of what it is added to.
+            expression = Call(dtype, (expression,))
+        return under_conditions(part.places, expression)
