@@ -67,15 +67,18 @@ class Planning:
         previous: States | None = None
         for price in _memory_prices():
             found = self.search.solve(price)
-            cut = self.cut_graph(found.states)
+            is_new = found.states != previous
+            if is_new:
+                cut = self.cut_graph(found.states)
             if limit is None or cut.peak <= limit:
                 exact = found.exact and not price and not self.search.prescribed
                 plan = self.describe(cut, exact)
                 if limit is not None:
                     plan = self.reading_ahead(plan, limit)
                 return min([plan, *recomputing], key=cost_of)
-            attempts.append(_Attempt(cut, self.memory.least(cut)))
-            if self.options.recompute == AUTO:
+            if is_new:
+                attempts.append(_Attempt(cut, self.memory.least(cut)))
+            if is_new and self.options.recompute == AUTO:
                 smaller = self.recomputed(cut, limit)
                 if smaller.peak <= limit:
                     recomputing.append(self.reading_ahead(self.describe(smaller, False), limit))
@@ -88,7 +91,7 @@ class Planning:
                     return min([spilling, *recomputing], key=cost_of)
                 if price and not self.resident:
                     break  # without resident inputs, cuts make little difference to the least
-            if price > HIGHEST_USEFUL_PRICE and found.states == previous:
+            if price > HIGHEST_USEFUL_PRICE and not is_new:
                 break
             previous = found.states
         if recomputing:

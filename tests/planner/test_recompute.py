@@ -17,6 +17,7 @@ from einmpi.errors import InputError
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.planning import Planning
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.text.explain import as_json
 
@@ -77,6 +78,23 @@ def test_little_is_written_to_disk_if_the_rest_can_be_computed_again() -> None:
     assert without.recomputed is None
     assert plan.recomputed is not None
     assert 0 < plan.spilled < without.spilled / 2
+
+
+def test_cuts_that_a_higher_price_of_memory_leaves_as_they_are_are_tried_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Any] = []
+    cut_graph = Planning.cut_graph
+
+    def noted(self: Planning, states: Any) -> Any:
+        tried.append(states)
+        return cut_graph(self, states)
+
+    step = perceptron(6, 24, 18)
+    half = step_plan(step, 1).peak // 2
+    monkeypatch.setattr(Planning, "cut_graph", noted)
+    assert step_plan(step, 1, memory=half).spilled
+    assert len(tried) == 1  # on one rank, all prices have the same cuts
 
 
 def test_nothing_is_computed_again_without_a_limit_or_if_all_fits() -> None:

@@ -82,9 +82,13 @@ def _units(graph: EinGraph, constraints: Constraints) -> list[_Unit]:
         reads: dict[str, None] = {}
         needs: dict[str, None] = {}
         for each in vertices:
-            reads.update(dict.fromkeys(name for name in each.inputs if name not in names))
-            needs.update(dict.fromkeys(name for name in earlier.get(each.name, ())))
-        needs.update(dict.fromkeys(name for name in reads if not graph[name].is_input))
+            needs.update(dict.fromkeys(earlier.get(each.name, ())))
+            for name in each.inputs:
+                if name not in names:
+                    reads[name] = None
+        for name in reads:
+            if not graph[name].is_input:
+                needs[name] = None
         units.append(_Unit(vertices, tuple(reads), constraints.nbytes[vertex.name], tuple(needs)))
     return units
 
