@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import re
 import shutil
 import tempfile
@@ -482,7 +481,8 @@ def _settings(case: Case) -> Iterator[None]:
 
     def plan_once(graph: Any, ranks: int, options: Any) -> Any:
         # Every rank of a loop makes graphs of its own, which are alike.
-        key = (pickle.dumps(graph), ranks, repr(options))
+        # Not pickled: another thread may just be adding a cached property to the graph.
+        key = (repr(graph), ranks, repr(options))
         with lock:
             if key not in plans:
                 plans[key] = make_plan(graph, ranks, options)
