@@ -72,6 +72,14 @@ CASES = {
         "y[i] = where(i == 0, x[i], where(i >= 198, 7, x[i+2]))",
         lambda x: np.r_[x[0], x[3:], 7, 7],
     ),
+    "guarded by both ends": (
+        "y[i:200] = where((i == 0) | (i == 1) | (199 == i), 0, x[i-2] + x[i+1])",
+        lambda x: np.r_[0, 0, x[:-3] + x[3:], 0],
+    ),
+    "guarded in the middle": (
+        "y[i] = where(i != 50, x[i], x[i-1])",
+        lambda x: np.r_[x[:50], x[49], x[51:]],
+    ),
     "guarded by values": (
         "y[i] = where((x[i] > 0) & (i > 9), x[i-10], 0)",
         lambda x: np.where((x > 0) & (np.arange(200) > 9), np.roll(x, 10), 0),
@@ -149,6 +157,11 @@ MATRICES = {
         " u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1], u[i,j])",
         lambda u: guarded_stencil(u),
     ),
+    "stencil with its border first": (
+        "y[i,j] = where((i == 0) | (i == 40) | (j == 0) | (j == 40),"
+        " u[i,j], u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1])",
+        lambda u: guarded_stencil(u),
+    ),
     "gather and shift": ("k[i:9] = 3 * i\ny[i:9,j:40] = u[k[i],j+1]", lambda u: u[0:27:3, 1:]),
 }
 
@@ -163,8 +176,9 @@ def test_values_of_matrices(case, ranks):
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
-def test_a_guarded_stencil_moves_one_row_from_each_neighbour(ranks):
-    text, expected = MATRICES["guarded stencil"]
+@pytest.mark.parametrize("name", ["guarded stencil", "stencil with its border first"])
+def test_a_guarded_stencil_moves_one_row_from_each_neighbour(name, ranks):
+    text, expected = MATRICES[name]
     outputs, moved = run_from_files(ranks, text, {"u": U})
     assert np.allclose(outputs["y"], expected(U), rtol=1e-13, atol=1e-13)
     assert moved == 2 * (ranks - 1) * N * 8

@@ -119,9 +119,19 @@ def narrow(bounds: Mapping[str, Interval], guards: Sequence[Guard]) -> dict[str,
     Conditions that say nothing about a single label are left out, so the bounds may be too wide.
     """
     found = dict(bounds)
+    excluded = []
     for condition, holds in guards:
         for comparison, affine in _comparisons(condition, holds):
-            _apply(comparison, affine, found)
+            if comparison == "!=":
+                excluded.append(affine)
+            else:
+                _apply(comparison, affine, found)
+    # A label that is not equal to one end of its interval may then be at another end.
+    before = None
+    while before != found:
+        before = dict(found)
+        for affine in excluded:
+            _exclude_end(affine, found)
     if any(low > high for low, high in found.values()):
         return None
     return found
@@ -167,6 +177,29 @@ def _apply(comparison: str, affine: Affine, bounds: dict[str, Interval]) -> None
     bounds[label] = low, high
 
 
+def _exclude_end(affine: Affine, bounds: dict[str, Interval]) -> None:
+    """Narrow the bounds of the label in coefficient · label + constant != 0, at either end."""
+    found = _excluded_value(affine)
+    if found is None or found[0] not in bounds:
+        return
+    label, value = found
+    low, high = bounds[label]
+    if low == value:
+        bounds[label] = low + 1, high
+    elif high == value:
+        bounds[label] = low, high - 1
+
+
+def _excluded_value(affine: Affine) -> tuple[str, int] | None:
+    """Return the label and its only value for which an affine function is 0, if there is one."""
+    if len(affine.terms) != 1:
+        return None
+    ((label, coefficient),) = affine.terms
+    if affine.constant % coefficient:
+        return None
+    return label, -affine.constant // coefficient
+
+
 def stays_inside(
     index: Scalar, bounds: Mapping[str, Interval], guards: Sequence[Guard], extent: int
 ) -> bool:
@@ -182,28 +215,39 @@ def reach_of_branch(
     index: Scalar, bounds: Mapping[str, Interval], guards: Sequence[Guard]
 ) -> Interval | None:
     """Return what an index reaches where all guards hold; None if that is not known exactly."""
-    if not all(_is_interval(condition, holds) for condition, holds in guards):
-        return None
     narrowed = narrow(bounds, guards)
     affine = affine_of(index)
     if narrowed is None or affine is None:
         return None
+    if not all(_is_interval(condition, holds, narrowed) for condition, holds in guards):
+        return None
     return interval_of(index, narrowed)
 
 
-def _is_interval(condition: Scalar, holds: bool) -> bool:
-    """Return whether a condition is nothing but bounds of single labels."""
+def _is_interval(condition: Scalar, holds: bool, narrowed: Mapping[str, Interval]) -> bool:
+    """Return whether a condition says nothing but what the narrowed bounds of labels say."""
     if not isinstance(condition, Call):
         return False
     if condition.op == "~":
-        return _is_interval(condition.args[0], not holds)
+        return _is_interval(condition.args[0], not holds, narrowed)
     if condition.op == ("&" if holds else "|"):
-        return all(_is_interval(argument, holds) for argument in condition.args)
+        return all(_is_interval(argument, holds, narrowed) for argument in condition.args)
     found = _comparisons(condition, holds)
     if len(found) != 1:
         return False
     comparison, affine = found[0]
-    return len(affine.terms) == 1 and comparison != "!="
+    if len(affine.terms) != 1:
+        return False
+    if comparison != "!=":
+        return True
+    excluded = _excluded_value(affine)
+    if excluded is None:
+        return True
+    label, value = excluded
+    if label not in narrowed:
+        return False
+    low, high = narrowed[label]
+    return not low <= value <= high
 
 
 def has_computed_index(node: ast.AST) -> bool:
