@@ -14,8 +14,7 @@ import numpy.typing as npt
 from einmpi.job.batches import Batches
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, Numbers
 from einmpi.loops.row_sources import RowSource, read_rows
-from einmpi.planner.memory import longest_share
-from einmpi.schedule.layout import Layout, axes_that_cut
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, elements, indices, shape
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -216,7 +215,7 @@ def bytes_ahead(batches: Batches, layout: Layout, itemsize: int, block: int) -> 
     batch_bytes = layout.max_elements() * itemsize
     if block == 1:
         return batch_bytes
-    own_rows = longest_share(layout.mesh, batches.batch, axes_that_cut(layout.cuts, 0))
+    own_rows = layout.max_extent(0)
     row_bytes = -(-batch_bytes // own_rows)
     blocks = WINDOW_BLOCKS if batches.shuffle is not None else 1
     window_rows = min(blocks * block, batches.rows)

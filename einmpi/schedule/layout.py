@@ -98,12 +98,14 @@ class Layout:
 
     def max_elements(self) -> int:
         """Return a bound on the elements of a rank, equal for all ranks."""
-        count = 1
-        for dimension, extent in enumerate(self.bound):
-            longest = longest_share(self.mesh, extent, axes_that_cut(self.cuts, dimension))
-            pieces = ranks_along(self.mesh, self._splitting_axes(dimension))
-            count *= -(-longest // pieces)
-        return count
+        return prod(self.max_extent(dimension) for dimension in range(len(self.bound)))
+
+    def max_extent(self, dimension: int) -> int:
+        """Return a bound on the indices of a dimension on a rank, equal for all ranks."""
+        axes = axes_that_cut(self.cuts, dimension)
+        longest = longest_share(self.mesh, self.bound[dimension], axes)
+        pieces = ranks_along(self.mesh, self._splitting_axes(dimension))
+        return -(-longest // pieces)
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits a rank's runs of a dimension depend."""

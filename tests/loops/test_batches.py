@@ -415,6 +415,17 @@ def test_without_memory_nothing_is_read_ahead(tmp_path):
     assert same["w"].tobytes() == outputs["w"].tobytes()
 
 
+@pytest.mark.parametrize("block", [1, 5, 100])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_that_copies_share_are_counted_as_rows_that_are_cut(ranks, block):
+    """Of a batch that all ranks want, each rank reads some rows, as if it were cut."""
+    batches = Batches(("X",), 2500, 50, False, Shuffle(1, block), None)
+    cut = Layout(Mesh(ranks), (50, 10), (0,))
+    shared = Layout(Mesh(ranks), (50, 10), (None,), splits=((0, 0),))
+    of_shared = read_ahead.bytes_ahead(batches, shared, 4, block)
+    assert of_shared == read_ahead.bytes_ahead(batches, cut, 4, block)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_file_that_changes_ends_the_run(tmp_path, ranks):
     X = RNG.normal(size=(64, 3))
