@@ -101,7 +101,7 @@ def _run_schedule(
         plan=plan,
         outputs=outputs,
         files=compiled.files,
-        totals=_gather_totals(comm, schedule, measured),
+        totals=_gather_totals(comm, measured),
         planned=planned,
         seconds_loading=measured[0].seconds_loading,
         seconds_running=median(run_seconds),
@@ -135,10 +135,9 @@ def _open_checkpoints(
     )
 
 
-def _gather_totals(comm: Comm, schedule: Schedule, measured: Sequence[Measured]) -> Totals:
+def _gather_totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
     """Add up over all ranks what the last run moved and held; inputs are read in the first run."""
     from einmpi.report.results import totals
-    from einmpi.schedule.memory import spilled_bytes
 
     last = measured[-1]
     return totals(
@@ -148,7 +147,7 @@ def _gather_totals(comm: Comm, schedule: Schedule, measured: Sequence[Measured])
         measured[0].shuffled,
         last.between,
         last.spilled,
-        spilled_bytes(schedule),
+        last.spilled_planned,
         last.fetched,
     )
 

@@ -135,7 +135,14 @@ def _finished_run(
         outputs=result.outputs,
         files=files,
         totals=totals(
-            loops.comm, measured.received, measured.peak, measured.shuffled, measured.between
+            loops.comm,
+            measured.received,
+            measured.peak,
+            measured.shuffled,
+            measured.between,
+            measured.spilled,
+            measured.spilled_planned,
+            measured.fetched,
         ),
         planned=planned,
         seconds_loading=measured.seconds_loading,

@@ -26,6 +26,7 @@ class Measured:
     shuffled: int = 0  # received while loading, besides what the plan moves
     between: int = 0  # the part of `received` that came from other nodes
     spilled: int = 0  # written to the slow tier
+    spilled_planned: int = 0
     fetched: int = 0  # copied from the slow tier
 
     def plus(self, later: Measured) -> Measured:
@@ -38,6 +39,7 @@ class Measured:
             shuffled=self.shuffled + later.shuffled,
             between=self.between + later.between,
             spilled=self.spilled + later.spilled,
+            spilled_planned=self.spilled_planned + later.spilled_planned,
             fetched=self.fetched + later.fetched,
         )
 

@@ -51,6 +51,7 @@ from einmpi.runtime.repeated import RepeatedSchedule, can_be_repeated
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
+from einmpi.schedule.memory import spilled_bytes
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 from einmpi.schedule.two_level import bytes_between
@@ -344,6 +345,7 @@ class Compiled:
             shuffled=sources.shuffled,
             between=self.comm.received_between - received_between - sources.shuffled_between,
             spilled=buffers.spilled,
+            spilled_planned=spilled_bytes(schedule) if plan.spilled else 0,
             fetched=buffers.fetched,
         )
         if LOGGER.isEnabledFor(DEBUG):

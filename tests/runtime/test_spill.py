@@ -304,8 +304,8 @@ plan.memory = "600 kB"
 """
 
 
-def einmpi_command(folder, *arguments, before="", **environment):
-    (folder / "job.toml").write_text(JOB)
+def einmpi_command(folder, *arguments, before="", job=JOB, **environment):
+    (folder / "job.toml").write_text(job)
     command = f"{before} exec {sys.executable} -m einmpi job.toml {' '.join(arguments)}"
     return subprocess.run(
         ["bash", "-c", command],
@@ -373,6 +373,26 @@ def test_json_and_text_report_what_was_spilled(tmp_path):
     assert data["bytes_peak"] <= data["bytes_peak_predicted"] == 600_000
     assert data["bytes_fetched"] >= 2 * 300 * 300 * 8
     assert "2.1 MiB were written to scratch files" in done.stdout
+
+
+def test_a_loop_reports_what_its_steps_spill(tmp_path):
+    job = """
+program = '''
+T[i,k] = sum(A[i,j] * B[j,k])
+U[i,k] = sum(T[i,j] * A[j,k])
+Z[i,k] = U[i,k] + T[i,k]
+'''
+inputs.A = { shape = [300, 300], random = "normal" }
+inputs.B = { shape = [300, 300], random = "normal", seed = 2 }
+plan = { memory = "1800 kB", recompute = "none" }
+loop = { steps = 3, carry = { B = "Z" } }
+"""
+    done = einmpi_command(tmp_path, "--json run.json", job=job)
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert data["bytes_spilled"] == data["bytes_spilled_predicted"] >= 3 * 300 * 300 * 8
+    assert data["bytes_peak"] <= data["bytes_peak_predicted"] <= 1_800_000
+    assert "were written to scratch files" in done.stdout
 
 
 def test_a_run_that_is_killed_leaves_no_files(tmp_path):
