@@ -17,12 +17,12 @@ from einmpi.runtime.messages import (
     AtOnce,
     Gather,
     GatherInPlace,
-    Messages,
     Piece,
+    is_box,
     messages_of,
     messages_of_reduce,
 )
-from einmpi.runtime.transfer import exchange, is_left_to_communicator, reduce
+from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.regions import Region, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
 
@@ -34,11 +34,11 @@ def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> 
     """Return the calls that do an exchange, given the number of the step in its schedule."""
     messages = messages_of(step)
     own = step.moves.own
-    is_bound = own is None or (_is_box(own[0]) and _is_box(own[1]))
+    is_bound = own is None or (is_box(own[0]) and is_box(own[1]))
     if isinstance(messages, GatherInPlace):
         is_bound = is_bound and step.target.name in kept.slots
     elif len(step.group) > 1:
-        is_bound = is_bound and _can_be_bound(messages, number, kept)
+        is_bound = is_bound and number in kept.received
     if not is_bound:
         return [lambda buffers: exchange(step, buffers, comm)]
     calls: list[BoundCall] = []
@@ -70,28 +70,13 @@ def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list
     if len(step.group) == 1:
         return []
     messages = messages_of_reduce(step)
-    is_bound = _can_be_bound(messages, number, kept) and not is_left_to_communicator(step)
-    if messages is None or not is_bound:
+    if messages is None or number not in kept.received:
         return [lambda buffers: reduce(step, buffers, comm)]
     calls = _bind_messages(messages, step.slot, step.group, number, kept, comm)
     combine = AGGREGATIONS[step.aggregation].combine
     for view, message in _views(messages.received, step.slot, kept.received[number], kept):
         calls.append(_bind_combining(combine, view, message))
     return calls
-
-
-def _can_be_bound(messages: Messages | None, number: int, kept: KeptMemory) -> bool:
-    """Return whether the messages of a step have buffers, and their pieces are boxes."""
-    pieces: list[Piece] = []
-    if isinstance(messages, Gather):
-        pieces = [*messages.own, *messages.others]
-    elif isinstance(messages, AtOnce):
-        pieces = [*messages.sent, *messages.received]
-    are_boxes = all(_is_box(piece.region) for piece in pieces)
-    has_buffers = number in kept.received
-    if isinstance(messages, AtOnce):
-        has_buffers = has_buffers and number in kept.sent
-    return has_buffers and are_boxes
 
 
 def _bind_messages(
@@ -176,7 +161,3 @@ def _slot_view(slot: Slot, box: Region, kept: KeptMemory) -> SlotView:
 
 def _always(view: HostArray) -> SlotView:
     return lambda _: view
-
-
-def _is_box(region: Region) -> bool:
-    return all(len(runs) == 1 for runs in region)

@@ -3,7 +3,7 @@ that are not needed at the same time share it, so that it is no more than the pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
-from einmpi.runtime.messages import AtOnce, Gather, messages_of
+from einmpi.runtime.messages import AtOnce, Gather, are_boxes, is_box, messages_of
+from einmpi.runtime.transfer import is_left_to_communicator
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.steps import Exchange, Free, Kernel, Reduce, Slot, Step
 
@@ -58,9 +59,12 @@ class _Use:
         return self.first <= other.last and other.first <= self.last
 
 
+_Arrays: TypeAlias = dict[_Key, _Use]  # those that are only of use together
+
+
 def keep_memory(steps: Sequence[Step]) -> KeptMemory:
     """Allocate memory for the small slots and messages of a schedule, as far as is planned."""
-    candidates = _small_slots(steps) | _small_messages(steps)
+    candidates = [*_small_messages(steps), *_small_slots(steps)]
     uses, most_in_use = _within_plan(candidates, bytes_needed(steps))
     offsets, total = _place(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
@@ -80,36 +84,45 @@ def keep_memory(steps: Sequence[Step]) -> KeptMemory:
     return kept
 
 
-def _within_plan(
-    candidates: Mapping[_Key, _Use], needed: Sequence[int]
-) -> tuple[dict[_Key, _Use], int]:
+def _within_plan(candidates: Sequence[_Arrays], needed: Sequence[int]) -> tuple[_Arrays, int]:
     """Return what can be kept without needing more memory than planned.
 
-    Messages come first, and small arrays before large ones. `needed` has the planned bytes of each
-    step. Also return the bytes that are kept. Single numbers fit into the gaps that alignment
-    leaves, and are not counted.
+    Arrays that are kept together come together. Small ones are tried before large ones, and
+    messages first. `needed` has the planned bytes of each step. Also return the bytes that are
+    kept. Single numbers fit into the gaps that alignment leaves, and are not counted.
     """
     planned = max(needed, default=0)
-    chosen: dict[_Key, _Use] = {}
+    chosen: _Arrays = {}
     kept = np.zeros(len(needed), np.int64)  # in use in each step
     counted = np.zeros(len(needed), np.int64)  # those of them that are not single numbers
     others = np.array(needed, np.int64)
-    by_size = sorted(candidates.items(), key=lambda item: item[1].nbytes)
-    for key, use in sorted(by_size, key=lambda item: isinstance(item[0], str)):
-        steps = slice(use.first, use.last + 1)
-        kept[steps] += use.nbytes
-        is_number = use.nbytes <= ALIGNMENT
-        if not is_number:
-            counted[steps] += use.nbytes
-        if is_number or counted.max() + (others - kept).max() <= planned:
-            chosen[key] = use
+    by_size = sorted(candidates, key=_total_bytes)
+    for arrays in sorted(by_size, key=_are_slots):
+        kept_before = kept.copy()
+        counted_before = counted.copy()
+        for use in arrays.values():
+            steps = slice(use.first, use.last + 1)
+            kept[steps] += use.nbytes
+            if use.nbytes > ALIGNMENT:
+                counted[steps] += use.nbytes
+        are_numbers = all(use.nbytes <= ALIGNMENT for use in arrays.values())
+        if are_numbers or counted.max() + (others - kept).max() <= planned:
+            chosen.update(arrays)
         else:
-            kept[steps] -= use.nbytes
-            counted[steps] -= use.nbytes
+            kept = kept_before
+            counted = counted_before
     return chosen, int(counted.max(initial=0))
 
 
-def _small_slots(steps: Sequence[Step]) -> dict[_Key, _Use]:
+def _total_bytes(arrays: _Arrays) -> int:
+    return sum(use.nbytes for use in arrays.values())
+
+
+def _are_slots(arrays: _Arrays) -> bool:
+    return any(isinstance(key, str) for key in arrays)
+
+
+def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
     """Return the slots that only kernels and messages use, and when they are needed."""
     touched: dict[Slot, list[int]] = {}
     excluded: set[str] = set()
@@ -120,21 +133,30 @@ def _small_slots(steps: Sequence[Step]) -> dict[_Key, _Use]:
             if not isinstance(step, Kernel | Exchange | Reduce | Free):
                 excluded.add(slot.name)
         freed.update(slot.name for slot in step.frees)
-    found: dict[_Key, _Use] = {}
+    found: list[_Arrays] = []
     for slot, numbers in touched.items():
         is_inner = slot.name in freed and slot.name not in excluded
         if is_inner and slot.nbytes <= MOST_BYTES_OF_AN_ARRAY:
-            found[slot.name] = _Use(slot.shape, slot.dtype, numbers[0], numbers[-1])
+            found.append({slot.name: _Use(slot.shape, slot.dtype, numbers[0], numbers[-1])})
     return found
 
 
-def _small_messages(steps: Sequence[Step]) -> dict[_Key, _Use]:
-    """Return what steps send and receive in small messages."""
-    found: dict[_Key, _Use] = {}
+def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
+    """Return what steps send and receive in small messages that can be bound to them.
+
+    Other steps would not use the memory, and need as much of their own.
+    """
+    found: list[_Arrays] = []
     for number, step in enumerate(steps):
-        if not isinstance(step, Exchange | Reduce):
+        if isinstance(step, Exchange):
+            own = step.moves.own
+            if own is not None and not (is_box(own[0]) and is_box(own[1])):
+                continue
+        elif not isinstance(step, Reduce) or is_left_to_communicator(step):
             continue
         messages = messages_of(step)
+        if messages is None or not are_boxes(messages):
+            continue
         sent = 0
         received = 0
         if isinstance(messages, Gather):
@@ -148,8 +170,12 @@ def _small_messages(steps: Sequence[Step]) -> dict[_Key, _Use]:
         own_sent = _Use((sent,), dtype, number, number)
         own_received = _Use((received,), dtype, number, number)
         if max(own_sent.nbytes, own_received.nbytes) <= MOST_BYTES_OF_AN_ARRAY:
-            found[_MessageKey(number, is_sent=True)] = own_sent
-            found[_MessageKey(number, is_sent=False)] = own_received
+            found.append(
+                {
+                    _MessageKey(number, is_sent=True): own_sent,
+                    _MessageKey(number, is_sent=False): own_received,
+                }
+            )
     return found
 
 

@@ -101,6 +101,20 @@ def messages_of_reduce(step: Reduce) -> AtOnce | None:
     return messages._replace(received=in_order)
 
 
+def are_boxes(messages: Messages) -> bool:
+    """Return whether all pieces that are packed or unpacked are boxes, and so views of slots."""
+    pieces: list[Piece] = []
+    if isinstance(messages, Gather):
+        pieces = [*messages.own, *messages.others]
+    elif isinstance(messages, AtOnce):
+        pieces = [*messages.sent, *messages.received]
+    return all(is_box(piece.region) for piece in pieces)
+
+
+def is_box(region: Region) -> bool:
+    return all(len(runs) == 1 for runs in region)
+
+
 def buffer_bytes(step: Exchange | Reduce) -> int:
     return min(step.buffer_bytes, MESSAGE_BUFFER_BYTES)
 

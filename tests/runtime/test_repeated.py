@@ -58,10 +58,21 @@ def bound_calls(compiled):
 )
 @pytest.mark.parametrize("name", CASES)
 def test_later_runs_are_like_the_first(name, ranks):
+    check_later_runs(name, ranks, "eindecomp")
+
+
+@pytest.mark.parametrize("ranks", [5, 7])
+def test_memory_is_kept_for_all_messages_of_a_step_or_for_none(ranks):
+    """In these plans, there is memory for what a step receives, and not for what it sends."""
+    check_later_runs("nearest, odd", ranks, "eindecomp-paper")
+
+
+def check_later_runs(name, ranks, strategy):
+    """Check that later runs have the bits and bytes of the first, and the planned memory."""
     job, arrays = CASES[name]
 
     def on_rank(comm):
-        compiled = Compiled(job, comm, options_of(job))
+        compiled = Compiled(job, comm, options_of(job, strategy))
         runs = []
         for _ in range(3):
             outputs = bits(compiled(arrays))
