@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import DTYPES
 
 Array = npt.NDArray[Any]
@@ -22,6 +23,10 @@ Counts = Sequence[int]
 # All dtypes can be sent, but only these are summed by a Comm: MPI has no float16, and numpy's sum
 # of bool is a logical or.
 SUMMABLE = frozenset(name for name, dtype in DTYPES.items() if dtype.mpi)
+
+
+class SharingError(EinmpiError):
+    """Ranks of a node cannot share memory."""
 
 
 class Comm(Protocol):
@@ -38,6 +43,7 @@ class Comm(Protocol):
     rank_on_node: int  # the place of this rank among them
     received: int  # bytes of payload from other ranks so far
     received_between: int  # those of them from other nodes
+    received_shared: int  # those of them that were read in memory that ranks share
     kept: dict[str, Any]  # what callers keep for these ranks until the Comm is freed
 
     @property
@@ -90,6 +96,15 @@ class Comm(Protocol):
         Nothing is sent yet. Other members need not prepare their calls.
         """
 
+    def share_memory(self, group: Group, nbytes: int) -> Array:
+        """Return bytes of memory that all members of a group on one node read and write.
+
+        Raise a SharingError on all members if that is not possible for one of them.
+        """
+
+    def barrier_among(self, group: Group) -> None:
+        """Wait for all members of a group. What they wrote to shared memory before is there."""
+
     def lowest(self, number: int) -> int:
         """Return the lowest number of all ranks on every rank. Not counted."""
 
@@ -123,6 +138,18 @@ class PreparesNothing:
         self: Comm, group: Group, buffer: Array, counts: Counts
     ) -> Callable[[], None]:
         return partial(self.allgatherv, group, buffer, counts)
+
+
+class SharesNothing:
+    """The shared memory of a Comm whose ranks have none."""
+
+    received_shared = 0
+
+    def share_memory(self, group: Group, nbytes: int) -> Array:
+        raise SharingError("these ranks share no memory")
+
+    def barrier_among(self, group: Group) -> None:
+        raise NotImplementedError("there is no shared memory to wait for")
 
 
 def pieces_of(buffer: Array, counts: Counts) -> list[Array]:
@@ -161,6 +188,12 @@ def count_received(comm: Comm, received: Received) -> None:
     """Add the bytes of a call to the counters of a Comm."""
     comm.received += received.nbytes
     comm.received_between += received.between
+
+
+def count_shared(comm: Comm, nbytes: int) -> None:
+    """Count bytes of other ranks that were read in shared memory, without a message."""
+    comm.received += nbytes
+    comm.received_shared += nbytes
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from einmpi.comm.base import (
     Counts,
     Group,
     PreparesNothing,
+    SharesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -19,7 +20,7 @@ from einmpi.comm.base import (
 from einmpi.process.environment import available_cores
 
 
-class SelfComm(PreparesNothing):
+class SelfComm(PreparesNothing, SharesNothing):
     """One process: rank 0 of 1."""
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
     return tuple(rank * nodes // size for rank in range(size))
 
 
-class CountingComm(PreparesNothing):
+class CountingComm(PreparesNothing, SharesNothing):
     """One rank of a dry run: it counts bytes but moves nothing and never looks at an element."""
 
     def __init__(self, rank: int, size: int, nodes: int = 1) -> None:

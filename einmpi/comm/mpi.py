@@ -38,6 +38,7 @@ from einmpi.comm.control_messages import (
 from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
 from einmpi.comm.nodes import node_of, sort_by_node
+from einmpi.comm.shared_memory import share_unnamed_file
 from einmpi.errors import EinmpiError, InputError
 from einmpi.process.segments import unlink_mpich_segment
 
@@ -118,11 +119,14 @@ class MpiComm:
         self.size: int = self._all.size
         self.received = 0
         self.received_between = 0
+        self.received_shared = 0
         self.kept: dict[str, Any] = {}
         self.communicator = comm  # the user's own
         # A library may run out of communicators. All members of a group learn it together, and its
         # entry is None.
         self._communicators: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
+        self._signal = [np.zeros(1, np.uint8), 1, self._mpi.BYTE]
+        self._heard = [np.zeros(1, np.uint8), 1, self._mpi.BYTE]
         node = node_of(self._all, self._mpi)
         self.ranks_on_node = node.ranks
         self.rank_on_node = node.rank
@@ -221,6 +225,22 @@ class MpiComm:
         if to is not None and send is not None:
             requests += self._start(self._all.Isend, send, to)
         self._wait(requests)
+
+    # ---- shared memory ---------------------------------------------------------------------------
+
+    def share_memory(self, group: Group, nbytes: int) -> Array:
+        return share_unnamed_file(self, group, nbytes)
+
+    def barrier_among(self, group: Group) -> None:
+        # In each round a rank hears, directly or not, of twice as many others as before.
+        place = group.index(self.rank)
+        distance = 1
+        while distance < len(group):
+            source = group[place - distance]
+            target = group[(place + distance) % len(group)]
+            requests = [self._all.Irecv(self._heard, source), self._all.Isend(self._signal, target)]
+            self._wait(requests)
+            distance *= 2
 
     # ---- prepared calls --------------------------------------------------------------------------
 

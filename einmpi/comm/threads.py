@@ -25,6 +25,7 @@ from einmpi.comm.base import (
     sendrecv_bytes,
 )
 from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.shared_memory import aligned_bytes
 from einmpi.errors import EinmpiError
 
 Result = TypeVar("Result")
@@ -147,6 +148,7 @@ class ThreadComm(PreparesNothing):
         self.rank_on_node = rank
         self.received = 0
         self.received_between = 0
+        self.received_shared = 0
         self.cuda_aware = False
         self.kept: dict[str, Any] = {}
         self._mailboxes = mailboxes
@@ -206,6 +208,24 @@ class ThreadComm(PreparesNothing):
             self._send(to, "sendrecv", send)
         if source is not None and receive is not None:
             receive[...] = self._receive(source, "sendrecv", receive)
+
+    def share_memory(self, group: Group, nbytes: int) -> Array:
+        call = f"share_memory{group}"
+        if self.rank != group[0]:
+            memory: Array = self._receive_content(group[0], call)
+            assert memory.nbytes == nbytes, f"{nbytes} bytes of {memory.nbytes} in {call}"
+            return memory
+        memory = aligned_bytes(nbytes)
+        for to in group[1:]:
+            self._mailboxes.send(self.rank, to, _Message(call, memory))
+        return memory
+
+    def barrier_among(self, group: Group) -> None:
+        call = f"barrier_among{group}"
+        for to in group:
+            self._mailboxes.send(self.rank, to, _Message(call, ""))
+        for source in group:
+            self._receive_content(source, call)
 
     def lowest(self, number: int) -> int:
         return min(int(text) for text in self._gather("lowest", str(number)))

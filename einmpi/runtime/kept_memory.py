@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
+from einmpi.runtime.memory_placement import ArrayUse, place_arrays
 from einmpi.runtime.messages import AtOnce, Gather, are_boxes, is_box, messages_of
 from einmpi.runtime.transfer import is_left_to_communicator
 from einmpi.schedule.memory import bytes_needed
@@ -41,32 +41,14 @@ class _MessageKey(NamedTuple):
 _Key: TypeAlias = str | _MessageKey  # the name of a slot, or a message
 
 
-@dataclass(frozen=True)
-class _Use:
-    """An array that is needed from one step to another: a slot, or a message of a single step."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    first: int
-    last: int
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def overlaps(self, other: _Use) -> bool:
-        """Return whether both are needed in some step."""
-        return self.first <= other.last and other.first <= self.last
-
-
-_Arrays: TypeAlias = dict[_Key, _Use]  # those that are only of use together
+_Arrays: TypeAlias = dict[_Key, ArrayUse]  # those that are only of use together
 
 
 def keep_memory(steps: Sequence[Step]) -> KeptMemory:
     """Allocate memory for the small slots and messages of a schedule, as far as is planned."""
     candidates = [*_small_messages(steps), *_small_slots(steps)]
     uses, most_in_use = _within_plan(candidates, bytes_needed(steps))
-    offsets, total = _place(list(uses.values()))
+    offsets, total = place_arrays(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)
     kept = KeptMemory({}, {}, {}, most_in_use)
@@ -137,7 +119,7 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
     for slot, numbers in touched.items():
         is_inner = slot.name in freed and slot.name not in excluded
         if is_inner and slot.nbytes <= MOST_BYTES_OF_AN_ARRAY:
-            found.append({slot.name: _Use(slot.shape, slot.dtype, numbers[0], numbers[-1])})
+            found.append({slot.name: ArrayUse(slot.shape, slot.dtype, numbers[0], numbers[-1])})
     return found
 
 
@@ -167,8 +149,8 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
         else:
             continue
         dtype = step.writes[0].dtype
-        own_sent = _Use((sent,), dtype, number, number)
-        own_received = _Use((received,), dtype, number, number)
+        own_sent = ArrayUse((sent,), dtype, number, number)
+        own_received = ArrayUse((received,), dtype, number, number)
         if max(own_sent.nbytes, own_received.nbytes) <= MOST_BYTES_OF_AN_ARRAY:
             found.append(
                 {
@@ -177,30 +159,3 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
                 }
             )
     return found
-
-
-def _place(uses: Sequence[_Use]) -> tuple[list[int], int]:
-    """Return an offset for each array, and the bytes in all.
-
-    Arrays that are needed at the same time do not overlap. The largest are placed first, each at
-    the lowest offset that is free.
-    """
-    offsets = [0] * len(uses)
-    placed: list[int] = []
-    total = 0
-    for number in sorted(range(len(uses)), key=lambda number: -uses[number].nbytes):
-        use = uses[number]
-        offset = 0
-        for other in sorted(placed, key=offsets.__getitem__):
-            other_end = offsets[other] + _aligned(uses[other].nbytes)
-            is_free_before = offset + _aligned(use.nbytes) <= offsets[other]
-            if use.overlaps(uses[other]) and not is_free_before:
-                offset = max(offset, other_end)
-        offsets[number] = offset
-        placed.append(number)
-        total = max(total, offset + _aligned(use.nbytes))
-    return offsets, total
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

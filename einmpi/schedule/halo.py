@@ -36,7 +36,8 @@ def halo_moves(
     most = most_needed(mesh, needed, state)
     max_elements = max(source.max_elements() * mesh.ranks, most)
     moves = collection(source, wanted, rank, max_elements)
-    return replace(moves, largest_block=max(source.max_elements(), most)), wanted[rank]
+    largest_block = max(source.max_elements(), most)
+    return replace(moves, largest_block=largest_block, is_halo=True), wanted[rank]
 
 
 def _needed_region(

@@ -58,7 +58,9 @@ def lower(plan: Plan, rank: int) -> Schedule:
     points = [replace(point, steps=numbers[point.steps]) for point in lowering.points]
     updates = tuple(lowering.updates())
     schedule = Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
-    return with_blocked_updates(schedule, plan.blocked) if plan.blocked else schedule
+    if plan.blocked:
+        schedule = with_blocked_updates(schedule, plan.blocked)
+    return replace(schedule, lowered_steps=schedule.steps)
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:

@@ -32,7 +32,13 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
         again = [*places, *again, *map(Fetch, in_memory)]
     shift = len(again) - end
     points = [replace(point, steps=point.steps + shift) for point in schedule.points[done:]]
-    return replace(schedule, steps=(*again, *after), points=tuple(points), outside=tuple(outside))
+    return replace(
+        schedule,
+        steps=(*again, *after),
+        points=tuple(points),
+        outside=tuple(outside),
+        lowered_steps=(),
+    )
 
 
 def _repeated(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:

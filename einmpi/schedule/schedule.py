@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from einmpi.schedule.layout import Layout
@@ -40,6 +40,10 @@ class Schedule:
     # Inputs that can be updated in place, and the slot that is written over each of them.
     updates: tuple[tuple[Slot, Slot], ...] = ()
     outside: tuple[Slot, ...] = ()  # in the slow tier from the start: restored from a checkpoint
+    # The steps as they were lowered, before a backend joined kernels: apart from those that manage
+    # memory they are of the same kinds, in the same order, on all ranks. None for the rest of a
+    # run that is resumed.
+    lowered_steps: tuple[Step, ...] = field(default=(), repr=False, compare=False)
 
     @cached_property
     def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:

@@ -34,6 +34,7 @@ class Moves:
     max_elements: int  # that any member may send or receive; the same bound on all members
     # The elements of the largest block that any member has before or after, if that is known.
     largest_block: int | None = None
+    is_halo: bool = False  # most of a block stays where it is, and its neighbours' edges come
 
     @cached_property
     def words(self) -> int:

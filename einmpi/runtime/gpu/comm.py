@@ -21,6 +21,7 @@ from einmpi.comm.base import (
     Counts,
     Group,
     PreparesNothing,
+    SharesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -35,7 +36,7 @@ from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 STAGED_PIECE_BYTES = 2**22
 
 
-class StagedComm(PreparesNothing):
+class StagedComm(PreparesNothing, SharesNothing):
     """Messages through pinned host memory.
 
     While MPI passes on a piece, the next one is copied from the GPU and the one before to it.
