@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.index_arithmetic import arithmetic_labels
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
 from einmpi.planner.mesh import Mesh
@@ -97,6 +98,7 @@ class PlanData:
     nan_checked: tuple[str, ...] = ()
     donate: bool = False  # whether it is written over it
     blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
+    chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
     memory: int | None = None  # the limit asked for, in bytes per rank
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
     nodes: int = 1  # that the ranks run on
@@ -122,6 +124,7 @@ class PlanData:
             parts.append(f"machine {self.machine.digest}")
         if self.stage != MESSAGE_BUFFER_BYTES:
             parts.append(f"messages: {self.stage}")
+        parts += [f"fused: {', '.join(chain.vertices)}, {chain.block}" for chain in self.chains]
         if self.spilled:
             parts.append(f"memory: {self.memory}")
         return sha256("\n".join(parts).encode()).hexdigest()[:16]

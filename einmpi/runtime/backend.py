@@ -21,6 +21,7 @@ from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
 from einmpi.runtime.sweeps import prepare_sweep
+from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
@@ -106,6 +107,16 @@ class Backend(Protocol):
         """Compute a group or a sweep on the arrays of its outer slots.
 
         Return False if it must be computed kernel by kernel.
+        """
+
+    def group_block(self, schedule: Schedule) -> Schedule:
+        """Return the steps of one block of a chain, with groups as `group_kernels` makes them."""
+
+    def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
+        """Compute a chain by one kernel, on the arrays of the slots that it reads and writes.
+
+        Return the bytes of memory that this took besides, or None if there is no such kernel:
+        then nothing is computed.
         """
 
     def to_host(self, array: Array) -> HostArray:
@@ -227,6 +238,13 @@ class NumpyBackend:
         self.calls.get(step, stored_as(used), prepare)(arrays)
         return True
 
+    def group_block(self, schedule: Schedule) -> Schedule:
+        rule = cpu_grouping(self.fast_math, self.options.strict, min_blocks=1)
+        return group_kernels(schedule, rule)
+
+    def compute_chain(self, step: Chain, arrays: Mapping[str, HostArray]) -> int | None:
+        return None
+
     def to_host(self, array: HostArray) -> HostArray:
         return array
 
@@ -318,6 +336,12 @@ class ShapeBackend:
 
     def compute_group(self, step: Group | Sweep, arrays: Mapping[str, Array]) -> bool:
         return True
+
+    def group_block(self, schedule: Schedule) -> Schedule:
+        return schedule
+
+    def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
+        return step.working_bytes
 
     def to_host(self, array: Array) -> HostArray:
         return np.asarray(array)

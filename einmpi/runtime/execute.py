@@ -13,12 +13,14 @@ from einmpi.kernels.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.chains import compute_chain
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
+from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import HaloExchange, Sweep
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
@@ -202,6 +204,14 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSou
         ACTIONS[type(step)](step, buffers, comm, storage)
 
 
+def _compute_chain(chain: Chain, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+    def carry_out_steps(steps: Sequence[Step], inside: Buffers) -> None:
+        for step in steps:
+            ACTIONS[type(step)](step, inside, comm, storage)
+
+    compute_chain(chain, buffers, carry_out_steps)
+
+
 def _compute_sweep(step: Sweep, buffers: Buffers, _: Comm, __: InputSource) -> None:
     for slot in step.writes:
         buffers.make(slot)
@@ -232,6 +242,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Kernel: _compute_kernel,
     HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
     Group: _compute_group,
+    Chain: _compute_chain,
     Sweep: _compute_sweep,
     Passes: _compute_in_passes,
     BlockedUpdate: _compute_blocked_update,

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.memory import operand_cuts, output_cuts
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.blocked_updates import with_blocked_updates
+from einmpi.schedule.fused.chain import make_chain
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees, with_reuses
@@ -134,8 +136,14 @@ class _Lowering:
         for name in self.plan.resident:
             if graph.consumers[name]:
                 self.load(graph[name], loaded_cuts(self.plan, name))
+        chain_of = {name: chain for chain in self.plan.chains for name in chain.vertices}
         for vertex in graph.computed:
-            self.lower_vertex(vertex)
+            chain = chain_of.get(vertex.name)
+            if chain is None:
+                self.steps.append(self.lower_kernel(vertex))
+                self.complete(vertex, inside=False)
+            elif vertex.name == chain.vertices[0]:
+                self.lower_chain(chain)
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
         return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
@@ -200,8 +208,16 @@ class _Lowering:
 
     # ---- computed tensors -----------------------------------------------------------------------
 
-    def lower_vertex(self, vertex: Vertex) -> None:
-        """Add the steps that move the operands to where the vertex needs them, and compute it."""
+    def lower_chain(self, chain: FusedChain) -> None:
+        """Add the steps that compute a chain: operands move before it, and results after it."""
+        vertices = [self.plan.graph[name] for name in chain.vertices]
+        kernels = [self.lower_kernel(vertex) for vertex in vertices]
+        self.steps.append(make_chain(kernels, chain))
+        for vertex in vertices:
+            self.complete(vertex, inside=vertex is not vertices[-1])
+
+    def lower_kernel(self, vertex: Vertex) -> Kernel:
+        """Add the steps that move operands to where a vertex needs them; return its kernel."""
         graph = self.plan.graph
         state = self.plan.states[vertex.name]
         einsum = vertex.einsum
@@ -220,12 +236,19 @@ class _Lowering:
             operands.append(slot)
         cuts = output_cuts(graph, vertex.name, state)
         slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
-        self.steps.append(self.kernel(vertex, einsum, state, operands, regions, slot))
         computed_cuts = []
         for label, cut in zip(state, cuts, strict=True):
             is_partial = label is not None and label in einsum.aggregated
             computed_cuts.append(PARTIAL if is_partial else cut)
         self.stored[vertex.name] = slot, tuple(computed_cuts)
+        return self.kernel(vertex, einsum, state, operands, regions, slot)
+
+    def complete(self, vertex: Vertex, inside: bool) -> None:
+        """Add the steps that bring a result to its layout and store it, and the save point.
+
+        `inside` says that the save point is inside of a chain.
+        """
+        graph = self.plan.graph
         final_cuts = self.plan.layouts.get(vertex.name)
         if final_cuts is not None:
             final_slot = self.move(vertex, final_cuts, FINAL_LAYOUT)
@@ -236,7 +259,7 @@ class _Lowering:
         if vertex.is_auxiliary:
             return  # a checkpoint has tensors of the program only
         layout = self.layout(vertex, cuts)
-        inside = vertex.name in self.while_dropped
+        inside = inside or vertex.name in self.while_dropped
         self.points.append(SavePoint(vertex.name, len(self.steps), slot, layout, inside))
 
     def operand(self, user: Vertex, operand: int) -> Slot:

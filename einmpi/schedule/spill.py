@@ -79,7 +79,7 @@ class _Spilling:
                 self.compute_in_passes(number, kernel)
                 continue
             if step.kernels:
-                self.bring(number, (*step.reads, *step.writes), 0)
+                self.bring(number, (*step.reads, *step.writes), step.working_bytes)
                 self.outside.difference_update(slot.name for slot in step.writes)
             elif step.writes:
                 self.move(number, step)

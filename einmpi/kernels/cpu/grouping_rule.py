@@ -74,7 +74,7 @@ def _can_lead(kernel: Kernel, strict: bool) -> bool:
 
 
 def _choose_block(
-    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], min_blocks: int
 ) -> tuple[int, ...] | None:
     """Return how many indices of each row make a block that fits into the cache.
 
@@ -88,7 +88,7 @@ def _choose_block(
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
     is_small = _bytes_used(kernels, rows, block) <= 2 * CACHE_BLOCK_BYTES
-    if not is_small or count < MIN_BLOCKS:
+    if not is_small or count < min_blocks:
         return None
     if is_product(kernels[0]) and prod(block) < MIN_PRODUCT_ROWS:
         return None
@@ -133,11 +133,13 @@ def _bytes_used(
     return sum(nbytes.values())
 
 
-def cpu_grouping(fast_math: bool, strict: bool = False) -> GroupingRule:
-    """Return the rule for groups on a CPU."""
+def cpu_grouping(
+    fast_math: bool, strict: bool = False, min_blocks: int = MIN_BLOCKS
+) -> GroupingRule:
+    """Return the rule for groups on a CPU, each of at least `min_blocks` blocks."""
     return GroupingRule(
         accepts=lambda kernel: _accepts(kernel, fast_math),
-        choose_block=_choose_block,
+        choose_block=lambda kernels, rows: _choose_block(kernels, rows, min_blocks),
         can_lead=lambda kernel: _can_lead(kernel, strict),
         is_worthwhile=_is_worthwhile,
     )

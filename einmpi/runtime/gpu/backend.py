@@ -15,6 +15,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cuda import dispatch, driver, group
+from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import is_in_place
 from einmpi.kernels.cuda.nest import PACK_BYTES
@@ -26,6 +27,7 @@ from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
+from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.schedule import Schedule
@@ -246,6 +248,12 @@ class CupyBackend:
         assert isinstance(step, Group), "sweeps are made for CPUs"
         outer = {slot.name: arrays[slot.name] for slot in step.outer}
         return group.compute_group(step, outer, self.fast_math)
+
+    def group_block(self, schedule: Schedule) -> Schedule:
+        return self.group_kernels(schedule)
+
+    def compute_chain(self, step: Chain, arrays: Mapping[str, DeviceArray]) -> int | None:
+        return whole_chain.compute_chain(step, arrays, self.calls)
 
     # ---- the host -------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""CUDA kernels that compute whole chains, such as attention."""

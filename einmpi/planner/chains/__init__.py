@@ -1,0 +1,1 @@
+"""Chains of vertices around tensors that are never whole in memory."""
