@@ -13,8 +13,8 @@ from einmpi.kernels.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.chains import compute_chain
 from einmpi.runtime.failure import RankFailure, stand_in
+from einmpi.runtime.fused.chain import compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update

@@ -1,0 +1,1 @@
+"""Kernels that are computed together, one block at a time."""
