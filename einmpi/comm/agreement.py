@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from einmpi.comm.base import Comm
 from einmpi.comm.control_messages import Steps
@@ -15,8 +14,8 @@ from einmpi.version import __version__
 Result = TypeVar("Result")
 _ERROR = "error "  # what a rank with an error says begins with this
 _ENDED = "ended"  # what a rank says that makes no more calls
-# For communicators that have lost a rank: which one. Calls on them would wait for it for ever.
-_ended_ranks: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
+# What a communicator keeps if it has lost a rank: which one. Calls would wait for it for ever.
+_ENDED_RANK = "ended rank"
 
 
 def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
@@ -75,7 +74,7 @@ def require_same_version(comm: Comm) -> None:
 
 def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     """Raise on all ranks if one of them has an error or another fingerprint than rank 0."""
-    if comm in _ended_ranks:
+    if _ENDED_RANK in comm.kept:
         raise _error_of_ended_rank(comm)
     text = fingerprint if error is None else f"{_ERROR}{_status(error)} {describe_error(error)}"
     different = comm.same(text)
@@ -86,7 +85,7 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     found = comm.allgather_text(text)
     failed = [rank for rank, said in enumerate(found) if said.startswith(_ERROR)]
     if _ENDED in found:
-        _ended_ranks[comm] = found.index(_ENDED)
+        comm.kept[_ENDED_RANK] = found.index(_ENDED)
         raise _error_of_ended_rank(comm)
     if error is not None:
         error.add_note(f"on rank {comm.rank}")
@@ -104,21 +103,24 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     )
 
 
-def all_say(comm: Comm, text: str) -> bool:
-    """Return on all ranks whether they say the same; raise if one of them has ended its program."""
-    if comm in _ended_ranks:
+def all_say(comm: Comm, text: str, ask: Callable[[], bool]) -> bool:
+    """Return on all ranks whether they say the same; raise if one of them has ended its program.
+
+    `ask` is `comm.prepare_same(text)`.
+    """
+    if _ENDED_RANK in comm.kept:
         raise _error_of_ended_rank(comm)
-    if comm.same(text) is None:
+    if ask():
         return True
     found = comm.allgather_text(text)
     if _ENDED in found:
-        _ended_ranks[comm] = found.index(_ENDED)
+        comm.kept[_ENDED_RANK] = found.index(_ENDED)
         raise _error_of_ended_rank(comm)
     return False
 
 
 def _error_of_ended_rank(comm: Comm) -> EinmpiError:
-    problem = f"rank {_ended_ranks[comm]} has ended its program, and others go on"
+    problem = f"rank {comm.kept[_ENDED_RANK]} has ended its program, and others go on"
     return failure(
         EinmpiError.status, f"{problem}; all ranks must make the same calls", everywhere=True
     )
@@ -146,7 +148,7 @@ def announce_end(comm: MpiComm) -> Steps[None]:
 
     It is done when all others end too, or when they have learnt of it in `together`.
     """
-    if comm in _ended_ranks:  # it has ended before, and waits for nothing
+    if _ENDED_RANK in comm.kept:  # it has ended before, and waits for nothing
         return
     different = yield from comm.same_in_steps(_ENDED)
     if different is not None:

@@ -105,6 +105,12 @@ class Comm(Protocol):
     def barrier_among(self, group: Group) -> None:
         """Wait for all members of a group. What they wrote to shared memory before is there."""
 
+    def prepare_same(self, text: str) -> Callable[[], bool]:
+        """Return a call that tells whether all ranks say this text, to be called again and again.
+
+        It sends what `same` sends: other ranks may call that. Nothing is sent yet.
+        """
+
     def lowest(self, number: int) -> int:
         """Return the lowest number of all ranks on every rank. Not counted."""
 
@@ -138,6 +144,9 @@ class PreparesNothing:
         self: Comm, group: Group, buffer: Array, counts: Counts
     ) -> Callable[[], None]:
         return partial(self.allgatherv, group, buffer, counts)
+
+    def prepare_same(self: Comm, text: str) -> Callable[[], bool]:
+        return lambda: self.same(text) is None
 
 
 class SharesNothing:

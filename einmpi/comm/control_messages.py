@@ -12,21 +12,51 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import pieces_of
+from einmpi.errors import EinmpiError
 
 # A rank that waits for others sleeps for longer and longer times (seconds).
 SHORTEST_SLEEP = 2e-5
 LONGEST_SLEEP = 5e-4
 
+# Up to so many ranks, each sends its number or digest to every other one itself. MPI's own
+# collective calls take several times as long.
+MOST_RANKS_OF_DIRECT_MESSAGES = 8
+# Payload has the tag 0.
+CONTROL_TAG = 1
+DIGEST_BYTES = 32
+_NUMBER_BYTES = 8
+_NUMBER_MARK = hashlib.sha256(b"a number").digest()[_NUMBER_BYTES:]
+
 Result = TypeVar("Result")
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 # A call that yields each request of MPI before it goes on, and returns its result. Several calls
 # on different communicators can wait side by side.
 Steps: TypeAlias = Generator[Any, None, Result]
 
 
+def digest_of(text: str) -> bytes:
+    """Return what ranks send each other to compare a text."""
+    return hashlib.sha256(text.encode()).digest()
+
+
 def lowest_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
     """Return the lowest number of all ranks."""
+    if comm.size > MOST_RANKS_OF_DIRECT_MESSAGES:
+        return (yield from _lowest_by_mpi_in_steps(comm, mpi, number))
+    own = number.to_bytes(_NUMBER_BYTES, "little", signed=True) + _NUMBER_MARK
+    lowest = number
+    for row in (yield from _send_to_all_in_steps(comm, own)):
+        message = row.tobytes()
+        if message[_NUMBER_BYTES:] != _NUMBER_MARK:
+            raise EinmpiError("einmpi: ranks make different calls; all ranks must make the same")
+        lowest = min(lowest, int.from_bytes(message[:_NUMBER_BYTES], "little", signed=True))
+    return lowest
+
+
+def _lowest_by_mpi_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
     lowest = np.array([number], np.int64)
     target = [lowest, mpi.INT64_T]
     yield comm.Iallreduce(mpi.IN_PLACE, target, mpi.MIN)
@@ -35,14 +65,39 @@ def lowest_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
 
 def same_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | None]:
     """Return the lowest rank whose text differs from that of rank 0, or None."""
-    # All numbers are equal if the least is also the greatest: one message tells that usually.
-    numbers = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.int64)
-    least = np.concatenate((numbers, ~numbers))
-    target = [least, mpi.INT64_T]
-    yield comm.Iallreduce(mpi.IN_PLACE, target, mpi.MIN)
-    if (least[: numbers.size] == ~least[numbers.size :]).all():
+    own = digest_of(text)
+    if comm.size <= MOST_RANKS_OF_DIRECT_MESSAGES:
+        rows = yield from _send_to_all_in_steps(comm, own)
+        for rank, row in enumerate(rows):
+            if row.tobytes() != rows[0].tobytes():
+                return rank
+        return None
+    numbers = numbers_with_complements(own)
+    least = numbers.copy()
+    yield comm.Iallreduce(mpi.IN_PLACE, [least, mpi.INT64_T], mpi.MIN)
+    if (least == numbers).all():
         return None
     return (yield from _first_different_in_steps(comm, mpi, text))
+
+
+def numbers_with_complements(digest: bytes) -> npt.NDArray[np.int64]:
+    """Return a digest as numbers whose least values on all ranks tell whether all are equal.
+
+    They are if the least number is also the greatest: one message tells that usually.
+    """
+    numbers = np.frombuffer(digest, np.int64)
+    return np.concatenate((numbers, ~numbers))
+
+
+def _send_to_all_in_steps(comm: Any, own: bytes) -> Steps[Bytes]:
+    """Return the digests of all ranks, one in a row; each sends its own to every other one."""
+    rows = np.empty((comm.size, DIGEST_BYTES), np.uint8)
+    rows[comm.rank] = np.frombuffer(own, np.uint8)
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    requests = [comm.Irecv(rows[other], other, CONTROL_TAG) for other in others]
+    requests += [comm.Isend(rows[comm.rank], other, CONTROL_TAG) for other in others]
+    yield from requests
+    return rows
 
 
 def allgather_text_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str]]:
@@ -66,11 +121,12 @@ def differing_texts_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str] 
 
 
 def _first_different_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | None]:
-    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    own = np.frombuffer(digest_of(text), np.uint8)
     first = own.copy()
     yield comm.Ibcast([first, mpi.BYTE], root=0)
     is_same = bool((own == first).all())
-    different = yield from lowest_in_steps(comm, mpi, comm.size if is_same else comm.rank)
+    own_number = comm.size if is_same else comm.rank
+    different = yield from _lowest_by_mpi_in_steps(comm, mpi, own_number)
     return None if different == comm.size else different
 
 

@@ -26,13 +26,18 @@ from einmpi.comm.base import (
     sendrecv_bytes,
 )
 from einmpi.comm.control_messages import (
+    CONTROL_TAG,
+    DIGEST_BYTES,
     LONGEST_SLEEP,
+    MOST_RANKS_OF_DIRECT_MESSAGES,
     SHORTEST_SLEEP,
     Result,
     Steps,
     allgather_text_in_steps,
     differing_texts_in_steps,
+    digest_of,
     lowest_in_steps,
+    numbers_with_complements,
     same_in_steps,
 )
 from einmpi.comm.local import ALONE
@@ -318,6 +323,49 @@ class MpiComm:
         return exchange_with_one
 
     # ---- control ---------------------------------------------------------------------------------
+
+    def prepare_same(self, text: str) -> Callable[[], bool]:
+        digest = digest_of(text)
+        if self.size > MOST_RANKS_OF_DIRECT_MESSAGES:
+            return self._prepare_same_by_mpi(digest)
+        comm = self._all
+        own = np.frombuffer(digest, np.uint8)
+        received = np.empty((self.size, DIGEST_BYTES), np.uint8)
+        received[self.rank] = own
+        all_equal = digest * self.size
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        is_pair = len(others) == 1 and not self.oversubscribed
+        if is_pair:
+            other = others[0]
+            other_row = received[other]
+            send_and_receive = comm.Sendrecv
+
+            def compare_with_other() -> bool:
+                send_and_receive(own, other, CONTROL_TAG, other_row, other, CONTROL_TAG)
+                return bool(other_row.tobytes() == digest)
+
+            return compare_with_other
+
+        def compare_with_all() -> bool:
+            requests = [comm.Irecv(received[other], other, CONTROL_TAG) for other in others]
+            requests += [comm.Isend(own, other, CONTROL_TAG) for other in others]
+            self._wait(requests)
+            return received.tobytes() == all_equal
+
+        return compare_with_all
+
+    def _prepare_same_by_mpi(self, digest: bytes) -> Callable[[], bool]:
+        numbers = numbers_with_complements(digest)
+        least = numbers.copy()
+        all_equal = numbers.tobytes()
+        target = [least, self._mpi.INT64_T]
+
+        def compare() -> bool:
+            least[...] = numbers
+            self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
+            return least.tobytes() == all_equal
+
+        return compare
 
     def lowest(self, number: int) -> int:
         return self._finish(lowest_in_steps(self._all, self._mpi, number))

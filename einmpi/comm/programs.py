@@ -4,10 +4,9 @@ it for ever."""
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -88,16 +87,30 @@ def end_all_ranks(error: BaseException) -> None:
     abort_on_error(rank, error, abort_all)
 
 
-@contextlib.contextmanager
-def abort_on_divergence(comm: Comm) -> Iterator[None]:
+def abort_on_divergence(comm: Comm) -> AbstractContextManager[None]:
     """End all ranks if this one leaves the `with` block with an error.
 
     The other ranks are in the middle of an exchange with it and cannot be told otherwise.
     """
-    try:
-        yield
-    except BaseException as error:
-        is_alone = not isinstance(comm, MpiComm) or comm.size == 1
+    return _AbortOnDivergence(comm)
+
+
+class _AbortOnDivergence:
+    """The context manager of `abort_on_divergence`: a class, since a generator takes longer."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        is_alone = not isinstance(self.comm, MpiComm) or self.comm.size == 1
         if not is_alone and not is_everywhere(error):
             end_all_ranks(error)
-        raise

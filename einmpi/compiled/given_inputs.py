@@ -146,15 +146,23 @@ def is_array(given: Any) -> bool:
 
 
 def outline_of(given: Mapping[str, Any], comm: Comm) -> Hashable:
-    """Return all that checks and plans depend on; None if it is not just arrays and DistArrays."""
+    """Return all that checks and plans depend on, and how arrays on the host are stored.
+
+    Return None if the inputs are not just arrays and DistArrays.
+    """
     found: list[Hashable] = []
     for name, array in given.items():
         if type(array) is np.ndarray:
-            found.append((name, np.ndarray, array.shape, array.dtype))
+            stored = (array.shape, array.strides, array.dtype, array.flags.aligned)
+            found.append((name, stored))
         elif isinstance(array, DistArray):
             if array.own_comm is not comm or array._is_given_away:
                 return None  # the checks say what is wrong
-            found.append((name, array.layout, type(array.local), array.local.dtype))
+            local = array.local
+            stored_local: Hashable = None
+            if type(local) is np.ndarray:
+                stored_local = (local.strides, local.flags.aligned)
+            found.append((name, array.layout, type(local), local.dtype, stored_local))
         elif is_array(array):
             found.append((name, type(array), array.shape, array.dtype))
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ from einmpi.comm.agreement import all_say
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking
-from einmpi.compiled.given_inputs import outline_of
+from einmpi.compiled.given_inputs import kind_of, outline_of
+from einmpi.compiled.prepared_runs import PreparedRun
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import gathers_in
@@ -20,14 +21,17 @@ from einmpi.schedule.schedule import Schedule
 MOST_KNOWN_CALLS = 256
 
 
-@dataclass(frozen=True)
+@dataclass
 class KnownCall:
     """What was found in an earlier call, for inputs that look the same."""
 
     plan: Plan
     schedule: Schedule
-    text: str  # the same on all ranks that took part in that call
+    text: str  # the same on all ranks that do the same
+    ask: Callable[[], bool]  # whether all ranks say this text
     may_fail: bool  # on one rank alone, because of the values of inputs
+    prepared: PreparedRun | None = None
+    may_be_prepared: bool = True
 
 
 class KnownCalls:
@@ -36,7 +40,8 @@ class KnownCalls:
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.calls: dict[Hashable, KnownCall] = {}
-        self.calls_added = 0  # the same on all ranks
+        self.is_asking = False  # the same on all ranks
+        self.ask_unknown = comm.prepare_same("")
 
     def find(self, inputs: Mapping[str, Any]) -> KnownCall | None:
         """Return the earlier call with inputs that look like these, if all ranks know it.
@@ -50,12 +55,15 @@ class KnownCalls:
         known = None if outline is None else self.calls.get(outline)
         if self.comm.size == 1:
             return known
-        if not self.calls:  # on any rank
+        if not self.is_asking:
             return None
         with abort_on_divergence(self.comm):
             if is_checking():
                 known = None
-            all_know_it = all_say(self.comm, "" if known is None else known.text)
+            if known is None:
+                all_say(self.comm, "", self.ask_unknown)
+                return None
+            all_know_it = all_say(self.comm, known.text, known.ask)
         return known if all_know_it else None
 
     def add(
@@ -64,24 +72,28 @@ class KnownCalls:
         given: Mapping[str, Any],
         plan: Plan,
         schedule: Schedule,
+        fingerprint: Callable[[], str],
         reads_files: bool,
     ) -> None:
         """Remember a call for inputs that look like these, if they are used as they are.
 
-        `given` are the inputs as they are used. All ranks remember a call, so that all of them ask
-        each other before the next one.
+        `given` are the inputs as they are used. `fingerprint` returns a text that stands for the
+        job and its plan: ranks that say the same, and how their inputs are given, do the same.
+        All ranks ask each other before the next call.
         """
-        self.calls_added += 1
+        self.is_asking = True
         outline = outline_of(inputs, self.comm)
         if outline is None or any(given[name] is not inputs[name] for name in given):
-            if self.comm.size == 1:
-                return
-            outline = None, self.calls_added  # no inputs look like this
+            return
         if len(self.calls) >= MOST_KNOWN_CALLS:
             self.calls.clear()
-        text = f"call {self.calls_added}"
+        text = "a process alone does not ask"
+        if self.comm.size > 1:
+            kinds = sorted((name, repr(kind_of(array))) for name, array in inputs.items())
+            text = f"known call {fingerprint()} {kinds}"
         may_fail = reads_files or _may_fail(plan.graph)
-        self.calls[outline] = KnownCall(plan, schedule, text, may_fail)
+        ask = self.comm.prepare_same(text)
+        self.calls[outline] = KnownCall(plan, schedule, text, ask, may_fail)
 
 
 def _may_fail(graph: EinGraph) -> bool:

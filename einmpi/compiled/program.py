@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from logging import DEBUG
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,10 @@ from einmpi.compiled.given_inputs import (
     with_inputs,
 )
 from einmpi.compiled.inputs import Blocks, Inputs
-from einmpi.compiled.known_calls import KnownCalls
+from einmpi.compiled.known_calls import KnownCall, KnownCalls
 from einmpi.compiled.measured import Measured, TimedStorage
 from einmpi.compiled.origin import Origin
+from einmpi.compiled.prepared_runs import PreparedRun, prepare_run
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
@@ -136,6 +137,10 @@ class Compiled:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         known = self.known_calls.find(inputs)
+        if known is not None and known.prepared is not None and self.on_step is None:
+            prepared_outputs = self._call_prepared(known, known.prepared, inputs)
+            if prepared_outputs is not None:
+                return prepared_outputs
         if known is not None:
             plan = known.plan
             schedule = known.schedule
@@ -145,27 +150,98 @@ class Compiled:
         else:
             with abort_on_divergence(self.comm):
                 plan, schedule, given = self.prepare(inputs)
-            self.known_calls.add(inputs, given, plan, schedule, self.reads_files)
+            self.known_calls.add(
+                inputs,
+                given,
+                plan,
+                schedule,
+                lambda: _fingerprint(self.job, plan),
+                self.reads_files,
+            )
         sources = Inputs(self.job, given, self.files, self.resident)
         if self.options.donate:  # whatever the plan can make of it
             sources.overwritable = take_donated(self.options.carry, inputs, given)
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
-            return outputs
-        failure = RankFailure()
+        else:
+            failure = RankFailure()
+            with abort_on_divergence(self.comm):
+                outputs, self.measured = self.run_schedule(
+                    plan, schedule, sources, wait=False, failure=failure
+                )
+                first_failed = self._first_failed(known, failure)
+            if first_failed is not None:
+                self._raise_failure(first_failed)
+        if known is not None:
+            self._prepare_next_call(known, inputs)
+        return outputs
+
+    def _first_failed(self, known: KnownCall | None, failure: RankFailure) -> Exception | None:
+        """Return the error that this rank raises after a call because one of them has failed."""
+        if known is None or known.may_fail:
+            return find_first_failure(self.comm, failure.error, failure.part)
+        if failure.error is not None:
+            raise failure.error  # no other rank expects it: all of them end
+        return None
+
+    def _raise_failure(self, error: Exception) -> NoReturn:
+        # What other ranks have sent may be wrong, and all ranks have to read again together.
+        self.forget_inputs()
+        raise error
+
+    def _prepare_next_call(self, known: KnownCall, inputs: Mapping[str, Any]) -> None:
+        """Prepare further calls with inputs that look like these, if that is possible."""
+        if not known.may_be_prepared or known.prepared is not None:
+            return
+        repeated = self.repeated_schedule(known.schedule)
+        if repeated is not None and not repeated.calls:
+            return  # they are bound in the next run
+        known.may_be_prepared = False
+        if repeated is not None and not self.reads_files and not self.options.donate:
+            known.prepared = prepare_run(repeated, known.schedule, inputs)
+
+    def _call_prepared(
+        self, known: KnownCall, prepared: PreparedRun, inputs: Mapping[str, Any]
+    ) -> dict[str, DistArray] | None:
+        """Do a call that is prepared; return None if another thread does it at this moment."""
+        comm = self.comm
+        received = comm.received
+        received_between = comm.received_between
+        start = time.perf_counter()
+        first_uses_before = first_use_seconds()
         first_failed = None
-        with abort_on_divergence(self.comm):
-            outputs, self.measured = self.run_schedule(
-                plan, schedule, sources, wait=False, failure=failure
-            )
-            if known is None or known.may_fail:
-                first_failed = find_first_failure(self.comm, failure.error, failure.part)
-            elif failure.error is not None:
-                raise failure.error  # no other rank expects it: all of them end
+        if comm.size == 1:
+            blocks = prepared.output_blocks(inputs, None)
+        else:
+            failure = RankFailure()
+            with abort_on_divergence(comm):
+                blocks = prepared.output_blocks(inputs, failure)
+                if blocks is not None:
+                    first_failed = self._first_failed(known, failure)
         if first_failed is not None:
-            # What other ranks have sent may be wrong, and all ranks have to read again together.
-            self.forget_inputs()
-            raise first_failed
+            self._raise_failure(first_failed)
+        if blocks is None:
+            return None
+        self.backend.release()
+        seconds = time.perf_counter() - start - (first_use_seconds() - first_uses_before)
+        self.measured = Measured(
+            seconds,
+            0.0,
+            comm.received - received,
+            prepared.repeated.peak,
+            0,
+            comm.received_between - received_between,
+        )
+        self._log_run(self.measured)
+        plan = known.plan
+        origin = self.origin(plan, inputs)
+        outputs = {}
+        for name in self.job.graph.outputs:
+            if name in blocks:
+                layout = self.layout_of(plan, name)
+                outputs[name] = DistArray._of_run(blocks[name], layout, comm, origin, name)
+            else:
+                outputs[name] = self.output(plan, name, None, origin)
         return outputs
 
     def forget_inputs(self) -> None:
@@ -348,12 +424,17 @@ class Compiled:
             spilled_planned=spilled_bytes(schedule) if plan.spilled else 0,
             fetched=buffers.fetched,
         )
-        if LOGGER.isEnabledFor(DEBUG):
-            names = ", ".join(self.job.graph.outputs)
-            LOGGER.debug(
-                "computed %s in %.6f s, received %d bytes", names, seconds, measured.received
-            )
+        self._log_run(measured)
         return blocks, measured
+
+    def _log_run(self, measured: Measured) -> None:
+        if LOGGER.isEnabledFor(DEBUG):
+            LOGGER.debug(
+                "computed %s in %.6f s, received %d bytes",
+                ", ".join(self.job.graph.outputs),
+                measured.seconds,
+                measured.received,
+            )
 
     @contextmanager
     def keeping_memory(self) -> Iterator[None]:

@@ -20,6 +20,40 @@ MAX_PREPARED_CALLS = 4096
 T = TypeVar("T")
 
 
+class NumpyCall:
+    """A prepared call of numpy's functions, in which floating-point errors are ignored.
+
+    `bare` is the same call for those who ignore these errors for many calls at once, which takes
+    less time. `bind` returns it for operands and a target that stay the same arrays.
+    """
+
+    def __init__(
+        self, bare: PreparedCall, bind: Callable[[Sequence[Array], Array], Callable[[], Any]]
+    ) -> None:
+        self.bare = bare
+        self.bind = bind
+
+    def __call__(self, operands: Sequence[Array], out: Array) -> None:
+        with np.errstate(all="ignore"):
+            self.bare(operands, out)
+
+
+def bare_call(call: PreparedCall) -> PreparedCall:
+    """Return a prepared call for a caller who ignores floating-point errors."""
+    return call.bare if isinstance(call, NumpyCall) else call
+
+
+def bound_call(call: PreparedCall, operands: Sequence[Array], out: Array) -> PreparedCall:
+    """Return a prepared call that computes with these arrays, whatever it is called with.
+
+    The caller ignores floating-point errors.
+    """
+    if not isinstance(call, NumpyCall):
+        return call
+    compute = call.bind(operands, out)
+    return lambda _operands, _out: compute()
+
+
 class PreparedCalls:
     """Prepared calls by the object they belong to and a key.
 
@@ -54,14 +88,14 @@ def view_maker(array: Array, view: Array) -> ViewMaker | None:
     no buffer of its dtype.
     """
     if view is array:
-        return _unchanged
+        return unchanged
     has_buffer = array.dtype.isbuiltin == 1 and array.flags.c_contiguous
     if not has_buffer or view.size == 0 or view.dtype != array.dtype:
         return None
     if not np.may_share_memory(array, view):
         return None
     if view.shape == array.shape and view.strides == array.strides:
-        return _unchanged
+        return unchanged
     shape = view.shape
     dtype = view.dtype
     strides = view.strides
@@ -91,5 +125,6 @@ def address_of(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _unchanged(array: Array) -> Array:
+def unchanged(array: Array) -> Array:
+    """Return an array as it is: the view of it that needs nothing to be made."""
     return array

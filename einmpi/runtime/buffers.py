@@ -13,6 +13,19 @@ class Buffers:
     there is one.
     """
 
+    __slots__ = (
+        "arrays",
+        "backend",
+        "bytes_in_use",
+        "evicting",
+        "fetched",
+        "fetching",
+        "outputs",
+        "peak",
+        "slow",
+        "spilled",
+    )
+
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.arrays: dict[str, Array] = {}  # in memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,7 +14,14 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.dispatch import prepare_einsum
 from einmpi.kernels.index_sets import Part, split_index_sets
-from einmpi.kernels.prepared import PreparedCall, ViewMaker, view_maker
+from einmpi.kernels.prepared import (
+    NumpyCall,
+    PreparedCall,
+    ViewMaker,
+    bare_call,
+    bound_call,
+    view_maker,
+)
 from einmpi.kernels.views import view_operands
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Kernel
@@ -61,11 +69,22 @@ def prepare_kernel(
     if len(calls) == 1:
         return calls[0]
 
+    bare_calls = [bare_call(call) for call in calls]
+
     def compute_parts(operands: Sequence[HostArray], target: HostArray) -> None:
-        for call in calls:
+        for call in bare_calls:
             call(operands, target)
 
-    return compute_parts
+    def bind_parts(operands: Sequence[HostArray], target: HostArray) -> Callable[[], None]:
+        bound_calls = [bound_call(call, operands, target) for call in calls]
+
+        def compute_bound_parts() -> None:
+            for call in bound_calls:
+                call(operands, target)
+
+        return compute_bound_parts
+
+    return NumpyCall(compute_parts, bind_parts)
 
 
 def _views(step: Kernel, part: Part, operands: Sequence[HostArray], target: HostArray) -> _Views:
@@ -105,11 +124,18 @@ def _on_views(
 
         return compute
 
+    call_on_views = bare_call(call)
+
     def compute_views(operands: Sequence[HostArray], target: HostArray) -> None:
         arrays = [make_view(operands[position]) for position, make_view in makers]
-        call(arrays, make_out(target))
+        call_on_views(arrays, make_out(target))
 
-    return compute_views
+    def bind_views(operands: Sequence[HostArray], target: HostArray) -> Callable[[], None]:
+        arrays = [make_view(operands[position]) for position, make_view in makers]
+        out = make_out(target)
+        return partial(bound_call(call, arrays, out), arrays, out)
+
+    return NumpyCall(compute_views, bind_views)
 
 
 def as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:

@@ -15,6 +15,8 @@ HostArray: TypeAlias = npt.NDArray[Any]
 Memory: TypeAlias = npt.NDArray[np.uint8]
 
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
+MOST_BYTES_OF_SMALL_ARRAY = 2**12
+ARRAYS_ALLOCATED_TOGETHER = 4
 MIN_RECYCLED_BYTES = 2**18  # of an array: smaller ones are recycled well by the allocator
 
 
@@ -27,6 +29,33 @@ def aligned_empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> HostArr
 def _array_in(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory.data))  # faster than `address_of`
     return np.ndarray(shape, dtype, memory, -address % ALIGNMENT)
+
+
+class SmallArrays:
+    """New small arrays of one shape, for one caller at a time. Several are allocated together.
+
+    An array keeps the memory of those that were allocated with it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape = (ARRAYS_ALLOCATED_TOGETHER, *shape)
+        self.dtype = dtype
+        nbytes = max(1, prod(shape) * dtype.itemsize)
+        self.distance = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.strides = (self.distance, *np.empty(shape, dtype).strides)
+        self.ready: list[HostArray] = []
+
+    def take(self) -> HostArray:
+        """Return an array with any values, as `aligned_empty` does."""
+        if not self.ready:
+            self._allocate()
+        return self.ready.pop()
+
+    def _allocate(self) -> None:
+        memory = aligned_empty((ARRAYS_ALLOCATED_TOGETHER * self.distance,), np.dtype(np.uint8))
+        arrays = np.ndarray(self.shape, self.dtype, memory, 0, self.strides)
+        for number in range(ARRAYS_ALLOCATED_TOGETHER):
+            self.ready.append(arrays[number, ...])  # an array, even without dimensions
 
 
 class RecycledMemory:

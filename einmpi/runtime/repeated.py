@@ -4,14 +4,15 @@ and all that is the same in every run is bound to the calls that carry out its s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.kernels.partial_updates import find_partial_update
-from einmpi.kernels.prepared import stored_as
+from einmpi.kernels.prepared import bare_call, bound_call, stored_as
 from einmpi.runtime.backend import Array, HostArray, NumpyBackend
 from einmpi.runtime.bound_transfers import BoundCall, bind_exchange, bind_reduce
 from einmpi.runtime.buffers import Buffers
@@ -25,10 +26,17 @@ from einmpi.runtime.execute import (
     named_error,
 )
 from einmpi.runtime.failure import RankFailure
-from einmpi.runtime.host_memory import MIN_RECYCLED_BYTES, aligned_empty
+from einmpi.runtime.host_memory import (
+    MIN_RECYCLED_BYTES,
+    MOST_BYTES_OF_SMALL_ARRAY,
+    SmallArrays,
+    aligned_empty,
+)
 from einmpi.runtime.kept_memory import KeptMemory, keep_memory
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Slot, Step, Store
+
+_NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
 
 
 class _StoredOtherwise(Exception):
@@ -44,7 +52,10 @@ class RepeatedSchedule:
         self.comm = comm
         self.has_run = False
         self.kept: KeptMemory | None = None
-        self.calls: list[tuple[int, BoundCall]] = []  # each with the number of its step
+        self.calls: list[_NumberedCall] = []
+        self.calls_after_loading: list[_NumberedCall] = []  # all but those that take inputs
+        self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot
+        self.peak = 0  # of the memory of a run
         self.outputs: dict[str, Slot] = {}
         self.reused: set[str] = set()  # slots that may have the memory of an input
         for step in schedule.steps:
@@ -68,7 +79,45 @@ class RepeatedSchedule:
             buffers = self._run_bound(failure)
         finally:
             self.lock.release()
-        return {name: buffers.arrays[slot.name] for name, slot in self.outputs.items()}, buffers
+        return self._output_blocks(buffers), buffers
+
+    def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
+        """Return whether `run_on_blocks` takes blocks that are stored as these are."""
+        if not self.calls or self.expected.keys() != blocks.keys():
+            return False
+        for name, block in blocks.items():
+            if stored_as((block,)) != self.expected[name]:
+                return False
+        return all(step.kept for step in self.schedule.steps if isinstance(step, Load))
+
+    def run_on_blocks(
+        self, blocks: Mapping[str, HostArray], failure: RankFailure | None
+    ) -> dict[str, Array] | None:
+        """Carry out the schedule on blocks of all its inputs, by slot; return those of the outputs.
+
+        The blocks are stored as some that `accepts` has accepted. Return None, and do nothing, if
+        another thread runs the schedule at this moment.
+        """
+        kept = self.kept
+        if kept is None or not self.lock.acquire(blocking=False):
+            return None
+        try:
+            buffers = Buffers(self.backend)
+            buffers.arrays = {**kept.slots, **blocks}
+            number = self._carry_out(self.calls_after_loading, buffers, failure)
+            if number is not None:
+                self.storage = _GivenBlocks(blocks)
+                for step in self.schedule.steps[number + 1 :]:
+                    if isinstance(step, Load):
+                        del buffers.arrays[step.slot.name]
+                self._finish(number + 1, buffers, failure)
+        finally:
+            self.lock.release()
+        return self._output_blocks(buffers)
+
+    def _output_blocks(self, buffers: Buffers) -> dict[str, Array]:
+        arrays = buffers.arrays
+        return {name: arrays[slot.name] for name, slot in self.outputs.items()}
 
     def _run_bound(self, failure: RankFailure | None) -> Buffers:
         """Call what is bound to the steps; bind it first if that was not done yet."""
@@ -77,26 +126,47 @@ class RepeatedSchedule:
         buffers = Buffers(self.backend)
         buffers.arrays.update(self.kept.slots)
         buffers.grow(self.kept.nbytes)
-        for number, call in self.calls or self._bound_calls(self.kept, buffers):
-            try:
-                call(buffers)
-            except _StoredOtherwise:
-                self._finish(number + 1, buffers, failure)
-                break
-            except Exception as error:
-                self._go_on_after(error, number, buffers, failure)
-                self._finish(number + 1, buffers, failure)
-                break
+        number = self._carry_out(
+            self.calls or self._bound_calls(self.kept, buffers), buffers, failure
+        )
+        if number is not None:
+            self._finish(number + 1, buffers, failure)
+        self.peak = buffers.peak
         return buffers
 
-    def _bound_calls(self, kept: KeptMemory, buffers: Buffers) -> Iterator[tuple[int, BoundCall]]:
+    def _carry_out(
+        self, calls: Iterable[_NumberedCall], buffers: Buffers, failure: RankFailure | None
+    ) -> int | None:
+        """Call what is bound to steps; return the number of the step that has failed, if any.
+
+        The steps after it are not done.
+        """
+        step_number = 0
+        try:
+            with np.errstate(all="ignore"):
+                for numbered_call in calls:
+                    step_number, call = numbered_call
+                    call(buffers)
+        except _StoredOtherwise:
+            return step_number
+        except Exception as error:
+            self._go_on_after(error, step_number, buffers, failure)
+            return step_number
+        return None
+
+    def _bound_calls(self, kept: KeptMemory, buffers: Buffers) -> Iterator[_NumberedCall]:
         """Yield each call when the calls before it are done: it is bound to what is there then."""
+        self.expected.clear()
         found = []
+        after_loading = []
         for number, step in enumerate(self.schedule.steps):
             for call in self._bind(number, step, kept, buffers):
                 found.append((number, call))
+                if not isinstance(step, Load):
+                    after_loading.append((number, call))
                 yield number, call
         self.calls = found
+        self.calls_after_loading = after_loading
 
     def _go_on_after(
         self, error: Exception, number: int, buffers: Buffers, failure: RankFailure | None
@@ -123,8 +193,8 @@ class RepeatedSchedule:
 
     def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
         """Return the calls that carry out a step, given the slots that exist before it."""
-        if isinstance(step, Free) and step.slot.name in kept.slots:
-            return []
+        if isinstance(step, Free):
+            return [] if step.slot.name in kept.slots else [_bind_free(step.slot.name)]
         if isinstance(step, Store):
             return []
         if isinstance(step, Exchange):
@@ -144,22 +214,19 @@ class RepeatedSchedule:
 
     def _bind_load(self, step: Load) -> BoundCall:
         """Return the call that takes a block of an input that is on the rank."""
-        expected = None
+        name = step.slot.name
 
         def load(buffers: Buffers) -> None:
-            nonlocal expected
             block = self.storage.block(step, self.comm)
             buffers.put(step.slot, block)
             stored = stored_as((block,))
-            if expected is None:
-                expected = stored
-            if stored != expected:
+            if stored != self.expected.setdefault(name, stored):
                 raise _StoredOtherwise
 
         return load
 
     def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
-        """Return the call that computes a kernel."""
+        """Return the call that computes a kernel. The caller ignores floating-point errors."""
         names = [slot.name for slot in step.operands]
         make_target = _bind_making(step.target, self.backend)
         operands = [buffers.arrays[name] for name in names]
@@ -167,22 +234,52 @@ class RepeatedSchedule:
         backend = self.backend
         prepared = backend.prepared_kernel(step, operands, target)
         if all(name in kept.slots for name in (*names, step.target.name)):
-            return lambda _: backend.compute_kernel(step, operands, target, prepared)
+            bound = bound_call(prepared, operands, target)
+            return lambda _: backend.compute_kernel(step, operands, target, bound)
+        bare = bare_call(prepared)
 
         def compute_kernel(buffers: Buffers) -> None:
             arrays = buffers.arrays
             operands = [arrays[name] for name in names]
-            backend.compute_kernel(step, operands, make_target(buffers), prepared)
+            backend.compute_kernel(step, operands, make_target(buffers), bare)
 
         return compute_kernel
+
+
+class _GivenBlocks:
+    """The blocks of all inputs of a run, by slot."""
+
+    def __init__(self, blocks: Mapping[str, HostArray]) -> None:
+        self.blocks = blocks
+
+    def begin(self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool) -> None: ...
+
+    def fill(self, step: Load, target: Array, comm: Comm) -> None:
+        raise AssertionError(f"the block of {step.tensor} is there")
+
+    def block(self, step: Load, comm: Comm) -> Array:
+        return self.blocks[step.slot.name]
+
+
+def _bind_free(name: str) -> BoundCall:
+    """Return what gives up the array of a slot."""
+
+    def free(buffers: Buffers) -> None:
+        array = buffers.arrays.pop(name, None)
+        if array is not None:
+            buffers.bytes_in_use -= array.nbytes
+
+    return free
 
 
 def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostArray]:
     """Return what gives the array of a slot, and creates it if there is none."""
     name = slot.name
     nbytes = slot.nbytes
-    create = partial(backend.allocate, slot.shape, slot.dtype)
-    if nbytes < MIN_RECYCLED_BYTES:
+    create: Callable[[], HostArray] = partial(backend.allocate, slot.shape, slot.dtype)
+    if nbytes <= MOST_BYTES_OF_SMALL_ARRAY:
+        create = SmallArrays(slot.shape, np.dtype(slot.dtype)).take
+    elif nbytes < MIN_RECYCLED_BYTES:
         create = partial(aligned_empty, slot.shape, np.dtype(slot.dtype))
 
     def make(buffers: Buffers) -> HostArray:

@@ -27,7 +27,7 @@ from einmpi.kernels.contraction import (
 from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
-from einmpi.kernels.prepared import PreparedCall, view_maker
+from einmpi.kernels.prepared import NumpyCall, PreparedCall, unchanged, view_maker
 
 numpy_einsum = np.einsum  # whatever a caller puts in its place, such as einmpi.einsum
 MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here
@@ -91,10 +91,19 @@ def prepare_by_blas(
 
     def multiply(operands: Sequence[Array], out: Array) -> None:
         views = [make_view(operands[position]) for position, make_view in makers]
-        with np.errstate(all="ignore"):
-            function(*views, make_target(out))
+        function(*views, make_target(out))
 
-    return multiply
+    def bind(operands: Sequence[Array], out: Array) -> Callable[[], Any]:
+        views = [make_view(operands[position]) for position, make_view in makers]
+        return partial(function, *views, make_target(out))
+
+    all_makers = [make_target, *(make_view for _, make_view in makers)]
+    if len(makers) == 2 and all(make_view is unchanged for make_view in all_makers):
+        first, second = product.positions
+        return NumpyCall(
+            lambda operands, out: function(operands[first], operands[second], out), bind
+        )
+    return NumpyCall(multiply, bind)
 
 
 class ProductOfViews(NamedTuple):

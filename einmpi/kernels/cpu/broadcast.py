@@ -4,17 +4,18 @@ slow, small in memory, always right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Scalar, labels_in, walk
 from einmpi.kernels.boxes import Box, boxes, halve_step
 from einmpi.kernels.operands import Array, check_index_range, expressions_of
-from einmpi.kernels.prepared import PreparedCall, view_maker
+from einmpi.kernels.prepared import NumpyCall, PreparedCall, view_maker
 from einmpi.kernels.ufuncs import apply, prepare_expression, reduce_block
 
 BLOCK_ELEMENTS = 2**17  # of a temporary: a few MiB in all, so that they stay in the cache
@@ -94,22 +95,47 @@ def prepare_by_broadcasting(
         return compute
     _, indices = _label_values(einsum, index, box)
     label_values = [indices[label] for label in labels]
-    shape = tuple(einsum.extent[label] for label in labels)
-    aggregation = einsum.aggregation
-    aggregated_axes = tuple(range(len(einsum.output), len(labels)))
-    out_dtype = out.dtype.name
+    write = _prepare_writing(einsum, out)
 
     def compute_block(operands: Sequence[Array], out: Array) -> None:
         values = [make_view(operand) for make_view, operand in zip(views, operands, strict=True)]
-        with np.errstate(all="ignore"):
-            result = evaluate(values + label_values)
-            if np.shape(result) != shape:
-                result = np.broadcast_to(result, shape)
-            if aggregation is not None:
-                result = reduce_block(aggregation, result, aggregated_axes, out_dtype)
-            out[...] = result
+        write(evaluate(values + label_values), out)
 
-    return compute_block
+    def bind(operands: Sequence[Array], out: Array) -> Callable[[], None]:
+        values = [make_view(operand) for make_view, operand in zip(views, operands, strict=True)]
+        values += label_values
+        return lambda: write(evaluate(values), out)
+
+    return NumpyCall(compute_block, bind)
+
+
+def _prepare_writing(einsum: EinSum, out: Array) -> Callable[[Any, Array], None]:
+    """Return what aggregates the values of ⊗ on a single block, and writes them to the output."""
+
+    def write_values(values: Any, out: Array) -> None:
+        out[...] = values
+
+    aggregation = einsum.aggregation
+    if aggregation is None:
+        return write_values
+    shape = tuple(einsum.extent[label] for label in einsum.labels)
+    axes = tuple(range(len(einsum.output), len(einsum.labels)))
+    out_dtype = out.dtype.name
+    record = AGGREGATIONS[aggregation]
+    accumulator = np.dtype(DTYPES[out_dtype].accumulator)
+    reduce = record.combine.reduce
+    # numpy may sum in another order if it is given an output with dimensions.
+    is_number = record.is_rounded and accumulator == out.dtype and out.ndim == 0
+
+    def write_aggregates(values: Any, out: Array) -> None:
+        if np.shape(values) != shape:
+            values = np.broadcast_to(values, shape)
+        if is_number:
+            reduce(values, axes, accumulator, out)
+        else:
+            out[...] = reduce_block(aggregation, values, axes, out_dtype)
+
+    return write_aggregates
 
 
 def _block_steps(einsum: EinSum) -> dict[str, int]:
