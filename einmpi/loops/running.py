@@ -91,6 +91,7 @@ class LoopRun:
         self.watched_names = loop.watched
         self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
+        self.step.backend.expect_many_runs()
         self.plan: Plan
         self.schedule: Schedule
         self.is_planned = False
@@ -157,6 +158,7 @@ class LoopRun:
             self.options = with_less_memory(self.options, nbytes)
             options = step_options(self.options, self.stages, self.loop)
             self.step = Compiled(self.stages.step, self.comm, options)
+            self.step.backend.expect_many_runs()
 
     def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +15,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.cpu.map_and_folds import is_fold, is_map
+from einmpi.kernels.cpu.product_updates import prepare_product_update, with_product_updates
 from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
@@ -21,6 +23,7 @@ from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
 from einmpi.runtime.sweeps import prepare_sweep
+from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
@@ -57,6 +60,9 @@ class Backend(Protocol):
     """
 
     calls: PreparedCalls  # by the steps that they belong to
+
+    def expect_many_runs(self) -> None:
+        """Prepare for schedules that are run again and again, as the steps of a loop are."""
 
     def reserve(self, nbytes: int) -> None:
         """Prepare for a run that takes so much memory."""
@@ -119,6 +125,14 @@ class Backend(Protocol):
         then nothing is computed.
         """
 
+    def compute_update(
+        self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
+    ) -> bool:
+        """Compute a product and the update that needs it at once, on the arrays that they read.
+
+        Return False if they must be computed block by block.
+        """
+
     def to_host(self, array: Array) -> HostArray:
         """Return the values in memory of the host: the array itself if it is there."""
 
@@ -148,6 +162,9 @@ class NumpyBackend:
         self.calls = PreparedCalls()
         self.memory = RecycledMemory()
         self.scratch = Scratch(scratch)
+
+    def expect_many_runs(self) -> None:
+        self.options = replace(self.options, repeated=True)
 
     def reserve(self, nbytes: int) -> None: ...
 
@@ -225,7 +242,8 @@ class NumpyBackend:
     def group_kernels(self, schedule: Schedule) -> Schedule:
         strict = self.options.strict
         rule = cpu_grouping(self.fast_math, strict)
-        grouped = group_kernels(with_halos_beside(schedule), rule)
+        updated = with_product_updates(schedule, strict)
+        grouped = group_kernels(with_halos_beside(updated), rule)
         return with_folds(grouped, is_map, lambda fold, of: is_fold(fold, of, strict))
 
     def compute_group(self, step: Group | Sweep, arrays: Mapping[str, HostArray]) -> bool:
@@ -244,6 +262,13 @@ class NumpyBackend:
 
     def compute_chain(self, step: Chain, arrays: Mapping[str, HostArray]) -> int | None:
         return None
+
+    def compute_update(
+        self, step: BlockedUpdate, arrays: Mapping[str, HostArray], target: HostArray
+    ) -> bool:
+        prepare = partial(prepare_product_update, step, arrays, target, self.options.strict)
+        update = self.calls.get(step, stored_as((*arrays.values(), target)), prepare)
+        return update is not None and update(arrays, target)
 
     def to_host(self, array: HostArray) -> HostArray:
         return array
@@ -303,6 +328,8 @@ class ShapeBackend:
     def __init__(self) -> None:
         self.calls = PreparedCalls()
 
+    def expect_many_runs(self) -> None: ...
+
     def reserve(self, nbytes: int) -> None: ...
 
     def release(self) -> None: ...
@@ -342,6 +369,11 @@ class ShapeBackend:
 
     def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
         return step.working_bytes
+
+    def compute_update(
+        self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
+    ) -> bool:
+        return True
 
     def to_host(self, array: Array) -> HostArray:
         return np.asarray(array)

@@ -10,9 +10,12 @@ from einmpi.schedule.steps import Kernel
 
 
 def compute_blocked_update(step: BlockedUpdate, buffers: Buffers) -> None:
-    """Compute all blocks, one after another in the same memory."""
+    """Compute all at once, where BLAS can, or all blocks, one after another in the same memory."""
     backend = buffers.backend
     target = buffers.make(step.update.target)
+    arrays = {operand.name: buffers[operand] for operand in step.reads}
+    if backend.compute_update(step, arrays, target):
+        return
     slot = step.product.target
     memory = backend.allocate(step.block_shape, slot.dtype)
     with buffers.counted(memory):

@@ -36,6 +36,7 @@ class KernelOptions:
     threads: int = 1
     fast_math: bool = False
     strict: bool = False
+    repeated: bool = False  # in every step of a loop
 
 
 class _Views(NamedTuple):
@@ -64,6 +65,7 @@ def prepare_kernel(
             options.threads,
             options.fast_math,
             options.strict,
+            options.repeated,
         )
         calls.append(_on_views(call, step, part, views, operands, target))
     if len(calls) == 1:

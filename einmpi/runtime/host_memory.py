@@ -17,7 +17,7 @@ Memory: TypeAlias = npt.NDArray[np.uint8]
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
 MOST_BYTES_OF_SMALL_ARRAY = 2**12
 ARRAYS_ALLOCATED_TOGETHER = 4
-MIN_RECYCLED_BYTES = 2**18  # of an array: smaller ones are recycled well by the allocator
+MIN_RECYCLED_BYTES = 2**16  # of an array: the allocator may return larger ones to the system
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> HostArray:

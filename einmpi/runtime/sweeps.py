@@ -137,7 +137,14 @@ def _prepare_part(
     einsum, views, out = _views(step, halo_part, operands, target)
     index = _label_values(halo_part, einsum)
     compute = prepare_einsum(
-        einsum, views, out, index, options.threads, options.fast_math, options.strict
+        einsum,
+        views,
+        out,
+        index,
+        options.threads,
+        options.fast_math,
+        options.strict,
+        options.repeated,
     )
     makers: list[tuple[int, ViewMaker]] = []
     for slot, view in zip(halo_part.slots, views, strict=True):

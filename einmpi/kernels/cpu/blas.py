@@ -113,6 +113,7 @@ class ProductOfViews(NamedTuple):
     positions: tuple[int, ...]  # of the operands
     views: tuple[Array, ...]
     target: Array
+    is_matrix_product: bool  # of views with two dimensions, or of stacks of them
 
 
 def product_of_views(
@@ -137,7 +138,13 @@ def product_of_views(
     *factors, output = product.parts
     assert output == len(arrays) - 1, "the output comes last"
     positions = tuple(contraction.positions[number] for number in factors)
-    return ProductOfViews(product.function, positions, product.views[:-1], product.views[-1])
+    return ProductOfViews(
+        product.function,
+        positions,
+        product.views[:-1],
+        product.views[-1],
+        is_matrix_product=lowering.kernel == "matmul",
+    )
 
 
 def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:

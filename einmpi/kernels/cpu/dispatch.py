@@ -12,6 +12,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import prepare_by_blas
+from einmpi.kernels.cpu.prepared_loops import prepare_by_compiled_loops
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
@@ -25,6 +26,7 @@ from einmpi.kernels.weighted_differences import recognise_weighted_difference
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
 WORTH_COMPILING = 2**18
+REPEATED_SHARE = 8  # kernels that are computed in every step of a loop: this many times fewer
 
 
 def compute_einsum(
@@ -64,11 +66,14 @@ def prepare_einsum(
     threads: int = 1,
     fast: bool = False,
     strict: bool = False,
+    repeated: bool = False,
 ) -> PreparedCall:
     """Choose the kernel of an EinSum, and prepare it for arrays that are stored as these are.
 
-    The parameters are those of `compute_einsum`. The values of the arrays are not looked at.
+    The parameters are those of `compute_einsum`. With `repeated`, smaller kernels are compiled as
+    well. The values of the arrays are not looked at.
     """
+    worth_compiling = WORTH_COMPILING // REPEATED_SHARE if repeated else WORTH_COMPILING
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         return lambda operands, out: distance.compute_distance(
@@ -89,22 +94,22 @@ def prepare_einsum(
 
         def scatter(operands: Sequence[Array], out: Array) -> None:
             prepared = Scatter(einsum, segments, tuple(operands), index)
-            compute_scatter(prepared, out, threads, WORTH_COMPILING)
+            compute_scatter(prepared, out, threads, worth_compiling)
 
         return scatter
     by_pick = None
     if einsum.pick is not None:
-        by_pick = _prepare_pick(einsum, operands, out, index, threads)
+        by_pick = _prepare_pick(einsum, operands, out, index, threads, repeated)
     if by_pick is not None:
         return by_pick
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is None:
-        return _prepare_loops(einsum, operands, out, index, threads)
+        return _prepare_loops(einsum, operands, out, index, threads, worth_compiling)
     by_blas = prepare_by_blas(contraction, operands, out)
     if _factor_dtype(contraction, operands).kind not in "iu":
         return by_blas
-    by_loops = _prepare_loops(einsum, operands, out, index, threads)
+    by_loops = _prepare_loops(einsum, operands, out, index, threads, worth_compiling)
 
     def by_values(operands: Sequence[Array], out: Array) -> None:
         chosen = by_loops if _may_wrap(contraction, operands) else by_blas
@@ -119,13 +124,12 @@ def _prepare_loops(
     out: Array,
     index: Mapping[str, Array],
     threads: int,
+    worth_compiling: int,
 ) -> PreparedCall:
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
-    if einsum.calls() >= WORTH_COMPILING and compiled.supports_compiled_loops(einsum, dtypes):
-        return lambda operands, out: compiled.compute_by_compiled_loops(
-            einsum, operands, out, index, threads
-        )
+    if einsum.calls() >= worth_compiling and compiled.supports_compiled_loops(einsum, dtypes):
+        return prepare_by_compiled_loops(einsum, operands, out, index, threads)
     return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
 
 
@@ -140,6 +144,7 @@ def _prepare_pick(
     out: Array,
     index: Mapping[str, Array],
     threads: int,
+    repeated: bool,
 ) -> PreparedCall | None:
     """Prepare to read only what an index picks; return None if it cannot be done so."""
     assert einsum.pick is not None
@@ -154,7 +159,7 @@ def _prepare_pick(
         return None
     gathering, numbers = gather
     chosen = [operands[number] for number in numbers]
-    compute = prepare_einsum(gathering, chosen, out, index, threads)
+    compute = prepare_einsum(gathering, chosen, out, index, threads, repeated=repeated)
 
     def pick(operands: Sequence[Array], out: Array) -> None:
         try:

@@ -27,6 +27,7 @@ from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
+from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, indices
@@ -75,6 +76,8 @@ class CupyBackend:
         self.calls = PreparedCalls()
         self.reserved_bytes = 0
         self.resident: dict[Hashable, DeviceArray] = {}  # blocks of inputs that stay between calls
+
+    def expect_many_runs(self) -> None: ...
 
     def reserve(self, nbytes: int) -> None:
         """Let CuPy's pool take this much from the driver at once; slots are then parts of it."""
@@ -254,6 +257,11 @@ class CupyBackend:
 
     def compute_chain(self, step: Chain, arrays: Mapping[str, DeviceArray]) -> int | None:
         return whole_chain.compute_chain(step, arrays, self.calls)
+
+    def compute_update(
+        self, step: BlockedUpdate, arrays: Mapping[str, DeviceArray], target: DeviceArray
+    ) -> bool:
+        return False
 
     # ---- the host -------------------------------------------------------------------------------
 

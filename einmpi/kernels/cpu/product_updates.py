@@ -1,0 +1,206 @@
+"""Updates such as W − rate · Σ(X · D), written over W: one matrix product that BLAS adds to W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Const, Scalar
+from einmpi.kernels.contraction import exact_contraction
+from einmpi.kernels.cpu.added_products import REAL_DTYPES, add_product, can_add_product
+from einmpi.kernels.cpu.blas import product_of_views
+from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import ViewMaker, address_of, view_maker
+from einmpi.kernels.ufuncs import apply
+from einmpi.schedule.blocked_updates import BlockedUpdate, with_blocked_updates
+from einmpi.schedule.memory_steps import Free, Reuse
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.step import Kernel, Step
+
+# The update of a target, given the arrays of slots by name. False: compute it in another way.
+UpdateCall: TypeAlias = Callable[[Mapping[str, Array], Array], bool]
+
+ONE = Const(1)
+MIN_MULTIPLICATIONS = 2**18  # of a product: smaller ones are computed before BLAS is even called
+
+
+@dataclass(frozen=True)
+class LinearUpdate:
+    """An EinSum that adds multiples of two operands, element by element.
+
+    Attributes
+    ----------
+    old
+        The operand beside the product: the tensor that is updated.
+    old_factor, product_factor
+        The numbers that multiply both, as expressions of operands without dimensions.
+    """
+
+    old: int
+    old_factor: Scalar
+    product_factor: Scalar
+
+
+@lru_cache(maxsize=1024)
+def find_linear_update(einsum: EinSum, product: int) -> LinearUpdate | None:
+    """Return what an EinSum adds to a multiple of an operand; None if it is of another form."""
+    function = einsum.function
+    if not einsum.is_elementwise or not isinstance(function, Call):
+        return None
+    factors = _factors(einsum, function)
+    if factors is None or len(factors) != 2 or product not in factors:
+        return None
+    (old,) = set(factors) - {product}
+    for position in (old, product):
+        labels = einsum.operands[position]
+        if labels != einsum.output or len(set(labels)) < len(labels):
+            return None
+    return LinearUpdate(old, factors[old], factors[product])
+
+
+def _factors(einsum: EinSum, node: Scalar) -> dict[int, Scalar] | None:
+    """Return an expression as a sum of operands, each times a number; None if it is not one."""
+    match node:
+        case Arg(position):
+            return {position: ONE}
+        case Call("neg", (inner,)):
+            return _multiplied(_factors(einsum, inner), lambda factor: Call("neg", (factor,)))
+        case Call("+" | "-", (left, right)):
+            first = _factors(einsum, left)
+            second = _factors(einsum, right)
+            if node.op == "-":
+                second = _multiplied(second, lambda factor: Call("neg", (factor,)))
+            if first is None or second is None or set(first) & set(second):
+                return None
+            return {**first, **second}
+        case Call("*", (left, right)) if einsum.is_one_number(left):
+            return _multiplied(_factors(einsum, right), lambda factor: Call("*", (left, factor)))
+        case Call("*", (left, right)) if einsum.is_one_number(right):
+            return _multiplied(_factors(einsum, left), lambda factor: Call("*", (right, factor)))
+        case Call("/", (left, right)) if einsum.is_one_number(right):
+            return _multiplied(_factors(einsum, left), lambda factor: Call("/", (factor, right)))
+    return None
+
+
+def _multiplied(
+    factors: dict[int, Scalar] | None, multiply: Callable[[Scalar], Scalar]
+) -> dict[int, Scalar] | None:
+    """Return all factors multiplied by a number."""
+    if factors is None:
+        return None
+    return {position: multiply(factor) for position, factor in factors.items()}
+
+
+# ---- in schedules --------------------------------------------------------------------------------
+
+
+def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
+    """Return the schedule with matrix products computed together with updates that need them."""
+    users: dict[str, list[Step]] = {}
+    for step in schedule.steps:
+        for slot in {*step.reads, *step.keeps}:
+            users.setdefault(slot.name, []).append(step)
+    stored = {slot.name for step in schedule.steps for slot in step.evicts}
+    found = set()
+    product: Kernel | None = None
+    for step in schedule.steps:
+        if isinstance(step, Kernel):
+            if product is not None and users.get(product.target.name) == [step]:
+                is_in_memory = product.target.name not in stored
+                if is_in_memory and is_product_update(product, step, strict):
+                    found.add(product.vertex)
+            product = step
+        elif not isinstance(step, Free | Reuse):
+            product = None
+    names = [step.vertex for step in schedule.steps if isinstance(step, Kernel)]
+    once = {name for name in found if names.count(name) == 1}
+    return with_blocked_updates(schedule, once) if once else schedule
+
+
+def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
+    """Return whether BLAS may add a product to the tensor that is updated."""
+    slots = {product.target, *product.operands}
+    if product.select or update.select or update.operands.count(product.target) != 1:
+        return False
+    form = find_linear_update(update.einsum, update.operands.index(product.target))
+    if form is None:
+        return False
+    old = update.operands[form.old]
+    if old in product.operands or update.target in product.operands:
+        return False
+    slots |= {old, update.target}
+    dtype = update.target.dtype
+    if dtype not in REAL_DTYPES or any(slot.dtype != dtype for slot in slots):
+        return False
+    einsum = product.einsum
+    if einsum.calls() < MIN_MULTIPLICATIONS or einsum.aggregation != "sum":
+        return False
+    if einsum.scan is not None or einsum.segments is not None:
+        return False
+    for entries in einsum.operands:
+        if not all(isinstance(entry, str) for entry in entries) or len(set(entries)) < len(entries):
+            return False
+    contraction = exact_contraction(einsum, [slot.dtype for slot in product.operands], strict)
+    return contraction is not None and len(contraction.positions) == 2
+
+
+# ---- at run time ---------------------------------------------------------------------------------
+
+
+def prepare_product_update(
+    step: BlockedUpdate, arrays: Mapping[str, Array], target: Array, strict: bool
+) -> UpdateCall | None:
+    """Return an update as one product that is added in place; None if BLAS cannot compute it."""
+    if not is_product_update(step.product, step.update, strict):
+        return None
+    form = find_linear_update(step.update.einsum, step.update.operands.index(step.product.target))
+    operands = [arrays[slot.name] for slot in step.product.operands]
+    contraction = exact_contraction(
+        step.product.einsum, [array.dtype.name for array in operands], strict
+    )
+    assert form is not None and contraction is not None
+    scale = contraction.scale
+    product = product_of_views(replace(contraction, scale=1), operands, target)
+    if product is None or not product.is_matrix_product or isinstance(scale, complex):
+        return None
+    left, right = product.views
+    if not can_add_product(left, right, product.target):
+        return None
+    makers: list[tuple[str, ViewMaker]] = []
+    for position, view in zip(product.positions, product.views, strict=True):
+        make_view = view_maker(operands[position], view)
+        if make_view is None:
+            return None
+        makers.append((step.product.operands[position].name, make_view))
+    make_target = view_maker(target, product.target)
+    if make_target is None:
+        return None
+    (left_name, make_left), (right_name, make_right) = makers
+    old_name = step.update.operands[form.old].name
+
+    def update(arrays: Mapping[str, Array], target: Array) -> bool:
+        numbers = _numbers(step.update, arrays)
+        alpha = scale * float(apply(form.product_factor, numbers, {}))
+        beta = float(apply(form.old_factor, numbers, {}))
+        if alpha == 0 or beta == 0:
+            return False  # BLAS would lose inf and nan
+        old = arrays[old_name]
+        if address_of(old) != address_of(target):
+            target[...] = old
+        left = make_left(arrays[left_name])
+        right = make_right(arrays[right_name])
+        add_product(left, right, make_target(target), alpha, beta)
+        return True
+
+    return update
+
+
+def _numbers(update: Kernel, arrays: Mapping[str, Array]) -> Sequence[Any]:
+    """Return the operands without dimensions; None for all others."""
+    found: list[Any] = []
+    for slot in update.operands:
+        found.append(arrays[slot.name] if not slot.shape else None)
+    return found
