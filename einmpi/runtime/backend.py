@@ -15,8 +15,8 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.cpu.map_and_folds import is_fold, is_map
-from einmpi.kernels.cpu.product_updates import prepare_product_update, with_product_updates
 from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
+from einmpi.kernels.cpu.updates.product_updates import prepare_product_update, with_product_updates
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel

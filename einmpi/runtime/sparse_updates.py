@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import Arg, walk
-from einmpi.kernels.cpu.scatter import Scatter, scatter_places
+from einmpi.kernels.cpu.scattering.scatter import Scatter, scatter_places
 from einmpi.kernels.operands import operands_read
 from einmpi.kernels.ufuncs import apply
 from einmpi.runtime.backend import Array, HostArray

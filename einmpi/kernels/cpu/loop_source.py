@@ -18,7 +18,7 @@ from einmpi.graph.arithmetic import compute_types
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Const, Scalar
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.cpu.scatter_source import write_scatter
+from einmpi.kernels.cpu.scattering.scatter_source import write_scatter
 from einmpi.kernels.cpu.source_lines import (
     SourceLines,
     loaded,

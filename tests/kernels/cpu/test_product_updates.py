@@ -11,7 +11,7 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
-from einmpi.kernels.cpu import added_products, product_updates
+from einmpi.kernels.cpu.updates import added_products, product_updates
 from einmpi.loops.running import LoopRun
 from einmpi.schedule.blocked_updates import BlockedUpdate
 

@@ -21,7 +21,7 @@ from einmpi.graph.segments import Segments
 from einmpi.kernels.boxes import Box, boxes, halve_step
 from einmpi.kernels.cpu.broadcast import gathered_operand, operand_view
 from einmpi.kernels.cpu.compiled import is_addressable
-from einmpi.kernels.cpu.scatter_loops import add_by_loops, supports_scatter_loops
+from einmpi.kernels.cpu.scattering.scatter_loops import add_by_loops, supports_scatter_loops
 from einmpi.kernels.operands import Array, operands_read
 from einmpi.kernels.ufuncs import apply
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.kernels.contraction import exact_contraction
-from einmpi.kernels.cpu.added_products import REAL_DTYPES, add_product, can_add_product
 from einmpi.kernels.cpu.blas import product_of_views
+from einmpi.kernels.cpu.updates.added_products import REAL_DTYPES, add_product, can_add_product
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import ViewMaker, address_of, view_maker
 from einmpi.kernels.ufuncs import apply

@@ -1,0 +1,1 @@
+"""Sums of values that go to computed places."""

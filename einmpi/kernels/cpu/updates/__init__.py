@@ -1,0 +1,1 @@
+"""Updates of tensors in place, by BLAS."""
