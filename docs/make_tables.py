@@ -11,6 +11,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
 from einmpi.job.backends import all_backends
+from einmpi.kernels.cpu.blas_libraries import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.variables import VARIABLES
@@ -107,6 +108,19 @@ def backends_table():
     return markdown(("`backend`", "computes on"), rows)
 
 
+def blas_table():
+    rows = [
+        (
+            "`auto`",
+            "the first of the libraries below that is installed and made for this machine, "
+            "else numpy's",
+        ),
+        ("`numpy`", "the library that numpy brings, usually OpenBLAS"),
+    ]
+    rows += [(f"`{known.name}`", known.documentation) for known in BLAS_LIBRARIES]
+    return markdown(("`blas`", "which library"), rows)
+
+
 def variables_table():
     rows = []
     for variable in VARIABLES:
@@ -149,6 +163,7 @@ TABLES = {
     "dtypes": dtypes_table,
     "formats": formats_table,
     "backends": backends_table,
+    "blas": blas_table,
     "variables": variables_table,
     "optimizers": optimizers_table,
 }

@@ -92,7 +92,7 @@ FAILURES = {
     "job": (
         "sys.argv[1] = 'other/job.toml'",
         "",
-        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; "
+        "einmpi: rank 1 has another command, job, BLAS or version of einmpi than rank 0; "
         "all ranks must do the same",
     ),
     "no job": (

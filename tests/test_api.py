@@ -296,7 +296,7 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
         return str(caught.value)
 
     assert on_ranks(3, on_rank) == (
-        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all "
+        "einmpi: rank 1 has another command, job, BLAS or version of einmpi than rank 0; all "
         "ranks must do the same"
     )
 

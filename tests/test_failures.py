@@ -70,7 +70,7 @@ def test_different_command_lines_on_two_ranks(tmp_path, other):
     done = run_mpi(2, code, cwd=tmp_path)
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
-        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; "
+        "einmpi: rank 1 has another command, job, BLAS or version of einmpi than rank 0; "
         "all ranks must do the same"
     ]
 

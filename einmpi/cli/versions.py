@@ -114,6 +114,14 @@ def _probe_hdf5() -> dict[str, Any]:
     return build()
 
 
+def _probe_blas() -> dict[str, Any]:
+    from einmpi.kernels.cpu.blas_choice import use_blas
+
+    choice = use_blas()
+    path = "" if choice.library is None else choice.library.path
+    return {"blas": str(choice), "path": path, "reason": choice.reason, "problem": choice.problem}
+
+
 def _probe_numba() -> dict[str, Any]:
     from einmpi.kernels.cpu.cache import cache_folder  # loads numba
 
@@ -135,6 +143,7 @@ def _probe_cupy() -> dict[str, Any]:
 
 
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {
+    "blas": _probe_blas,
     "mpi": _probe_mpi,
     "hdf5": _probe_hdf5,
     "numba": _probe_numba,

@@ -97,8 +97,8 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
         raise other_error
     raise failure(
         EinmpiError.status,
-        f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
-        "all ranks must do the same",
+        f"einmpi: rank {different} has another command, job, BLAS or version of einmpi than "
+        "rank 0; all ranks must do the same",
         everywhere=True,
     )
 

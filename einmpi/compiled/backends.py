@@ -12,6 +12,7 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
+from einmpi.kernels.cpu.blas_choice import use_blas
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.execute import InputSource
 from einmpi.runtime.threads import threads_of
@@ -41,13 +42,15 @@ def workplace_of(job: Job, comm: Comm) -> Workplace:
 
 def on_host(job: Job, comm: Comm) -> Workplace:
     """Set up the backend numpy."""
+    blas = use_blas(job.blas, job.path or job.source.name)
     threads = threads_of(comm)
     backend = NumpyBackend(threads.count, job.fast_math, job.scratch, job.strict)
 
     def check_node(place: str, bytes_per_rank: int) -> None:
         check_memory(place, bytes_per_rank * comm.ranks_on_node)
 
-    return Workplace(backend, comm, lambda inputs: inputs, check_node, str(threads))
+    text = str(threads) if blas.library is None else f"{threads}, BLAS {blas}"
+    return Workplace(backend, comm, lambda inputs: inputs, check_node, text)
 
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:

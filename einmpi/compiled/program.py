@@ -39,6 +39,7 @@ from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
 from einmpi.job.job import Job
+from einmpi.kernels.cpu.blas_choice import describe_blas_in_use
 from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
@@ -519,5 +520,6 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     outputs = []
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
-    agreed = (__version__, plan.digest, job.fast_math, job.strict, inputs, outputs)
+    blas = describe_blas_in_use()  # another one rounds otherwise
+    agreed = (__version__, plan.digest, job.fast_math, job.strict, blas, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()

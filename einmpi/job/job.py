@@ -10,6 +10,7 @@ from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
+from einmpi.kernels.cpu.blas_libraries import AUTO_BLAS
 from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source
@@ -63,6 +64,8 @@ class Job:
     half : str
         "float32" if float16 and bfloat16 are computed in float32 and rounded once a statement,
         "steps" if they are rounded after every operation.
+    blas : str
+        Which BLAS multiplies matrices: "auto", "numpy", or the name of a library.
     loop : Loop or None
         How the program is repeated; None if it runs once.
     loops : tuple of Job
@@ -100,6 +103,7 @@ class Job:
     scratch: str | None = None
     strict: bool = False
     half: str = "float32"
+    blas: str = AUTO_BLAS
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
 
@@ -133,6 +137,7 @@ class Job:
                 fast_math=self.fast_math,
                 machine=self.machine,
                 scratch=self.scratch,
+                blas=self.blas,
             )
             found.append(with_settings)
         return tuple(found)

@@ -29,6 +29,7 @@ from einmpi.job.program_text import ProgramText, read_program_text
 from einmpi.job.recompute import checked_recompute
 from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
 from einmpi.job.train_table import ReadInputs
+from einmpi.kernels.cpu.blas_libraries import AUTO_BLAS, BLAS_NAMES
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (
@@ -63,7 +64,7 @@ _KEYS = (
     "train",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
-_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
+_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas")
 
 # Looks up the shape and dtype of an input in its file.
 Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
@@ -85,6 +86,7 @@ class JobSettings:
     fast_math: bool
     strict: bool
     scratch: str | None
+    blas: str
     roles: Mapping[str, tuple[str, ...]]
 
     def make_job(
@@ -124,6 +126,7 @@ class JobSettings:
             written=graphs.written,
             machine=self.machine,
             scratch=self.scratch,
+            blas=self.blas,
             strict=self.strict,
             loop=None if loop is None else replace(loop, results=results),
         )
@@ -256,6 +259,7 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
         fast_math=get(document, ("run", "fast_math"), bool) or False,
         strict=get(document, ("run", "strict"), bool) or False,
         scratch=_read_scratch(document),
+        blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
         roles=_read_roles(document),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+BLAS_VARIABLE = "EINMPI_BLAS"
 CACHE_VARIABLE = "EINMPI_CACHE_DIR"
 CHECK_VARIABLE = "EINMPI_CHECK"
 DEBUG_VARIABLE = "EINMPI_DEBUG"
@@ -37,6 +38,12 @@ class Variable:
 
 
 VARIABLES = (
+    Variable(
+        (BLAS_VARIABLE,),
+        "`auto`, `numpy`, the name of a [library](job_file.md#blas) or the path of one",
+        "`blas` of the job, else `auto`",
+        "which BLAS multiplies matrices",
+    ),
     Variable(
         (CACHE_VARIABLE,),
         "a folder",

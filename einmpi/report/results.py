@@ -16,10 +16,11 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import printable
 from einmpi.job.job import Job
+from einmpi.kernels.cpu.blas_choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import LoopPlan
 from einmpi.planner.text.explain import certificate_data, one_level
-from einmpi.process.software import blas_name, current_date, loaded_blas, software_versions
+from einmpi.process.software import current_date, software_versions
 from einmpi.report.recording.loop_record import LoopRecord
 from einmpi.report.recording.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
@@ -261,7 +262,7 @@ class Report:
             "sizes": dict(self.job.sizes),
             "backend": self.job.backend,
             "threads": self.thread_count,
-            "blas": blas_name(loaded_blas()),
+            "blas": describe_blas_in_use(),
             "versions": software_versions(),
             "host": platform.node(),
             "date": self.date,

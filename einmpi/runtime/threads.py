@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from einmpi.comm.base import Comm
+from einmpi.kernels.cpu.blas_choice import set_blas_threads
 from einmpi.process.variables import THREAD_VARIABLES
 from einmpi.units import counted
 
@@ -30,8 +31,15 @@ _blas_limit: list[int] = []  # the number that BLAS was last set to, if any
 def threads_of(comm: Comm) -> Threads:
     """Decide how many threads a rank uses, and set BLAS to it.
 
-    A process that works alone leaves BLAS as it is.
+    A process that works alone leaves numpy's BLAS as it is.
     """
+    threads = _threads_of(comm)
+    set_blas_threads(threads.count)
+    return threads
+
+
+def _threads_of(comm: Comm) -> Threads:
+    """Decide how many threads a rank uses, and set numpy's BLAS to it."""
     for name in THREAD_VARIABLES:
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) > 0:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from einmpi.cli.doctor.finding import Finding
-from einmpi.process.variables import CACHE_VARIABLE
+from einmpi.process.variables import BLAS_VARIABLE, CACHE_VARIABLE
 
 INSTALL_MPI = (
     "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
@@ -36,6 +36,19 @@ def examine_packages() -> Iterator[Finding]:
     if missing:
         problem = f"missing: {', '.join(missing)}"
         yield Finding("packages", "problem", problem, f"pip install {' '.join(missing)}")
+
+
+def _examine_blas(answer: dict[str, Any]) -> Finding:
+    if "error" in answer:
+        advice = f"export {BLAS_VARIABLE}=numpy, or pip install another library"
+        return Finding("BLAS", "problem", answer["error"], advice)
+    if answer["path"]:
+        return Finding("BLAS", "ok", f"{answer['blas']}, {answer['path']}")
+    text = f"{answer['blas']}; {answer['reason']}"
+    if answer["problem"]:
+        advice = f"mend it, or export {BLAS_VARIABLE}=numpy"
+        return Finding("BLAS", "note", f"{text}: {answer['problem']}", advice)
+    return Finding("BLAS", "ok", text)
 
 
 def _examine_mpi(answer: dict[str, Any]) -> Finding:
@@ -84,6 +97,7 @@ def _examine_cupy(answer: dict[str, Any]) -> Finding:
 
 # How to turn the answer of einmpi.cli.versions into a finding.
 PROBES: dict[str, Callable[[dict[str, Any]], Finding]] = {
+    "blas": _examine_blas,
     "mpi": _examine_mpi,
     "hdf5": _examine_hdf5,
     "numba": _examine_numba,

@@ -1,4 +1,4 @@
-"""Contractions computed by numpy: as matrix products at BLAS speed, with as few copies as possible.
+"""Contractions as numpy computes them, or as matrix products of BLAS, with few copies.
 
 Which copies are made, and of which parts, is decided in lowering and contraction_split.
 """
@@ -25,6 +25,7 @@ from einmpi.kernels.contraction import (
     size_of,
 )
 from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
+from einmpi.kernels.cpu.blas_choice import matrix_product
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import NumpyCall, PreparedCall, unchanged, view_maker
@@ -285,7 +286,8 @@ def _product(lowering: Lowering, parts: list[LabelledArray]) -> _Product:
     left = _stack(parts[0], lowering.loops, rows, contracted)
     right = _stack(parts[1], lowering.loops, contracted, columns)
     target = _stack(parts[2], lowering.loops, rows, columns)
-    return _Product(np.matmul, (left, right, target), (0, 1, 2))
+    multiply_matrices = matrix_product(left, right, target)
+    return _Product(multiply_matrices, (left, right, target), (0, 1, 2))
 
 
 def _sum_products(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +17,7 @@ from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu.blas import prepare_by_blas, product_of_views
+from einmpi.kernels.cpu.blas_choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
     OperandView,
@@ -89,20 +89,12 @@ class PreparedGroup:
         if len(self.workers) == 1:
             self.workers[0].compute_blocks()
         elif self.has_products:
-            with _blas().limit(limits=1):  # each of the threads calls BLAS
+            with one_blas_thread():  # each of the threads calls BLAS
                 list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         else:
             list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         for worker in self.workers:
             worker.check_gathers()
-
-
-@cache
-def _blas() -> Any:
-    """Return what sets the threads of BLAS."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(user_api="blas")
 
 
 class _Stage(Protocol):
