@@ -1,0 +1,248 @@
+"""One node at full speed: the matrix chain, small calls and attention, with all cores of a machine.
+
+python bench/node.py --json node.json
+python bench/node.py --sizes 2000 --cores 2 --repeat 7
+
+The chain is computed by einmpi on ranks × threads that fill the cores, by hand-written mpi4py on
+the same ranks, and in one process with all cores by numpy, JAX and torch, where they are installed.
+Each is a process, or a group of ranks, of its own. Ranks are bound to cores and their threads are
+set. Inputs are in memory: in the blocks that its plan reads for einmpi, in 2-D blocks for mpi4py
+and JAX. All take turns, and medians are shown. Results are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from einmpi.process.software import blas_name, loaded_blas
+
+PEERS = Path(__file__).with_name("node_peers.py")
+PAUSE = 0.15  # seconds, after which the threads of other processes sleep
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Peer:
+    """A process, or a group of ranks, that computes when it is told to."""
+
+    def __init__(
+        self, kind: str, ranks: int, threads: int, mpirun: list[str], blas: str = "auto"
+    ) -> None:
+        self.kind = kind  # what it computes with: einmpi, numpy, …
+        self.ranks = ranks  # 0: a process without MPI
+        self.threads = threads
+        self.blas = blas
+        self.process = self._start(mpirun)
+
+    def _start(self, mpirun: list[str]) -> subprocess.Popen[str]:
+        root = str(PEERS.parents[1])
+        environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+        environment["EINMPI_BLAS"] = self.blas
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(self.threads))
+        if self.kind == "jax":
+            devices = f"--xla_force_host_platform_device_count={self.threads}"
+            environment["XLA_FLAGS"] = devices
+        command = [sys.executable, str(PEERS), "--cores", str(self.threads)]
+        if self.ranks:
+            command = [*mpirun, "-n", str(self.ranks), *command, "--ranks"]
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **order: Any) -> Any:
+        """Give an order, and return the answer; raise ConnectionError if there is none."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            print(json.dumps(order), file=self.process.stdin, flush=True)
+        except OSError as error:
+            raise ConnectionError(f"{self.kind} has ended") from error
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                return json.loads(line.removeprefix("answer "))
+        raise ConnectionError(f"{self.kind} has ended")
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.terminate()
+            self.process.wait()
+
+
+def take_turns(
+    peers: list[tuple[Peer, str]], order: dict[str, Any], repeat: int
+) -> list[dict[str, Any]]:
+    """Return a row for each peer that can compute an order: its times, and their median.
+
+    A peer comes with the name of what it computes with.
+    """
+    ready = []
+    for number, (peer, kind) in enumerate(peers):
+        is_first = all(peer is not earlier for earlier, _ in peers[:number])
+        try:
+            peer.ask(do="prepare", name=kind, peer=kind, forget=is_first, **order)
+        except ConnectionError as error:
+            print(f"  {error}", file=sys.stderr)
+            continue
+        ready.append((peer, kind))
+    seconds: dict[int, list[float]] = {number: [] for number in range(len(ready))}
+    checks = {}
+    for turn in range(repeat + 2):
+        for number, (peer, kind) in enumerate(ready):
+            time.sleep(PAUSE)
+            taken, checks[number] = peer.ask(do="compute", name=kind)
+            if turn > 1:  # the first ones warm up
+                seconds[number].append(taken)
+    rows = []
+    for number, (peer, kind) in enumerate(ready):
+        if not math.isclose(checks[number], checks[0], rel_tol=1e-3, abs_tol=1e-3):
+            print(f"  {kind} differs: {checks[number]} and {checks[0]}", file=sys.stderr)
+        row = {"peer": kind, "ranks": peer.ranks or 1, "threads": peer.threads, **order}
+        if kind == "einmpi":
+            row["blas"] = peer.blas
+        row |= {"seconds": statistics.median(seconds[number]), "all": seconds[number]}
+        rows.append(row)
+    return rows
+
+
+def combinations(cores: int) -> list[tuple[int, int]]:
+    """Return the ranks × threads that fill the cores: one, two and four threads a rank."""
+    return [(cores // threads, threads) for threads in (1, 2, 4) if cores % threads == 0]
+
+
+def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    print(title)
+    base = rows[0]["seconds"]
+    for row in rows:
+        place = f"{row['ranks']} × {row['threads']}"
+        ratio = row["seconds"] / base
+        name = row["peer"]
+        if row.get("blas", "auto") != "auto":
+            name += f", {row['blas']}"
+        print(f"  {name:16} {place:>8} {row['seconds']:9.4f} s {ratio:6.2f}", flush=True)
+
+
+def describe_machine(cores: int) -> dict[str, Any]:
+    model = platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return {
+        "processor": model,
+        "cores": cores,
+        "numpy's BLAS": blas_name(loaded_blas()),
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 1600])
+    parser.add_argument("--skews", nargs="*", type=int, default=[1, 10])
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ranks", nargs="*", type=int, help="only with these numbers of ranks")
+    parser.add_argument("--peers", nargs="*", default=["numpy", "torch", "jax", "mpi4py"])
+    parser.add_argument("--blas", nargs="*", default=["auto"], help="einmpi's, one by one")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=300, help="of each small call; 0 for none")
+    parser.add_argument("--sequence", type=int, default=2048, help="of attention; 0 for none")
+    parser.add_argument("--mpirun", default="mpirun", help="the command that starts ranks")
+    parser.add_argument("--json", help="write all times to a file")
+    options = parser.parse_args()
+    mpirun = options.mpirun.split()
+    machine = describe_machine(options.cores)
+    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    alone = [name for name in ("numpy", "torch", "jax") if name in options.peers]
+    alone = [name for name in alone if find_spec(name) is not None]
+    groups = combinations(options.cores)
+    if options.ranks:
+        groups = [(ranks, threads) for ranks, threads in groups if ranks in options.ranks]
+    peers: list[tuple[Peer, str]] = []
+    for name in alone:
+        peers.append((Peer(name, 0, options.cores, mpirun), name))
+    for ranks, threads in groups:
+        for blas in options.blas:
+            group = Peer("einmpi", ranks, threads, mpirun, blas)
+            peers.append((group, "einmpi"))
+            if "mpi4py" in options.peers and blas == options.blas[0]:
+                peers.append((group, "mpi4py"))
+    results: dict[str, Any] = {"machine": machine, "chain": [], "attention": [], "calls": {}}
+    try:
+        for size in options.sizes:
+            for skew in options.skews:
+                order = {"case": "chain", "size": size, "skew": skew}
+                rows = take_turns(peers, order, options.repeat)
+                kind = "uniform" if skew == 1 else f"skewed by {skew}"
+                print_rows(f"chain, {kind}, s = {size}, float64", rows)
+                results["chain"] += rows
+    finally:
+        for peer, _ in peers:
+            peer.end()
+    if options.sequence:
+        rows = attention(options, mpirun)
+        print_rows(f"attention, 8 heads of 64, S = {options.sequence}, float32", rows)
+        results["attention"] = rows
+    if options.calls:
+        results["calls"] = small_calls(options.calls, mpirun)
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1))
+
+
+def attention(options: argparse.Namespace, mpirun: list[str]) -> list[dict[str, Any]]:
+    """Compare attention on all cores in one process."""
+    kinds = ["einmpi"]
+    if "torch" in options.peers and find_spec("torch") is not None:
+        kinds += ["torch", "torch, fused"]
+    peers = [(Peer(kind, 0, options.cores, mpirun), kind) for kind in kinds]
+    try:
+        order = {"case": "attention", "sequence": options.sequence}
+        return take_turns(peers, order, options.repeat)
+    finally:
+        for peer, _ in peers:
+            peer.end()
+
+
+def small_calls(repeat: int, mpirun: list[str]) -> dict[str, dict[str, float]]:
+    """Print and return the microseconds of small calls, on one rank and on two."""
+    found = {}
+    print("calls with 10×10 matrices, µs")
+    for ranks in (1, 2):
+        peer = Peer("einmpi", ranks, 1, mpirun)
+        try:
+            calls = peer.ask(do="small calls", repeat=repeat)
+        except ConnectionError as error:
+            print(f"  {error}", file=sys.stderr)
+            continue
+        finally:
+            peer.end()
+        found[str(ranks)] = calls
+        for name, microseconds in calls.items():
+            print(f"  {name:14} {ranks} × 1 {microseconds:9.1f}", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()

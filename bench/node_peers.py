@@ -1,0 +1,341 @@
+"""The processes that bench/node.py compares: each waits for orders and answers with seconds.
+
+They are started by bench/node.py, one of them or a group of ranks of mpirun for each peer, and stay
+asleep while others compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+NAMES = ("A", "B", "C", "D", "E")
+LONGEST_SLEEP = 0.001  # seconds between two looks for an order
+
+
+def bind(first: int, count: int) -> None:
+    """Bind this process to some of the cores that it may use, before libraries start threads."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[first : first + count])
+
+
+def shapes(size: int, skew: int) -> dict[str, tuple[int, int]]:
+    thin = size // skew
+    wide = size * skew
+    return {
+        "A": (size, thin),
+        "B": (thin, size),
+        "C": (size, thin),
+        "D": (thin, wide),
+        "E": (wide, size),
+    }
+
+
+def values(name: str, rows: Any, columns: Any) -> Any:
+    """Return the elements of a matrix at some rows and columns: the same ones for all peers."""
+    import numpy as np
+
+    seed = 1 + NAMES.index(name)
+    rows = np.asarray(rows, float)[:, None]
+    columns = np.asarray(columns, float)[None, :]
+    found = np.sin((0.37 * seed + rows) * 1.7) * np.cos((columns - seed) * 0.9)
+    found += np.sin(rows * 0.31) * np.cos(columns * 1.3 + seed)
+    return found
+
+
+# ---- peers in one process ------------------------------------------------------------------------
+
+
+def whole_matrices(size: int, skew: int) -> dict[str, Any]:
+    return {name: values(name, range(m), range(n)) for name, (m, n) in shapes(size, skew).items()}
+
+
+def numpy_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    matrices = whole_matrices(size, skew)
+
+    def compute() -> tuple[float, float]:
+        start = time.perf_counter()
+        a, b, c, d, e = (matrices[name] for name in NAMES)
+        result = a @ b + c @ (d @ e)
+        return time.perf_counter() - start, float(result.sum())
+
+    return compute
+
+
+def torch_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    matrices = {name: torch.from_numpy(m) for name, m in whole_matrices(size, skew).items()}
+
+    def compute() -> tuple[float, float]:
+        start = time.perf_counter()
+        a, b, c, d, e = (matrices[name] for name in NAMES)
+        result = a @ b + c @ (d @ e)
+        return time.perf_counter() - start, float(result.sum())
+
+    return compute
+
+
+def jax_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    """Return the chain on one device a core, with all matrices in 2-D blocks."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_enable_x64", True)
+    devices = jax.devices("cpu")
+    rows, columns = grid(len(devices))
+    import numpy as np
+
+    mesh = Mesh(np.array(devices).reshape(rows, columns), ("x", "y"))
+    blocks = NamedSharding(mesh, PartitionSpec("x", "y"))
+    matrices = {n: jax.device_put(m, blocks) for n, m in whole_matrices(size, skew).items()}
+    chain = jax.jit(lambda a, b, c, d, e: a @ b + c @ (d @ e), out_shardings=blocks)
+
+    def compute() -> tuple[float, float]:
+        start = time.perf_counter()
+        result = chain(*(matrices[name] for name in NAMES)).block_until_ready()
+        return time.perf_counter() - start, float(result.sum())
+
+    return compute
+
+
+def attention_inputs(sequence: int) -> list[Any]:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return [random.standard_normal((8, sequence, 64), np.float32) for _ in range(3)]
+
+
+def torch_attention(sequence: int, fused: bool) -> Callable[[], tuple[float, float]]:
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    q, k, v = (torch.from_numpy(array) for array in attention_inputs(sequence))
+
+    def compute() -> tuple[float, float]:
+        start = time.perf_counter()
+        if fused:
+            result = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)
+        else:
+            result = torch.softmax(q @ k.transpose(1, 2), -1) @ v
+        return time.perf_counter() - start, float(result.sum())
+
+    return compute
+
+
+def einmpi_attention(sequence: int) -> Callable[[], tuple[float, float]]:
+    import einmpi
+
+    program = """
+    S[h,q,k] = sum(Q[h,q,d] * K[h,k,d])
+    P[h,q,k] = softmax[k](S[h,q,k])
+    O[h,q,d] = sum(P[h,q,k] * V[h,k,d])
+    """
+    arrays = dict(zip("QKV", attention_inputs(sequence), strict=True))
+    step = einmpi.compile(einmpi.program(program, **arrays))
+
+    def compute() -> tuple[float, float]:
+        start = time.perf_counter()
+        result = step(arrays)["O"]
+        return time.perf_counter() - start, float(result.local.sum())
+
+    return compute
+
+
+# ---- peers of several ranks ----------------------------------------------------------------------
+
+
+def grid(ranks: int) -> tuple[int, int]:
+    """Return rows and columns of the grid of ranks that is most like a square."""
+    rows = max(r for r in range(1, int(ranks**0.5) + 1) if ranks % r == 0)
+    return rows, ranks // rows
+
+
+def mpi4py_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    """Return the chain as people write it: 2-D blocks, an all-gather along rows and columns."""
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    grid_rows, grid_columns = grid(world.size)
+    my_row, my_column = divmod(world.rank, grid_columns)
+    row = world.Split(my_row, my_column)
+    column = world.Split(grid_rows + my_column, my_row)
+    blocks = {}
+    for name, (m, n) in shapes(size, skew).items():
+        height = m // grid_rows
+        width = n // grid_columns
+        rows = range(my_row * height, (my_row + 1) * height)
+        columns = range(my_column * width, (my_column + 1) * width)
+        blocks[name] = values(name, rows, columns)
+
+    def multiply(left: Any, right: Any) -> Any:
+        panels = np.empty((grid_columns, *left.shape))
+        row.Allgather(left, panels)
+        whole_columns = np.empty((grid_rows, *right.shape))
+        column.Allgather(right, whole_columns)
+        return np.concatenate(list(panels), axis=1) @ whole_columns.reshape(-1, right.shape[1])
+
+    def compute() -> tuple[float, float]:
+        world.Barrier()
+        start = time.perf_counter()
+        a, b, c, d, e = (blocks[name] for name in NAMES)
+        result = multiply(a, b) + multiply(c, multiply(d, e))
+        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+        return seconds, float(world.allreduce(result.sum()))
+
+    return compute
+
+
+def einmpi_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    """Return the chain by einmpi, with each matrix in memory in the blocks that its plan reads."""
+    import numpy as np
+    from mpi4py import MPI
+
+    import einmpi
+    from einmpi.compiled.dist_array import DistArray
+    from einmpi.runtime.host_memory import aligned_empty
+    from einmpi.schedule.layout import Layout
+    from einmpi.schedule.regions import indices
+    from einmpi.schedule.steps import Load
+
+    world = MPI.COMM_WORLD
+    here = os.path.dirname(os.path.abspath(__file__))
+    job = einmpi.load(os.path.join(here, os.pardir, "jobs", "chain.toml"), s=size, skew=skew)
+    step = einmpi.compile(job)
+    _, schedule, _ = step.prepare({})
+    inputs = {}
+    for load in schedule.steps:
+        if not isinstance(load, Load):
+            continue
+        cuts = list(load.layout.cuts)
+        for axis, dimension in load.layout.splits:
+            cuts[axis] = dimension
+        layout = Layout(load.layout.mesh, load.layout.bound, tuple(cuts))
+        region = layout.block(world.rank)
+        assert region is not None, "every rank has a block"
+        rows, columns = (np.asarray(indices(runs)) for runs in region)
+        block = aligned_empty((len(rows), len(columns)), "float64")
+        block[...] = values(load.tensor, rows, columns)
+        inputs[load.tensor] = DistArray(block, layout, step.comm)
+
+    def compute() -> tuple[float, float]:
+        world.Barrier()
+        start = time.perf_counter()
+        result = step(inputs)["Z"]
+        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+        return seconds, float(world.allreduce(result.local.sum()))
+
+    return compute
+
+
+def small_calls(repeat: int) -> dict[str, float]:
+    """Return the microseconds of calls with 10×10 matrices: medians of the slowest rank."""
+    import statistics
+
+    import numpy as np
+    from mpi4py import MPI
+
+    import einmpi
+
+    world = MPI.COMM_WORLD
+    x = np.arange(100.0).reshape(10, 10)
+    y = x + 1
+    job = einmpi.program("Z[i,k] = sum(X[i,j] * Y[j,k])", X=(10, 10), Y=(10, 10))
+    step = einmpi.compile(job)
+    calls: dict[str, Callable[[], object]] = {
+        "numpy.einsum": lambda: np.einsum("ij,jk->ik", x, y),
+        "compiled call": lambda: step({"X": x, "Y": y}),
+        "einmpi.einsum": lambda: einmpi.einsum("ij,jk->ik", x, y),
+        "einmpi.run": lambda: einmpi.run(job, {"X": x, "Y": y}),
+    }
+    found = {}
+    for name, call in calls.items():
+        times = []
+        for _ in range(repeat + 20):
+            world.Barrier()
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        own = statistics.median(times[20:])
+        found[name] = 1e6 * world.allreduce(own, MPI.MAX)
+    return found
+
+
+# ---- orders --------------------------------------------------------------------------------------
+
+CHAINS = {
+    "numpy": numpy_chain,
+    "torch": torch_chain,
+    "jax": jax_chain,
+    "mpi4py": mpi4py_chain,
+    "einmpi": einmpi_chain,
+}
+
+
+def prepare(order: dict[str, Any]) -> Callable[[], tuple[float, float]]:
+    """Return the computation that an order names."""
+    if order["case"] == "chain":
+        return CHAINS[order["peer"]](order["size"], order["skew"])
+    if order["peer"] == "einmpi":
+        return einmpi_attention(order["sequence"])
+    return torch_attention(order["sequence"], order["peer"] == "torch, fused")
+
+
+def next_order(world: Any) -> dict[str, Any]:
+    """Return the next order, which the first rank reads. The others sleep until it is there."""
+    line = ""
+    if world is None or world.rank == 0:
+        line = sys.stdin.readline()
+    if world is not None:
+        request = world.Ibarrier()
+        while not request.Test():
+            time.sleep(LONGEST_SLEEP)
+        line = world.bcast(line)
+    found: dict[str, Any] = json.loads(line or '{"do": "end"}')
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--first", type=int, default=0, help="the first core to use")
+    parser.add_argument("--cores", type=int, required=True, help="of this process")
+    parser.add_argument("--ranks", action="store_true", help="it is one of the ranks of mpirun")
+    options = parser.parse_args()
+    local_rank = 0
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK"):
+        if options.ranks and name in os.environ:
+            local_rank = int(os.environ[name])
+            break
+    bind(options.first + local_rank * options.cores, options.cores)
+    world = None
+    if options.ranks:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+    known: dict[str, Callable[[], tuple[float, float]]] = {}
+    while True:
+        order = next_order(world)
+        answer: Any = None
+        if order["do"] == "end":
+            return
+        if order["do"] == "prepare":
+            if order["forget"]:
+                known.clear()
+            known[order["name"]] = prepare(order)
+        elif order["do"] == "small calls":
+            answer = small_calls(order["repeat"])
+        else:
+            answer = known[order["name"]]()
+        if world is None or world.rank == 0:
+            print(f"answer {json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
