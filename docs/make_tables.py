@@ -11,7 +11,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
 from einmpi.job.backends import all_backends
-from einmpi.kernels.cpu.blas_libraries import BLAS_LIBRARIES
+from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.variables import VARIABLES

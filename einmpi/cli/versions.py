@@ -115,7 +115,7 @@ def _probe_hdf5() -> dict[str, Any]:
 
 
 def _probe_blas() -> dict[str, Any]:
-    from einmpi.kernels.cpu.blas_choice import use_blas
+    from einmpi.kernels.cpu.blas_library.choice import use_blas
 
     choice = use_blas()
     path = "" if choice.library is None else choice.library.path

@@ -12,7 +12,7 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
-from einmpi.kernels.cpu.blas_choice import use_blas
+from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.execute import InputSource
 from einmpi.runtime.threads import threads_of

@@ -39,7 +39,7 @@ from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
 from einmpi.job.job import Job
-from einmpi.kernels.cpu.blas_choice import describe_blas_in_use
+from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan

@@ -10,7 +10,7 @@ from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
-from einmpi.kernels.cpu.blas_libraries import AUTO_BLAS
+from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS
 from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source

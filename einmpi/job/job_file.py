@@ -29,7 +29,7 @@ from einmpi.job.program_text import ProgramText, read_program_text
 from einmpi.job.recompute import checked_recompute
 from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
 from einmpi.job.train_table import ReadInputs
-from einmpi.kernels.cpu.blas_libraries import AUTO_BLAS, BLAS_NAMES
+from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS, BLAS_NAMES
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (

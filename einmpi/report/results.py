@@ -16,7 +16,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import printable
 from einmpi.job.job import Job
-from einmpi.kernels.cpu.blas_choice import describe_blas_in_use
+from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import LoopPlan
 from einmpi.planner.text.explain import certificate_data, one_level

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from einmpi.comm.base import Comm
-from einmpi.kernels.cpu.blas_choice import set_blas_threads
+from einmpi.kernels.cpu.blas_library.choice import set_blas_threads
 from einmpi.process.variables import THREAD_VARIABLES
 from einmpi.units import counted
 

@@ -25,7 +25,7 @@ from einmpi.kernels.contraction import (
     size_of,
 )
 from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
-from einmpi.kernels.cpu.blas_choice import matrix_product
+from einmpi.kernels.cpu.blas_library.choice import matrix_product
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import NumpyCall, PreparedCall, unchanged, view_maker

@@ -17,7 +17,7 @@ from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu.blas import prepare_by_blas, product_of_views
-from einmpi.kernels.cpu.blas_choice import one_blas_thread
+from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
     OperandView,

@@ -21,18 +21,19 @@ from mpi_helpers import run_mpi
 from einmpi.cli.doctor import libraries
 from einmpi.errors import InputError
 from einmpi.kernels.contraction import recognise_contraction
-from einmpi.kernels.cpu import blas_choice, blas_libraries, gemm
 from einmpi.kernels.cpu.blas import compute_by_blas
-from einmpi.kernels.cpu.blas_choice import (
+from einmpi.kernels.cpu.blas_library import choice as blas_choice
+from einmpi.kernels.cpu.blas_library import products, records
+from einmpi.kernels.cpu.blas_library.choice import (
     BlasChoice,
     matrix_product,
     one_blas_thread,
     set_blas_threads,
     use_blas,
 )
-from einmpi.kernels.cpu.blas_libraries import BLAS_LIBRARIES, FoundFile, find_file
-from einmpi.kernels.cpu.blas_loading import UnusableLibraryError, load_blas
-from einmpi.kernels.cpu.gemm import prepare_product
+from einmpi.kernels.cpu.blas_library.loading import UnusableLibraryError, load_blas
+from einmpi.kernels.cpu.blas_library.products import prepare_product
+from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES, FoundFile, find_file
 
 OPENBLAS = next(library for library in BLAS_LIBRARIES if library.name == "openblas")
 ROOT = Path(__file__).resolve().parents[3]
@@ -158,7 +159,7 @@ def check_products(library, drawn, dtype):
 
 
 def test_products_by_another_library_are_those_of_numpy(openblas, monkeypatch):
-    monkeypatch.setattr(gemm, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     check_products(openblas)
 
 
@@ -170,7 +171,7 @@ def test_libraries_with_other_names_and_integers(tmp_path, monkeypatch, naming, 
     path = compile_library(tmp_path, naming, integer)
     library = load_blas(OPENBLAS, str(path))
     assert library.largest_extent == (2**31 - 1 if integer == "int" else 2**63 - 1)
-    monkeypatch.setattr(gemm, "MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     check_products(library)
 
 
@@ -188,7 +189,7 @@ def test_a_stack_is_one_call_where_the_library_can(tmp_path, monkeypatch):
     prepare_product(library, left, right, out)(left, right, out)
     assert (one.value - before, many.value) == (0, 1)
     np.testing.assert_allclose(out, left @ right, atol=1e-11)
-    monkeypatch.setattr(gemm, "MIN_MULTIPLICATIONS", 2**19)
+    monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 2**19)
     repeated = right[:1]  # the same matrices for both halves of the stack: one by one
     prepare_product(library, left, repeated, out)(left, repeated, out)
     assert (one.value - before, many.value) == (6, 1)
@@ -380,15 +381,29 @@ def test_where_files_are_looked_for(tmp_path, monkeypatch):
 
 
 def test_the_threads_of_mkl_clash_with_no_other_library(tmp_path, monkeypatch):
+    class OpenMP:
+        def kmp_set_blocktime(self, milliseconds):
+            self.milliseconds = milliseconds
+
+    openmp = OpenMP()
     loaded = []
-    monkeypatch.setattr(blas_libraries, "_loads", lambda path: loaded.append(path) or True)
-    monkeypatch.setattr(blas_libraries, "_loaded_libraries", lambda: {"libomp.so"})
-    (tmp_path / "libiomp5.so").touch()
-    assert blas_libraries._mkl_threading_layer(str(tmp_path)) == 1 and not loaded
+
+    def load(path):
+        loaded.append(path)
+        return openmp
+
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    monkeypatch.setattr(records, "_load", load)
+    monkeypatch.setattr(records, "_loaded_libraries", lambda: {"libomp.so"})
+    assert records._mkl_threading_layer(str(tmp_path)) == 1 and not loaded
     (tmp_path / "libmkl_gnu_thread.so.3").touch()
-    assert blas_libraries._mkl_threading_layer(str(tmp_path)) == 3
-    monkeypatch.setattr(blas_libraries, "_loaded_libraries", lambda: {"libiomp5.so"})
-    assert blas_libraries._mkl_threading_layer(str(tmp_path)) == 0
+    assert records._mkl_threading_layer(str(tmp_path)) == 3
+    monkeypatch.setattr(records, "_loaded_libraries", lambda: {"libiomp5.so"})
+    assert records._mkl_threading_layer(str(tmp_path)) == 0
+    monkeypatch.setattr(records, "_loaded_libraries", set)
+    assert records._mkl_threading_layer(str(tmp_path)) == 0
+    assert loaded == ["libgomp.so.1", "libiomp5.so", str(tmp_path / "libiomp5.so")]
+    assert openmp.milliseconds == 1
 
 
 # ---- runs ----------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.kernels.cpu.blas_libraries import (
+from einmpi.kernels.cpu.blas_library.loading import LoadedBlas, UnusableLibraryError, load_blas
+from einmpi.kernels.cpu.blas_library.products import Multiply, prepare_product
+from einmpi.kernels.cpu.blas_library.records import (
     AUTO_BLAS,
     BLAS_LIBRARIES,
     BLAS_NAMES,
@@ -24,8 +26,6 @@ from einmpi.kernels.cpu.blas_libraries import (
     FoundFile,
     find_file,
 )
-from einmpi.kernels.cpu.blas_loading import LoadedBlas, UnusableLibraryError, load_blas
-from einmpi.kernels.cpu.gemm import Multiply, prepare_product
 from einmpi.kernels.operands import Array
 from einmpi.process.software import blas_name, loaded_blas
 from einmpi.process.trust import why_not_trusted

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.kernels.cpu.blas_libraries import NAMINGS, BlasLibrary, Naming
+from einmpi.kernels.cpu.blas_library.records import NAMINGS, BlasLibrary, Naming
 from einmpi.kernels.prepared import address_of
 
 _LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}

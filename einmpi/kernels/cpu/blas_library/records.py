@@ -15,8 +15,12 @@ from functools import cache
 from glob import glob
 from typing import NamedTuple
 
-_SEQUENTIAL, _INTEL, _GNU = 1, 0, 3  # MKL's threading layers
+# MKL's threading layers.
+_INTEL = 0
+_SEQUENTIAL = 1
+_GNU = 3
 _BITWISE_AUTO = 2  # MKL repeats its results, by the fastest kernels
+_SPIN_MILLISECONDS = 1  # of idle threads of Intel's OpenMP; by default they keep cores for 200 ms
 
 
 @dataclass(frozen=True)
@@ -129,21 +133,25 @@ def _prepare_mkl(library: CDLL, path: str) -> None:
 def _mkl_threading_layer(folder: str) -> int:
     loaded = _loaded_libraries()
     if "libomp.so" not in loaded:
-        intel = os.path.join(folder, "libiomp5.so")
-        if "libiomp5.so" in loaded or (os.path.exists(intel) and _loads(intel)):
+        # By its name alone, a copy that is loaded already is found, wherever it is from.
+        name = "libiomp5.so"
+        intel = _load(name if name in loaded else os.path.join(folder, name))
+        if intel is not None:
+            if "KMP_BLOCKTIME" not in os.environ:
+                intel.kmp_set_blocktime(_SPIN_MILLISECONDS)
             return _INTEL
-    if glob(os.path.join(folder, "libmkl_gnu_thread.so*")) and _loads("libgomp.so.1"):
+    has_gnu_layer = bool(glob(os.path.join(folder, "libmkl_gnu_thread.so*")))
+    if has_gnu_layer and _load("libgomp.so.1") is not None:
         return _GNU
     return _SEQUENTIAL
 
 
-def _loads(path: str) -> bool:
-    """Load a library so that others find its functions; return whether that was possible."""
+def _load(path: str) -> CDLL | None:
+    """Load a library so that others find its functions; return None if that is not possible."""
     try:
-        CDLL(path, RTLD_GLOBAL)
+        return CDLL(path, RTLD_GLOBAL)
     except OSError:
-        return False
-    return True
+        return None
 
 
 def _loaded_libraries() -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from einmpi.kernels.cpu.blas_loading import (
+from einmpi.kernels.cpu.blas_library.loading import (
     AS_STORED,
     COLUMN_MAJOR,
     ROW_MAJOR,
