@@ -34,6 +34,7 @@ from einmpi.kernels.cpu.blas_library.choice import (
 from einmpi.kernels.cpu.blas_library.loading import UnusableLibraryError, load_blas
 from einmpi.kernels.cpu.blas_library.products import prepare_product
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES, FoundFile, find_file
+from einmpi.kernels.cpu.updates.added_products import add_product
 
 OPENBLAS = next(library for library in BLAS_LIBRARIES if library.name == "openblas")
 ROOT = Path(__file__).resolve().parents[3]
@@ -228,6 +229,18 @@ def test_contractions_use_the_chosen_library(openblas, unchosen, subscripts):
     compute_by_blas(recognise_contraction(einsum), arrays, out)
     assert calls
     np.testing.assert_allclose(out, np.einsum(subscripts, *arrays), atol=1e-10)
+
+
+def test_products_that_are_added_use_the_chosen_library(tmp_path, unchosen):
+    path = compile_library(tmp_path, ("", ""))
+    calls = ctypes.c_int.in_dll(ctypes.CDLL(str(path)), "calls_of_one")
+    unchosen.setenv("EINMPI_BLAS", str(path))
+    use_blas()
+    before = calls.value
+    out = np.zeros((2, 2))
+    add_product(np.ones((2, 3)), np.ones((3, 2)), out, 2.0, 0.0)
+    assert calls.value == before + 1
+    np.testing.assert_array_equal(out, 6.0)
 
 
 # ---- threads -------------------------------------------------------------------------------------

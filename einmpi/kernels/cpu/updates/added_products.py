@@ -1,4 +1,4 @@
-"""Matrix products that are added to an array, out ← α · left · right + β · out, by numpy's BLAS."""
+"""Matrix products that are added to an array, out ← α · left · right + β · out, by BLAS."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from einmpi.kernels.cpu.blas_library.choice import blas_in_use
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import address_of
 
@@ -98,9 +99,17 @@ def _matrix(array: Array) -> Matrix | None:
     return None
 
 
-@cache
 def _function(dtype: str) -> Function | None:
     """Return BLAS's product for matrices of a dtype; None if the process has none that is right."""
+    library = blas_in_use().library
+    if library is not None:
+        return library.functions[dtype].multiply
+    return _function_of_numpy(dtype)
+
+
+@cache
+def _function_of_numpy(dtype: str) -> Function | None:
+    """Return the product of numpy's BLAS."""
     letter, number = REAL_DTYPES[dtype]
     for path in _blas_libraries():
         try:
