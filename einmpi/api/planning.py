@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
+from einmpi.job.backends import backend_record
 from einmpi.job.job import Job, with_half, with_strict
 from einmpi.job.recompute import checked_recompute
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -54,6 +55,7 @@ def options_of(
         strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
         memory=limit,
         recompute=again,
+        chain_bytes=backend_record(job.backend).chain_bytes,
         resident=tuple(spec.name for spec in used_inputs if spec.resident),
         pins=pins,
         roles=job.roles,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES
+
 
 @dataclass(frozen=True)
 class BackendRecord:
@@ -22,11 +24,15 @@ class BackendRecord:
         ``"package.module:function"``: a function of a Job and a Comm that returns a
         ``einmpi.compiled.backends.Workplace``. As with an entry point of a package, the module is
         imported when a run needs it: reading and planning a job load no library of a GPU.
+    chain_bytes : int
+        The memory that the blocks of a fused chain may take: what fits into a CPU's cache, or
+        what gives a GPU enough to do at a time.
     """
 
     name: str
     documentation: str
     workplace: str
+    chain_bytes: int = CHAIN_BLOCK_BYTES
 
 
 _BACKENDS: dict[str, BackendRecord] = {}
@@ -71,5 +77,6 @@ register_backend(
         name="cupy",
         documentation="[GPUs](gpu.md) of NVIDIA: CuPy, cuBLAS and compiled kernels",
         workplace="einmpi.compiled.backends:on_gpu",
+        chain_bytes=2**28,
     )
 )

@@ -11,6 +11,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
 from einmpi.planner.moving.halo_counts import most_needed, most_needed_bound
@@ -136,11 +137,13 @@ def peak_bytes(
     early: Collection[str] = (),
     in_place: Collection[str] = (),
     blocked: Collection[str] = (),
+    chains: Sequence[FusedChain] = (),
 ) -> int:
     """Return a bound on the bytes that a rank has in memory at once; see `bytes_at_vertices`."""
-    return max(
-        bytes_at_vertices(graph, mesh, states, layouts, resident, stage, early, in_place, blocked)
+    needed = bytes_at_vertices(
+        graph, mesh, states, layouts, resident, stage, early, in_place, blocked, chains
     )
+    return max(needed)
 
 
 def bytes_at_vertices(
@@ -153,6 +156,7 @@ def bytes_at_vertices(
     early: Collection[str] = (),
     in_place: Collection[str] = (),
     blocked: Collection[str] = (),
+    chains: Sequence[FusedChain] = (),
 ) -> list[int]:
     """Return a bound on the bytes that a rank has in memory before the first vertex and at each.
 
@@ -160,6 +164,7 @@ def bytes_at_vertices(
     operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
     `early` are read before the first vertex. The outputs in `in_place` take the memory of resident
     inputs. The vertices in `blocked` are computed together with the next one, block by block.
+    Those of a chain, which follow one another, have the memory of the whole chain.
     """
     resident = frozenset(resident)
     in_place = frozenset(in_place)
@@ -170,7 +175,24 @@ def bytes_at_vertices(
     present = sum(stored.values()) + sum(waiting.values())
     needed = [sum(stored.values())]
     gathered_before = 0  # for a blocked vertex, and needed until the next one is complete
+    chain_of = {name: chain for chain in chains for name in chain.vertices}
     for vertex in graph.computed:
+        chain = chain_of.get(vertex.name)
+        if chain is not None:
+            if vertex.name == chain.vertices[0]:
+                for name in chain.vertices:
+                    for operand in graph[name].inputs:
+                        present -= waiting.pop(operand, 0)
+                at_chain, added = _bytes_of_chain(
+                    graph, mesh, chain, states, layouts, stored, stage
+                )
+                needed += [present + at_chain] * len(chain.vertices)
+                present += added
+                for name in chain.vertices:
+                    for operand in graph.last_reads[name]:
+                        if operand not in resident:
+                            present -= stored.pop(operand, 0)
+            continue
         state = states[vertex.name]
         for name in vertex.inputs:
             present -= waiting.pop(name, 0)
@@ -214,6 +236,50 @@ def bytes_at_vertices(
             if name not in resident:
                 present -= stored.pop(name, 0)
     return needed
+
+
+def _bytes_of_chain(
+    graph: EinGraph,
+    mesh: Mesh,
+    chain: FusedChain,
+    states: Labels,
+    layouts: Layouts,
+    stored: dict[str, int],
+    stage: int,
+) -> tuple[int, int]:
+    """Return the bytes that a chain needs beside what is there before, and what it leaves.
+
+    All its operands are brought to it before it begins, and its results move when it is complete.
+    `stored` has the bytes of every tensor that is in memory, as for `_operand_bytes`.
+    """
+    added = 0
+    gathered = 0
+    buffers = 0
+    made = 0
+    for name in chain.vertices:
+        vertex = graph[name]
+        operands = _operand_bytes(graph, mesh, vertex, states, layouts, stored, stage)
+        added += operands[0]
+        gathered += operands[1]
+        buffers = max(buffers, operands[2])
+        stored[name] = 0
+        if name not in chain.inner:
+            stored[name] = block_bytes(vertex, mesh, output_cuts(graph, name, states[name]))
+            made += stored[name]
+    peak = added + gathered + max(made + chain.nbytes, buffers)
+    added += made
+    for name in chain.outer:
+        vertex = graph[name]
+        cuts = output_cuts(graph, name, states[name])
+        final_cuts = layouts.get(name, cuts)
+        if final_cuts == cuts and (name not in layouts or not is_partial(vertex, states)):
+            continue
+        final = block_bytes(vertex, mesh, final_cuts)
+        final_buffers = staging(max(stored[name], final), mesh.ranks, stage)
+        peak = max(peak, added + final + final_buffers)
+        added += final - stored[name]
+        stored[name] = final
+    return peak, added
 
 
 def _bytes_of_blocks(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -289,15 +355,15 @@ def _operand_bytes(
 
 
 def peak_bound(
-    graph: EinGraph, ranks: int, resident: Collection[str], in_place: Collection[str] = ()
+    graph: EinGraph, ranks: int, resident: Collection[str], without_memory: Collection[str] = ()
 ) -> int:
     """Return a lower bound on the peak memory of any plan.
 
-    Every tensor that is needed lies somewhere, at best evenly on all ranks. The outputs in
-    `in_place` may take the memory of inputs.
+    Every tensor that is needed lies somewhere, at best evenly on all ranks, but for those in
+    `without_memory`: outputs that may take the memory of inputs, and tensors inside of chains.
     """
     share = {vertex.name: -(-vertex.nbytes // ranks) for vertex in graph.vertices}
-    share.update(dict.fromkeys(in_place, 0))
+    share.update(dict.fromkeys(without_memory, 0))
     present = {name for name in resident if graph.consumers.get(name)}
     nbytes = sum(share[name] for name in present)
     peak = nbytes

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from einmpi.late import late
+from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
@@ -64,6 +65,7 @@ class Options:
     nan_checked: tuple[str, ...] = ()
     # "auto", "none", or names: tensors that are dropped and computed again
     recompute: str | tuple[str, ...] = AUTO
+    chain_bytes: int = CHAIN_BLOCK_BYTES  # of a block of the tensors inside of a chain
     first: tuple[str, ...] = ()  # vertices that are computed before all others
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order

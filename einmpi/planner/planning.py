@@ -18,6 +18,7 @@ from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Recomputed
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
+from einmpi.planner.saving_memory.fuse import with_fused_chains
 from einmpi.planner.saving_memory.order import orders_that_free_early
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
@@ -70,6 +71,8 @@ class Planning:
             is_new = found.states != previous
             if is_new:
                 cut = self.cut_graph(found.states)
+                if limit is not None and cut.chains:
+                    bound = min(bound, self.memory.peak_bound(cut.inner))
             if limit is None or cut.peak <= limit:
                 exact = found.exact and not price and not self.search.prescribed
                 plan = self.describe(cut, exact)
@@ -127,7 +130,7 @@ class Planning:
 
         At most, all files are read before the first vertex.
         """
-        cut = CutGraph(plan.graph, plan.states, plan.layouts)
+        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
         peak = min(limit, max(self.memory.at_vertices(cut, self.options.files)))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 
@@ -149,7 +152,10 @@ class Planning:
                 plan = self.describe(replace(cut, peak=limit), exact=False)
                 # What leaves memory and comes back has memory of its own.
                 spilled = cut.peak - limit
-                plans.append(replace(plan, spilled=spilled, updatable={}, blocked=()))
+                chains = self.memory.chains_that_fit(cut, limit)
+                plans.append(
+                    replace(plan, spilled=spilled, updatable={}, blocked=(), chains=chains)
+                )
         return min(plans, key=cost_of)
 
     @property
@@ -165,31 +171,30 @@ class Planning:
         """Return the graph with these cuts, in the order that needs least memory.
 
         It stays in the given order if no other one is found to need less. Tensors that are named
-        in the options are computed again.
+        in the options are computed again. Chains are fused where that needs no more memory.
         """
         states, layouts = self.search.named(found)
         cut = CutGraph(self.graph, states, layouts)
         best = replace(cut, peak=self.memory.peak(cut))
-        for graph in orders_that_free_early(self.graph, self.memory.constraints(states, layouts)):
+        for graph in orders_that_free_early(self.graph, self.memory.constraints(cut)):
             other = replace(cut, graph=graph)
             peak = self.memory.peak(other)
             if peak < best.peak:
                 best = replace(other, peak=peak)
-        if isinstance(self.options.recompute, str):
-            return best
-        nbytes = self.memory.constraints(states, layouts).nbytes
-        splits = named_splits(best.graph, nbytes, self.options.recompute)
-        if not splits:
-            return best
-        again = with_copies(best, splits, nbytes)
-        return replace(again, peak=self.memory.peak(again), peak_before=best.peak)
+        if not isinstance(self.options.recompute, str):
+            nbytes = self.memory.constraints(cut).nbytes
+            splits = named_splits(best.graph, nbytes, self.options.recompute)
+            if splits:
+                again = with_copies(best, splits, nbytes)
+                best = replace(again, peak=self.memory.peak(again), peak_before=best.peak)
+        return with_fused_chains(best, self.memory, self.options)
 
     def recomputed(self, cut: CutGraph, limit: int, highest_price: int | None = None) -> CutGraph:
         """Return the graph with tensors computed again, so that it fits into the limit if it can.
 
         Tensors that cost more than `highest_price` for each byte are not dropped.
         """
-        nbytes = self.memory.constraints(cut.states, cut.layouts).nbytes
+        nbytes = self.memory.constraints(cut).nbytes
         price = {}
         for name, bill in self.bills(cut).items():
             price[name] = bill.time
@@ -197,7 +202,7 @@ class Planning:
                 moved = BYTES.bytes(bill.nbytes, bill.between)
                 price[name] = cut.graph[name].operations() + FLOPS_PER_BYTE * moved
         found = recomputed_to_fit(cut, limit, nbytes, price, self.memory.at_vertices, highest_price)
-        return replace(found, peak_before=cut.peak)
+        return replace(found, peak_before=cut.peak_before or cut.peak)
 
     def bills(self, cut: CutGraph) -> dict[str, Bill]:
         """Return what each vertex costs."""
@@ -243,7 +248,8 @@ class Planning:
             notes=self.search.notes,
             resident=self.resident,
             updatable=updatable,
-            blocked=self.memory.blocked(graph, cut.states, cut.layouts, updatable),
+            blocked=self.memory.blocked(cut, updatable),
+            chains=cut.chains,
             nan_checked=self.options.nan_checked,
             donate=self.options.donate,
             memory=self.options.memory,

@@ -14,13 +14,13 @@ from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
-from einmpi.runtime.fused.chain import compute_chain
+from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.fused.chain import Accumulate, Chain
 from einmpi.schedule.halo import HaloExchange, Sweep
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
@@ -243,6 +243,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
     Group: _compute_group,
     Chain: _compute_chain,
+    Accumulate: lambda step, buffers, *_: accumulate(step, buffers),
     Sweep: _compute_sweep,
     Passes: _compute_in_passes,
     BlockedUpdate: _compute_blocked_update,

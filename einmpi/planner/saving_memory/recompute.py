@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.chains.order import with_chains_together
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.memory import Labels, Layouts, operand_cuts
 
 AUTO = "auto"
@@ -28,6 +30,17 @@ class CutGraph:
     dropped: tuple[str, ...] = ()  # tensors that are computed again
     copies: Mapping[str, str] = field(default_factory=dict)  # vertex → what it computes again
     peak_before: int = 0  # bytes of a rank, if nothing were dropped
+    chains: tuple[FusedChain, ...] = ()  # their vertices follow one another
+
+    @property
+    def in_chains(self) -> frozenset[str]:
+        """The vertices of all chains."""
+        return frozenset(name for chain in self.chains for name in chain.vertices)
+
+    @property
+    def inner(self) -> frozenset[str]:
+        """The tensors of which only a block is in memory at a time."""
+        return frozenset(name for chain in self.chains for name in chain.inner)
 
 
 # ---- the graph ----------------------------------------------------------------------------------
@@ -38,7 +51,8 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
 
     `splits` has, for each tensor that is dropped, the number of a computed vertex: readers after it
     are late. A copy that needs an operand that is not in memory any more needs a copy of that, too,
-    unless the operand is small: then it is kept. `nbytes` has the memory of each tensor.
+    unless the operand is small: then it is kept. `nbytes` has the memory of each tensor. What a
+    chain computes is not computed again.
     """
     copying = _Copying(cut, splits, nbytes)
     for number, vertex in enumerate(cut.graph.computed):
@@ -52,14 +66,24 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
     graph = replace(cut.graph, vertices=(*cut.graph.inputs, *copying.vertices))
     states = dict(cut.states)
     layouts = dict(cut.layouts)
-    copies = {copy: name for name, copy in copying.copy_of.items()}
-    for copy, name in copies.items():
+    copies = dict(cut.copies)
+    for name, copy in copying.copy_of.items():
+        copies[copy] = name
         states[copy] = states[name]
         if name in layouts:
             layouts[copy] = layouts[name]
     _add_layouts(graph, copies, states, layouts)
+    if cut.chains:
+        together = with_chains_together(graph, cut.chains)
+        assert together is not None, "chains read copies of what they have read before"
+        graph = together
     return replace(
-        cut, graph=graph, states=states, layouts=layouts, dropped=tuple(splits), copies=copies
+        cut,
+        graph=graph,
+        states=states,
+        layouts=layouts,
+        dropped=(*cut.dropped, *splits),
+        copies=copies,
     )
 
 
@@ -73,6 +97,7 @@ class _Copying:
         self.last_read = last_reads(cut.graph)
         self.vertices: list[Vertex] = []
         self.copy_of: dict[str, str] = {}
+        self.in_chains = cut.in_chains
 
     def make_copy(self, name: str, number: int) -> None:
         """Add a copy of a tensor, and of the operands that it needs, before a computed vertex."""
@@ -99,7 +124,7 @@ class _Copying:
 
     def is_gone(self, name: str, reader: str, number: int) -> bool:
         """Return whether a tensor is not in memory any more when a vertex is computed again."""
-        if self.graph[name].is_input or self.graph.is_output(name):
+        if self.graph[name].is_input or self.graph.is_output(name) or name in self.in_chains:
             return False
         if name in self.splits:
             return number > self.splits[name]
@@ -206,7 +231,9 @@ def recomputed_to_fit(
     Tensors that cost more than `highest_price` for each byte are not dropped.
     """
     candidates = _candidates(cut.graph, nbytes)
-    ranking = _ranking(cut.graph, candidates, nbytes, price, highest_price)
+    for name in cut.in_chains:
+        candidates.pop(name, None)
+    ranking = _ranking(cut, candidates, nbytes, price, highest_price)
     splits: dict[str, int] = {}
     best = cut
     current = cut
@@ -217,7 +244,8 @@ def recomputed_to_fit(
             best = replace(current, peak=peak)
         if peak <= limit:
             break
-        number = _number_without_copies(current, memory.index(peak))
+        copies = current.copies.keys() - cut.copies.keys()
+        number = _number_without_copies(current.graph, copies, memory.index(peak))
         excess = peak - limit
         chosen = 0
         for name in ranking:
@@ -233,19 +261,19 @@ def recomputed_to_fit(
     return best
 
 
-def _number_without_copies(cut: CutGraph, place: int) -> int:
+def _number_without_copies(graph: EinGraph, copies: Collection[str], place: int) -> int:
     """Return the number of a computed vertex of the graph without copies.
 
     `place` counts from 1 in the graph with copies. A copy has the number of the vertex that it is
     computed for.
     """
-    computed = cut.graph.computed
-    before = [vertex for vertex in computed[: max(0, place - 1)] if vertex.name not in cut.copies]
+    computed = graph.computed
+    before = [vertex for vertex in computed[: max(0, place - 1)] if vertex.name not in copies]
     return len(before)
 
 
 def _ranking(
-    graph: EinGraph,
+    cut: CutGraph,
     candidates: Mapping[str, _Candidate],
     nbytes: Mapping[str, int],
     price: Mapping[str, int],
@@ -257,10 +285,10 @@ def _ranking(
     first, then every second of the rest: those that stay are evenly spaced, so that little has to
     be computed again at a time.
     """
-    last_read = last_reads(graph)
+    last_read = last_reads(cut.graph)
     by_class: dict[int, list[str]] = {}
     for name, candidate in candidates.items():
-        total = _price_of_again(graph, candidate, nbytes, price, last_read)
+        total = _price_of_again(cut, candidate, nbytes, price, last_read)
         if total is None:
             continue
         if highest_price is not None and total > highest_price * candidate.nbytes:
@@ -278,7 +306,7 @@ def _ranking(
 
 
 def _price_of_again(
-    graph: EinGraph,
+    cut: CutGraph,
     candidate: _Candidate,
     nbytes: Mapping[str, int],
     price: Mapping[str, int],
@@ -288,6 +316,8 @@ def _price_of_again(
 
     None if that takes very many vertices.
     """
+    graph = cut.graph
+    kept = cut.in_chains
     number = next(read for read in candidate.reads if read > candidate.longest_gap())
     total = 0
     waiting = [candidate.name]
@@ -296,7 +326,8 @@ def _price_of_again(
         current = waiting.pop()
         total += price[current]
         for name in graph[current].inputs:
-            is_there = graph[name].is_input or graph.is_output(name) or last_read[name] >= number
+            is_kept = graph[name].is_input or graph.is_output(name) or name in kept
+            is_there = is_kept or last_read[name] >= number
             is_small = SMALL_SHARE * nbytes[name] <= nbytes[current]
             if name not in seen and not is_there and not is_small:
                 seen.add(name)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.donation import why_not_in_place
 from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed
 from einmpi.planner.prices import BETWEEN
@@ -14,6 +15,7 @@ from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import counted, plural, show_bytes, show_count, show_seconds
 
 MOST_LAYOUTS = 12  # that are listed; more are counted
+MOST_CHAINS = 4
 
 
 def as_json(plan: PlanData) -> dict[str, Any]:
@@ -34,6 +36,8 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    if plan.chains:
+        data["fused"] = [_chain_json(chain) for chain in plan.chains]
     if plan.recomputed is not None:
         data["recomputed"] = {
             "tensors": list(plan.recomputed.tensors),
@@ -63,6 +67,19 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         if plan.loop.later:
             data["loop"]["later"] = [as_json(later) for later in plan.loop.later]
     return data
+
+
+def _chain_json(chain: FusedChain) -> dict[str, Any]:
+    rows = {}
+    for labels, size in zip(chain.rows, chain.block, strict=True):
+        rows[labels[0]] = size
+    return {
+        "vertices": list(chain.vertices),
+        "inner": list(chain.inner),
+        "rows_at_a_time": rows,
+        "bytes_of_blocks": chain.nbytes,
+        "bytes_without": chain.saved,
+    }
 
 
 def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
@@ -163,6 +180,9 @@ def totals(plan: PlanData) -> list[Note]:
     if plan.machine is not None:
         notes.append(("seconds", _seconds(plan)))
         notes.append(("objective", f"these seconds, by a machine {plan.machine.source}"))
+    notes += [("fused", _fused(chain)) for chain in plan.chains[:MOST_CHAINS]]
+    if len(plan.chains) > MOST_CHAINS:
+        notes.append(("fused", f"… {len(plan.chains)} chains in all"))
     if plan.recomputed is not None:
         notes.append(("recomputed", _recomputed(plan, plan.recomputed)))
     notes.append(("peak memory", _peak_memory(plan)))
@@ -267,6 +287,19 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
         how = "for the rows that change" if is_scattered else "in blocks"
         in_blocks.append(f"{name} is computed {how}")
     return "; ".join([updated, *in_blocks, *others])
+
+
+def _fused(chain: FusedChain) -> str:
+    """Return which vertices are computed together, how many rows at a time, and what it saves."""
+    rows = []
+    for labels, size in zip(chain.rows, chain.block, strict=True):
+        rows.append(f"{labels[0]}:{show_count(size)}")
+    blocks = show_bytes(chain.nbytes)
+    whole = show_bytes(chain.saved)
+    return (
+        f"{', '.join(chain.inner)} → {', '.join(chain.outer)}: {' '.join(rows)} at a time, "
+        f"{blocks} a rank instead of {whole}"
+    )
 
 
 def _recomputed(plan: PlanData, recomputed: Recomputed) -> str:

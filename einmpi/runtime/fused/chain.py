@@ -7,7 +7,7 @@ from functools import partial
 
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
-from einmpi.schedule.fused.chain import Block, Chain
+from einmpi.schedule.fused.chain import Accumulate, Block, Chain
 from einmpi.schedule.regions import whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
@@ -42,24 +42,20 @@ def _compute_blocks(
     for block in step.blocks():
         prepare = partial(_steps_of_block, step, block, backend)
         steps = backend.calls.get(step, step.kind_of(block), prepare)
-        views = {}
         for name, view in step.views.items():
-            views[name] = arrays[view.slot.name][(*view.place(block), ...)]
-        inside.arrays = dict(views)
+            inside.arrays[name] = arrays[view.slot.name][(*view.place(block), ...)]
         carry_out(steps, inside)
-        for number, kernel in enumerate(step.parts):
-            if step.is_first(number, block):
-                continue
-            assert kernel.einsum.aggregation is not None
-            partial_slot = step.partial_slot(number)
-            part = inside.arrays[partial_slot.name]
-            total = views[step.target_view(number).name]
-            region = tuple(map(whole, part.shape or (1,)))
-            backend.combine(kernel.einsum.aggregation, total, region, part.reshape(-1))
-            inside.free(partial_slot)
     return inside.peak
 
 
 def _steps_of_block(step: Chain, block: Block, backend: Backend) -> tuple[Step, ...]:
     """Return the steps of a block, grouped as the backend computes them best."""
     return backend.group_block(Schedule(0, 1, "", tuple(step.steps_of(block)))).steps
+
+
+def accumulate(step: Accumulate, buffers: Buffers) -> None:
+    """Combine what one block adds to a result with what is there."""
+    part = buffers[step.part]
+    region = tuple(map(whole, part.shape or (1,)))
+    buffers.backend.combine(step.aggregation, buffers[step.total], region, part.reshape(-1))
+    buffers.free(step.part)

@@ -56,6 +56,31 @@ class View:
 
 
 @dataclass(frozen=True)
+class Accumulate(Step):
+    """Combine what one block adds to a result with what is there from earlier blocks."""
+
+    aggregation: str
+    part: Slot
+    total: Slot
+
+    @property
+    def vertex(self) -> str:
+        return self.total.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return self.part, self.total
+
+    @property
+    def writes(self) -> Slots:
+        return (self.total,)
+
+    @property
+    def frees(self) -> Slots:
+        return (self.part,)
+
+
+@dataclass(frozen=True)
 class Chain(Step):
     """Kernels that share rows, computed one block of rows at a time.
 
@@ -139,11 +164,7 @@ class Chain(Step):
         return tuple(found)
 
     def steps_of(self, block: Block) -> list[Step]:
-        """Return the kernels of a block, with what is freed between them.
-
-        A result that is combined with that of earlier blocks has a slot with the role
-        PARTIAL_ROLE.
-        """
+        """Return the kernels of a block, with what is combined and freed between them."""
         parts = [self._restricted(number, block) for number in range(len(self.parts))]
         inner = {slot.name for slot in self.inner}
         last_use: dict[str, int] = {}
@@ -152,7 +173,13 @@ class Chain(Step):
                 last_use[slot.name] = number
         found: list[Step] = []
         for number, part in enumerate(parts):
-            found.append(part)
+            if self.is_first(number, block):
+                found.append(part)
+            else:
+                assert part.einsum.aggregation is not None
+                added = replace(part.target, role=PARTIAL_ROLE)
+                found.append(replace(part, target=added))
+                found.append(Accumulate(part.einsum.aggregation, added, part.target))
             for slot in dict.fromkeys((*part.operands, part.target)):
                 if slot.name in inner and last_use[slot.name] == number:
                     found.append(Free(slot))
@@ -166,10 +193,6 @@ class Chain(Step):
                 return False
         return True
 
-    def partial_slot(self, number: int) -> Slot:
-        """Return the slot of what one block adds to the target of a kernel."""
-        return replace(self.parts[number].target, role=PARTIAL_ROLE)
-
     @cached_property
     def views(self) -> dict[str, View]:
         """What a block takes of the arrays of whole slots, by the name of the block's slot."""
@@ -182,11 +205,6 @@ class Chain(Step):
                     view = View(slot, self._rows_in(number, index))
                     found[view.name] = view
         return found
-
-    def target_view(self, number: int) -> View:
-        """Return what a block writes of the target of a kernel."""
-        kernel = self.parts[number]
-        return View(kernel.target, self._rows_in(number, kernel.einsum.output))
 
     def _rows_in(self, number: int, entries: IndexEntries) -> tuple[int | None, ...]:
         """Return the row that each dimension of an operand or a target is, or None."""
@@ -209,8 +227,6 @@ class Chain(Step):
             operands.append(self._slot_of_block(slot, self._rows_in(number, entries), block))
         rows_of_target = self._rows_in(number, kernel.einsum.output)
         target = self._slot_of_block(kernel.target, rows_of_target, block)
-        if not self.is_first(number, block):
-            target = replace(target, role=PARTIAL_ROLE)
         part = kernel.restricted_to(runs)
         return replace(part, operands=tuple(operands), target=target)
 

@@ -1,0 +1,353 @@
+"""Find chains: vertices around large tensors that nothing else reads, which share rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.scalar import labels_of
+from einmpi.planner.chains.blocks import (
+    MIN_MATRIX_ROWS,
+    Member,
+    bytes_of_blocks,
+    choose_block,
+)
+from einmpi.planner.chains.record import FusedChain
+from einmpi.planner.memory import (
+    Labels,
+    Layouts,
+    block_bytes,
+    is_partial,
+    longest_share,
+    operand_cuts,
+    output_cuts,
+)
+from einmpi.planner.mesh import Mesh
+
+MIN_INNER_BYTES = 2**22  # of a rank, for the first contraction: smaller ones stay as they are
+MIN_GROWTH = 4  # the first contraction has more elements than its operands, by more than this
+MOST_VERTICES = 64  # of a chain
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A label that all vertices of a chain have, under one name or another."""
+
+    labels: tuple[str, ...]  # for each vertex
+    is_batch: bool  # all operands of the first contraction have it
+    is_aggregated: bool  # a vertex aggregates it
+
+
+@dataclass(frozen=True)
+class ChainSearch:
+    """The search for chains in a graph with given cuts.
+
+    A chain begins with a contraction whose result is large: it has more elements than all that it
+    is computed from. Such a tensor, and every other one of its size that is computed from it, is
+    read inside of the chain only. At least one vertex contracts it with another tensor.
+    """
+
+    graph: EinGraph
+    mesh: Mesh
+    states: Labels
+    layouts: Layouts
+    budget: int  # bytes of a block
+    excluded: Collection[str] = ()  # vertices that belong to no chain
+
+    def chains(self) -> tuple[FusedChain, ...]:
+        """Return all chains. Their vertices need not follow one another in the graph."""
+        found: list[FusedChain] = []
+        used: set[str] = set()
+        for seed in self.seeds:
+            if seed in used:
+                continue
+            members = self._with_vertices_between(self._closure(seed), seed)
+            if members is None or members & used:
+                continue
+            chain = self._fused(members, seed)
+            if chain is not None:
+                found.append(chain)
+                used |= members
+        return tuple(found)
+
+    @cached_property
+    def seeds(self) -> tuple[str, ...]:
+        """The contractions that a chain may begin with."""
+        found = []
+        for vertex in self.graph.computed:
+            einsum = vertex.computed_einsum
+            if not einsum.aggregated or len(set(vertex.inputs)) < 1 or len(einsum.operands) < 2:
+                continue
+            largest = max(self.graph[name].elements for name in vertex.inputs)
+            if vertex.elements <= MIN_GROWTH * largest:
+                continue
+            cuts = output_cuts(self.graph, vertex.name, self.states[vertex.name])
+            if block_bytes(vertex, self.mesh, cuts) >= MIN_INNER_BYTES:
+                found.append(vertex.name)
+        return tuple(found)
+
+    def splits(self) -> dict[str, int]:
+        """Return tensors whose readers would be in two chains if late ones had a copy of it.
+
+        For each, return the number of the last computed vertex that reads the tensor itself.
+        """
+        numbers = {vertex.name: number for number, vertex in enumerate(self.graph.computed)}
+        found: dict[str, int] = {}
+        for seed in self.seeds:
+            members = self._closure(seed)
+            if members is None:
+                continue
+            late = self._late_members(members)
+            if not late or seed in late:
+                continue
+            for name in sorted(members - late, key=numbers.__getitem__):
+                readers = self.graph.consumers[name]
+                early_reads = [numbers[reader] for reader in readers if reader not in late]
+                late_reads = [numbers[reader] for reader in readers if reader in late]
+                if not self._is_wide(name, seed) or not late_reads or not early_reads:
+                    continue
+                if max(early_reads) < min(late_reads):
+                    found[name] = max(early_reads)
+        return found
+
+    # ---- which vertices -------------------------------------------------------------------------
+
+    def _is_wide(self, name: str, seed: str) -> bool:
+        """Return whether a tensor is as large as the one that a chain begins with."""
+        return 2 * self.graph[name].elements > self.graph[seed].elements
+
+    def _closure(self, seed: str) -> set[str] | None:
+        """Return the seed with all that read large tensors of the chain, and compute others.
+
+        None if something else needs such a tensor.
+        """
+        members = {seed}
+        waiting = [seed]
+        while waiting:
+            name = waiting.pop()
+            if not self._can_be_member(self.graph[name]) or len(members) > MOST_VERTICES:
+                return None
+            new: list[str] = []
+            if self._is_wide(name, seed):
+                if self.graph.is_output(name):
+                    return None
+                new += self.graph.consumers[name]
+            if not waiting:
+                new += self._producers_only_for(members | set(new), seed)
+            for reader in new:
+                if reader not in members:
+                    members.add(reader)
+                    waiting.append(reader)
+        return members
+
+    def _producers_only_for(self, members: set[str], seed: str) -> Iterator[str]:
+        """Yield the vertices of other large tensors that only these vertices read."""
+        for name in sorted(members, key=self.graph.position.__getitem__):
+            for operand in self.graph[name].inputs:
+                tensor = self.graph[operand]
+                if tensor.is_input or operand in members or self.graph.is_output(operand):
+                    continue
+                is_wide = self._is_wide(operand, seed) and self._can_be_member(tensor)
+                if is_wide and members.issuperset(self.graph.consumers[operand]):
+                    yield operand
+
+    def _can_be_member(self, vertex: Vertex) -> bool:
+        if vertex.is_input or vertex.name in self.excluded:
+            return False
+        einsum = vertex.computed_einsum
+        if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
+            return False
+        if einsum.block_totals is not None or einsum.blocked_scan is not None:
+            return False
+        return all(len(set(entries)) == len(entries) for entries in einsum.operands)
+
+    def _after(self, names: Collection[str]) -> set[str]:
+        """Return all vertices that depend on some of these, without these."""
+        found: set[str] = set()
+        first = min(self.graph.position[name] for name in names)
+        for vertex in self.graph.vertices[first:]:
+            if vertex.name in names:
+                continue
+            if any(operand in names or operand in found for operand in vertex.inputs):
+                found.add(vertex.name)
+        return found
+
+    def _late_members(self, members: set[str]) -> set[str]:
+        """Return the members that depend on a vertex outside which depends on a member."""
+        tainted = self._after(members)
+        late: set[str] = set()
+        for vertex in self.graph.vertices:
+            if vertex.name not in members:
+                continue
+            if any(operand in tainted or operand in late for operand in vertex.inputs):
+                late.add(vertex.name)
+        return late
+
+    def _with_vertices_between(self, members: set[str] | None, seed: str) -> set[str] | None:
+        """Return the members with what is computed between them, from one and for another.
+
+        None if that cannot be in a chain.
+        """
+        if members is None:
+            return None
+        after = self._after(members)
+        needed: set[str] = set()  # by members, directly or not
+        for vertex in reversed(self.graph.vertices):
+            if vertex.name in members or vertex.name in needed:
+                needed.update(vertex.inputs)
+        between = (after & needed) - members
+        members = members | between
+        if len(members) > MOST_VERTICES:
+            return None
+        for name in between:
+            vertex = self.graph[name]
+            is_contraction = vertex.computed_einsum.aggregated and len(set(vertex.inputs)) > 1
+            if self._is_wide(name, seed) or is_contraction or not self._can_be_member(vertex):
+                return None
+        return members
+
+    # ---- the chain ------------------------------------------------------------------------------
+
+    def _fused(self, members: set[str], seed: str) -> FusedChain | None:
+        """Return some vertices as a chain; None if they are none, or not worth it."""
+        vertices = [vertex for vertex in self.graph.computed if vertex.name in members]
+        names = tuple(vertex.name for vertex in vertices)
+        inner = []
+        for vertex in vertices:
+            readers = self.graph.consumers[vertex.name]
+            is_read_inside = bool(readers) and members.issuperset(readers)
+            if is_read_inside and not self.graph.is_output(vertex.name):
+                inner.append(vertex.name)
+            elif self._is_wide(vertex.name, seed):
+                return None
+            if members.intersection(readers) and not self._stays_where_it_is(vertex, members):
+                return None
+        if not any(self._contracts(vertex, members, seed) for vertex in vertices):
+            return None
+        rows = self._rows(vertices, members, seed)
+        if not rows:
+            return None
+        labels = tuple(row.labels for row in rows)
+        parts = [self._member(vertex) for vertex in vertices]
+        least_sizes = [1 if row.is_batch else MIN_MATRIX_ROWS for row in rows]
+        block = choose_block(parts, inner, labels, least_sizes, self.budget)
+        nbytes = bytes_of_blocks(parts, inner, labels, block)
+        whole = [parts[0].einsum.extent[row.labels[0]] for row in rows]
+        saved = bytes_of_blocks(parts, inner, labels, whole)
+        if 2 * nbytes > saved:
+            return None
+        return FusedChain(names, tuple(inner), labels, block, nbytes, saved)
+
+    def _stays_where_it_is(self, vertex: Vertex, members: set[str]) -> bool:
+        """Return whether the result of a vertex does not move before members read it."""
+        cuts = output_cuts(self.graph, vertex.name, self.states[vertex.name])
+        if is_partial(vertex, self.states) or self.layouts.get(vertex.name, cuts) != cuts:
+            return False
+        for reader in members.intersection(self.graph.consumers[vertex.name]):
+            for operand, name in enumerate(self.graph[reader].inputs):
+                if name != vertex.name:
+                    continue
+                if operand_cuts(self.graph, reader, operand, self.states[reader]) != cuts:
+                    return False
+        return True
+
+    def _contracts(self, vertex: Vertex, members: set[str], seed: str) -> bool:
+        """Return whether a vertex contracts a large tensor of the chain with another one."""
+        if not vertex.computed_einsum.aggregated or self._is_wide(vertex.name, seed):
+            return False
+        from_inside = [name for name in vertex.inputs if name in members]
+        is_wide = any(self._is_wide(name, seed) for name in from_inside)
+        return is_wide and len(from_inside) < len(vertex.inputs)
+
+    def _member(self, vertex: Vertex) -> Member:
+        """Return a vertex as the rank with the most indices has it."""
+        state = self.states[vertex.name]
+        einsum = vertex.computed_einsum
+        extents = []
+        for label, extent in einsum.extents:
+            axes = [axis for axis, cut in enumerate(state) if cut == label]
+            extents.append((label, longest_share(self.mesh, extent, axes)))
+        einsum = replace(einsum, extents=tuple(extents))
+        return Member(vertex.name, vertex.inputs, einsum, np.dtype(vertex.dtype).itemsize)
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def _rows(self, vertices: Sequence[Vertex], members: set[str], seed: str) -> list[_Row]:
+        """Return the rows of a chain: first those in which all operands of the seed are cut.
+
+        Rows that a vertex aggregates come last.
+        """
+        class_of, rejected = self._label_classes(vertices, members)
+        candidates: dict[int, list[str]] = {}  # class → its label in each vertex so far
+        for number, vertex in enumerate(vertices):
+            own: dict[int, list[str]] = {}
+            for label in vertex.computed_einsum.labels:
+                own.setdefault(class_of[vertex.name, label], []).append(label)
+            for label_class, labels in own.items():
+                found = candidates.setdefault(label_class, [])
+                if len(labels) == 1 and len(found) == number:
+                    found.append(labels[0])
+        rows = []
+        for label_class, labels in candidates.items():
+            if len(labels) < len(vertices) or label_class in rejected:
+                continue
+            row = self._row(vertices, labels, members, seed)
+            if row is not None:
+                rows.append(row)
+        return sorted(rows, key=lambda row: (row.is_aggregated, not row.is_batch))
+
+    def _row(
+        self, vertices: Sequence[Vertex], labels: Sequence[str], members: set[str], seed: str
+    ) -> _Row | None:
+        """Return a label of all vertices as a row; None if results of parts cannot be used."""
+        is_aggregated = False
+        is_batch = True
+        for vertex, label in zip(vertices, labels, strict=True):
+            einsum = vertex.computed_einsum
+            if label in einsum.aggregated:
+                is_aggregated = True
+                if members.intersection(self.graph.consumers[vertex.name]):
+                    return None
+            if vertex.name == seed:
+                is_batch = all(label in entries for entries in einsum.operands)
+        return _Row(tuple(labels), is_batch, is_aggregated)
+
+    def _label_classes(
+        self, vertices: Sequence[Vertex], members: set[str]
+    ) -> tuple[Mapping[tuple[str, str], int], set[int]]:
+        """Return the class of each label of each vertex, and the classes that are no rows.
+
+        Labels of two vertices are of one class if one vertex reads the other's result at them.
+        An index that is no label, such as s+1, needs more of a tensor than one block has.
+        """
+        parent: dict[tuple[str, str], tuple[str, str]] = {}
+        for vertex in vertices:
+            for label in vertex.computed_einsum.labels:
+                parent[vertex.name, label] = vertex.name, label
+
+        def root(node: tuple[str, str]) -> tuple[str, str]:
+            while parent[node] != node:
+                node = parent[node]
+            return node
+
+        unusable: list[tuple[str, str]] = []
+        for vertex in vertices:
+            einsum = vertex.computed_einsum
+            for name, entries in zip(vertex.inputs, einsum.operands, strict=True):
+                for dimension, entry in enumerate(entries):
+                    if not isinstance(entry, str):
+                        unusable += [(vertex.name, label) for label in labels_of(entry)]
+                    if name not in members:
+                        continue
+                    written = name, self.graph[name].computed_einsum.output[dimension]
+                    if isinstance(entry, str):
+                        parent[root((vertex.name, entry))] = root(written)
+                    else:
+                        unusable.append(written)
+        numbers = {node: number for number, node in enumerate(parent)}
+        class_of = {node: numbers[root(node)] for node in parent}
+        return class_of, {class_of[node] for node in unusable}

@@ -1,0 +1,433 @@
+"""Fused chains: attention without its scores in memory, forward and backward, on any ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import run_on_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.planner.chains import blocks, find
+from einmpi.planner.plan import Plan
+from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.lower import lower
+
+ATTENTION = """
+T[b,h,s,t] = sum[d](Q[b,s,h,d] * K[b,t,h,d]) * 0.25
+M[b,h,s,t] = where(t <= s, T[b,h,s,t], -1e4)
+A[b,h,s,t] = softmax[t](M[b,h,s,t])
+O[b,s,h,d] = sum[t](A[b,h,s,t] * V[b,t,h,d])
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuse small chains too, and compute them in blocks of a few rows."""
+    fuse_small_chains(monkeypatch)
+
+
+def fuse_small_chains(monkeypatch: pytest.MonkeyPatch, budget: int = 3000) -> None:
+    choose = blocks.choose_block
+
+    def choose_small_block(
+        members: Any, inner: Any, rows: Any, least_sizes: Any, _: int
+    ) -> tuple[int, ...]:
+        return choose(members, inner, rows, [1] * len(least_sizes), budget)
+
+    monkeypatch.setattr(find, "MIN_INNER_BYTES", 0)
+    monkeypatch.setattr(find, "choose_block", choose_small_block)
+
+
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "MIN_INNER_BYTES", 2**60)
+
+
+def arrays_for(job: einmpi.Job, seed: int = 0) -> dict[str, np.ndarray]:
+    """Values for the inputs of a job."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for vertex in job.graph.inputs:
+        dtype = np.dtype(vertex.dtype)
+        if dtype.kind in "iu":
+            found[vertex.name] = rng.integers(-9, 9, vertex.bound).astype(dtype)
+        else:
+            found[vertex.name] = rng.standard_normal(vertex.bound).astype(dtype)
+    return found
+
+
+def chains_in(plan: Plan, rank: int = 0) -> list[Chain]:
+    return [step for step in lower(plan, rank).steps if isinstance(step, Chain)]
+
+
+def numpy_attention(q: Any, k: Any, v: Any, masked: float = -1e4) -> np.ndarray:
+    q, k, v = (np.asarray(array, np.float64) for array in (q, k, v))
+    scores = np.einsum("bshd,bthd->bhst", q, k) * 0.25
+    size = scores.shape[2:]
+    allowed = np.arange(size[1])[None, :] <= np.arange(size[0])[:, None]
+    scores = np.where(allowed, scores, masked)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhst,bthd->bshd", weights, v)
+
+
+def error_bound(dtype: str, terms: int, scale: float) -> float:
+    """Twice the unit in the last place, times the root of the number of terms."""
+    epsilon = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    return 2 * epsilon[dtype] * float(np.sqrt(terms)) * scale
+
+
+def assert_within(found: Any, expected: Any, dtype: str, terms: int) -> None:
+    found = np.asarray(found, np.float64)
+    expected = np.asarray(expected, np.float64)
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    assert np.abs(found - expected).max(initial=0) <= error_bound(dtype, terms, scale)
+
+
+# ---- forward ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
+def test_attention(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (2, 23, 3, 4)
+    job = einmpi.program(ATTENTION, Q=shape, K=shape, V=shape)
+    arrays = arrays_for(job)
+    done = run_on_threads(job, ranks, arrays)
+    assert_within(done.outputs["O"], numpy_attention(**lower_case(arrays)), "float64", 23)
+    assert len(done.plan.chains) == 1 or any(cut == "t" for cut in done.plan.states["A"])
+    unfused(monkeypatch)
+    whole = run_on_threads(job, ranks, arrays)
+    assert not whole.plan.chains
+    assert done.moved == whole.moved
+    assert_within(done.outputs["O"], whole.outputs["O"], "float64", 23)
+
+
+def lower_case(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.lower(): array for name, array in arrays.items()}
+
+
+@given(
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    rows=st.integers(1, 40),
+    keys=st.integers(1, 40),
+    width=st.integers(1, 5),
+    ranks=st.sampled_from([1, 2, 3, 4, 5, 6]),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    budget=st.sampled_from([1, 400, 3000, 20000]),
+    resident=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_attention_of_any_shape(
+    batch: int,
+    heads: int,
+    rows: int,
+    keys: int,
+    width: int,
+    ranks: int,
+    dtype: str,
+    budget: int,
+    resident: bool,
+) -> None:
+    shapes = {
+        "Q": (batch, rows, heads, width),
+        "K": (batch, keys, heads, width),
+        "V": (batch, keys, heads, width),
+    }
+    job = einmpi.program(ATTENTION, dtype=dtype, **shapes)
+    if resident:
+        job = replace(job, inputs=tuple(replace(spec, resident=True) for spec in job.inputs))
+    arrays = arrays_for(job)
+    with pytest.MonkeyPatch.context() as patch:
+        fuse_small_chains(patch, budget)
+        done = run_on_threads(job, ranks, arrays)
+        unfused(patch)
+        whole = run_on_threads(job, ranks, arrays)
+    assert done.moved == whole.moved == done.plan.bytes_predicted
+    assert done.plan.peak <= whole.plan.peak
+    assert_within(done.outputs["O"], whole.outputs["O"], dtype, keys)
+    assert_within(done.outputs["O"], numpy_attention(**lower_case(arrays)), dtype, 4 * keys)
+
+
+OTHER_CHAINS = {
+    "grouped queries": (
+        """
+        T[g,r,s,t] = sum[d](Q[s,g,r,d] * K[t,g,d])
+        A[g,r,s,t] = softmax[t](T[g,r,s,t])
+        O[s,g,r,d] = sum[t](A[g,r,s,t] * V[t,g,d])
+        """,
+        {"Q": (19, 2, 3, 2), "K": (17, 2, 2), "V": (17, 2, 2)},
+        "float64",
+    ),
+    "no row reduction": (
+        """
+        T[s,t] = sum[d](Q[s,d] * K[t,d])
+        O[s,d] = sum[t](relu(T[s,t]) * V[t,d])
+        """,
+        {"Q": (40, 2), "K": (33, 2), "V": (33, 2)},
+        "float64",
+    ),
+    "bias and one row for all": (
+        """
+        T[b,s,t] = sum[d](X[b,s,d] * X[b,t,d]) + bias[s,t]
+        A[b,s,t] = softmax[t](T[b,s,t])
+        O[b,s,d] = sum[t](A[b,s,t] * X[b,t,d])
+        """,
+        {"X": (3, 29, 2), "bias": (29, 29)},
+        "float32",
+    ),
+    "largest paths": (
+        """
+        T[s,t] = max[d](Q[s,d] + K[t,d])
+        R[s] = max[t](T[s,t])
+        P[s,t] = T[s,t] - R[s]
+        O[s,d] = max[t](P[s,t] + V[t,d])
+        """,
+        {"Q": (31, 3), "K": (37, 3), "V": (37, 3)},
+        "float32",
+    ),
+    "integers": (
+        """
+        T[s,t] = sum[d](Q[s,d] * K[t,d])
+        P[s,t] = where(T[s,t] > t - s, T[s,t], -s)
+        O[s,d] = sum[t](P[s,t] * V[t,d])
+        """,
+        {"Q": (30, 3), "K": (28, 3), "V": (28, 3)},
+        "int32",
+    ),
+    "sums over rows": (
+        """
+        T[s,t] = sum[d](Q[s,d] * K[t,d])
+        A[s,t] = softmax[t](T[s,t])
+        O[t,d] = sum[s](A[s,t] * V[s,d])
+        most[t,d] = max[s](A[s,t] * V[s,d])
+        """,
+        {"Q": (41, 3), "K": (20, 3), "V": (41, 3)},
+        "float64",
+    ),
+    "a gathered tensor": (
+        """
+        T[s,t] = sum[d](Q[s,d] * K[t,d])
+        A[s,t] = softmax[t](T[s,t] + shift[group[s]])
+        O[s,d] = sum[t](A[s,t] * V[t,d])
+        """,
+        {"Q": (27, 3), "K": (25, 3), "V": (25, 3), "shift": (4,)},
+        "float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CHAINS)
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_other_chains(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, shapes, dtype = OTHER_CHAINS[name]
+    given: dict[str, Any] = dict(shapes)
+    if "group" in text and "shift" in text:
+        given["group"] = np.arange(27) % 4
+    job = einmpi.program(text, dtype=dtype, **given)
+    arrays = arrays_for(job)
+    if "group" in arrays:
+        arrays["group"] = np.arange(27) % 4
+    done = run_on_threads(job, ranks, arrays)
+    if ranks == 1:
+        assert len(done.plan.chains) == 1
+        assert "T" in "".join(done.plan.chains[0].inner)
+    expected = einmpi.reference(job, arrays)
+    unfused(monkeypatch)
+    whole = run_on_threads(job, ranks, arrays)
+    assert not whole.plan.chains
+    assert done.moved == whole.moved
+    for output in job.graph.outputs:
+        if dtype == "int32":
+            np.testing.assert_array_equal(done.outputs[output], expected[output])
+        else:
+            assert_within(done.outputs[output], expected[output], dtype, 40)
+            assert_within(done.outputs[output], whole.outputs[output], dtype, 40)
+
+
+REFUSED: dict[str, Callable[[], einmpi.Job]] = {
+    "the scores are an output": lambda: einmpi.program(
+        ATTENTION, outputs=["A", "O"], Q=(1, 30, 1, 2), K=(1, 30, 1, 2), V=(1, 30, 1, 2)
+    ),
+    "scores are not larger than what they are computed from": lambda: einmpi.program(
+        ATTENTION, Q=(1, 8, 1, 20), K=(1, 8, 1, 20), V=(1, 8, 1, 20)
+    ),
+    "nothing is contracted": lambda: einmpi.program(
+        "T[s,t] = sum[d](Q[s,d] * K[t,d])\nO[s] = max[t](T[s,t])", Q=(30, 2), K=(30, 2)
+    ),
+    "rows depend on one another": lambda: einmpi.program(
+        """
+        T[s,t] = sum[d](Q[s,d] * K[t,d])
+        A[s,t] = T[s,t] / sum[s,t](T[s,t])
+        O[s,d] = sum[t](A[s,t] * V[t,d])
+        """,
+        Q=(30, 2),
+        K=(30, 2),
+        V=(30, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_no_chain(why: str) -> None:
+    plan = einmpi.plan(REFUSED[why](), ranks=1)
+    assert not plan.chains
+    assert not chains_in(plan)
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+BLOCK = """
+q[s,h,d] = sum[m](X[s,m] * Wq[m,h,d])
+k[s,h,d] = sum[m](X[s,m] * Wk[m,h,d])
+v[s,h,d] = sum[m](X[s,m] * Wv[m,h,d])
+T[h,s,t] = sum[d](q[s,h,d] * k[t,h,d]) * 0.25
+A[h,s,t] = softmax[t](where(t <= s, T[h,s,t], -1e4))
+O[s,h,d] = sum[t](A[h,s,t] * v[t,h,d])
+Y[s,m] = tanh(sum[h,d](O[s,h,d] * Wo[m,h,d]))
+loss = sum[s,m]((Y[s,m] - target[s,m]) ** 2)
+"""
+WEIGHTS = ["Wq", "Wk", "Wv", "Wo"]
+
+
+def block_with_gradients(rows: int, dtype: str = "float64") -> einmpi.Job:
+    width, heads, each = 5, 3, 2
+    shapes = {name: (width, heads, each) for name in WEIGHTS}
+    job = einmpi.program(BLOCK, dtype=dtype, X=(rows, width), target=(rows, width), **shapes)
+    return einmpi.grad(job, "loss", WEIGHTS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_gradients_compute_scores_again(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor of all scores is whole in memory, and the gradients are those of the unfused."""
+    job = block_with_gradients(48)
+    arrays = arrays_for(job)
+    done = run_on_threads(job, ranks, arrays)
+    unfused(monkeypatch)
+    whole = run_on_threads(job, ranks, arrays)
+    assert done.moved == whole.moved
+    for name in job.graph.outputs:
+        assert_within(done.outputs[name], whole.outputs[name], "float64", 48 * 16)
+    if ranks > 1:
+        return
+    plan = done.plan
+    assert len(plan.chains) == 2
+    assert plan.recomputed is not None and plan.recomputed.tensors
+    assert plan.recomputed.operations > 0
+    assert plan.graph.operations() == whole.plan.graph.operations() + plan.recomputed.operations
+    inner = {name for chain in plan.chains for name in chain.inner}
+    for vertex in plan.graph.computed:
+        assert vertex.name in inner or vertex.elements <= 48 * 15
+    assert plan.peak < whole.plan.peak / 2
+
+
+def test_gradients_by_finite_differences() -> None:
+    job = block_with_gradients(21)
+    arrays = arrays_for(job)
+    found = run_on_threads(job, 2, arrays)
+    assert found.plan.chains
+    rng = np.random.default_rng(1)
+    step = 1e-6
+    for name in WEIGHTS:
+        direction = rng.standard_normal(arrays[name].shape)
+        losses = []
+        for sign in (1, -1):
+            moved = {**arrays, name: arrays[name] + sign * step * direction}
+            losses.append(float(einmpi.reference(job, moved)["loss"]))
+        expected = (losses[0] - losses[1]) / (2 * step)
+        gradient = found.outputs[f"d{name}"]
+        assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@given(rows=st.integers(2, 40), ranks=st.sampled_from([1, 2, 3, 4, 7]), budget=st.integers(1, 9000))
+@settings(max_examples=10, deadline=None)
+def test_gradients_of_any_shape(rows: int, ranks: int, budget: int) -> None:
+    job = block_with_gradients(rows, "float32")
+    arrays = arrays_for(job)
+    with pytest.MonkeyPatch.context() as patch:
+        fuse_small_chains(patch, budget)
+        done = run_on_threads(job, ranks, arrays)
+    expected = einmpi.reference(job, arrays)
+    for name in job.graph.outputs:
+        assert_within(done.outputs[name], expected[name], "float32", rows * 64)
+
+
+def test_no_tensor_is_computed_again_unless_the_options_allow_it() -> None:
+    job = block_with_gradients(48)
+    plan = einmpi.plan(job, ranks=1, recompute="none")
+    assert plan.recomputed is None
+    for chain in plan.chains:
+        assert "A" not in chain.inner
+    named = einmpi.plan(job, ranks=1, recompute=["A"])
+    assert named.recomputed is not None
+    assert len(named.chains) == 2
+
+
+# ---- plans --------------------------------------------------------------------------------------
+
+
+def long_attention(rows: int, dtype: str = "float32", heads: int = 1) -> einmpi.Job:
+    shape = (1, rows, heads, 64)
+    return einmpi.program(ATTENTION, dtype=dtype, Q=shape, K=shape, V=shape)
+
+
+def test_a_plan_says_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    plan = einmpi.plan(long_attention(8192), ranks=2)
+    (chain,) = plan.chains
+    assert chain.outer == ("O",)
+    assert "fused" in str(plan) and "A → O: " in str(plan)
+    data = einmpi.planner.text.explain.as_json(plan)
+    assert data["fused"][0]["vertices"] == list(chain.vertices)
+    assert data["fused"][0]["bytes_of_blocks"] == chain.nbytes <= 9 * 2**20
+    assert plan.digest == einmpi.plan(long_attention(8192), ranks=2).digest
+    assert plan.peak < 32 * 2**20
+    assert not einmpi.plan(long_attention(512), ranks=1).chains  # scores of a mebibyte
+
+
+def test_the_blocks_of_a_gpu_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    job = replace(long_attention(32768, "float16", 32), backend="cupy")
+    plan = einmpi.plan(job, ranks=1)
+    (chain,) = plan.chains
+    assert 2**26 < chain.nbytes <= 2**28
+    assert plan.peak < 2**31
+
+
+def test_a_memory_limit_that_only_a_chain_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    plan = einmpi.plan(long_attention(8192), ranks=1, memory="40 MiB")
+    assert plan.chains and not plan.spilled
+    monkeypatch.setattr(find, "MIN_INNER_BYTES", 2**60)
+    assert einmpi.plan(long_attention(8192), ranks=1, memory="40 MiB").spilled
+
+
+def test_chains_where_memory_is_short(tmp_path: Path) -> None:
+    """What does not fit is kept outside, with and without the chain."""
+    shape = (2, 40, 2, 4)
+    names = ["X", "Y", "U", "W", "P"]
+    terms = " + ".join(f"{name}[b,s,h,d]" for name in ["O", *names])
+    text = ATTENTION + f"Z[b,s,h,d] = {terms}"
+    shapes = {name: shape for name in ["Q", "K", "V", *names]}
+    arrays = arrays_for(einmpi.program(text, **shapes))
+    lines = [f"program = '''{text}'''", "[inputs]"]
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        lines.append(f'{name} = {{ file = "{name}.npy" }}')
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    job = einmpi.load(tmp_path / "job.toml")
+    expected = einmpi.reference(job)["Z"]
+    kinds = set()
+    for memory in (6_000, 14_000, 22_000, 24_000, 40_000):
+        for ranks in (1, 2):
+            done = run_on_threads(job, ranks, memory=memory)
+            assert max(done.peaks) <= done.plan.peak <= memory
+            np.testing.assert_allclose(done.outputs["Z"], expected, rtol=1e-12, atol=1e-12)
+            kinds.add((bool(done.plan.spilled), bool(done.plan.chains)))
+    assert kinds == {(True, True), (True, False), (False, True)}
