@@ -298,7 +298,7 @@ WEIGHTS = ["Wq", "Wk", "Wv", "Wo"]
 
 def block_with_gradients(rows: int, dtype: str = "float64") -> einmpi.Job:
     width, heads, each = 5, 3, 2
-    shapes = {name: (width, heads, each) for name in WEIGHTS}
+    shapes = dict.fromkeys(WEIGHTS, (width, heads, each))
     job = einmpi.program(BLOCK, dtype=dtype, X=(rows, width), target=(rows, width), **shapes)
     return einmpi.grad(job, "loss", WEIGHTS)
 
@@ -414,7 +414,7 @@ def test_chains_where_memory_is_short(tmp_path: Path) -> None:
     names = ["X", "Y", "U", "W", "P"]
     terms = " + ".join(f"{name}[b,s,h,d]" for name in ["O", *names])
     text = ATTENTION + f"Z[b,s,h,d] = {terms}"
-    shapes = {name: shape for name in ["Q", "K", "V", *names]}
+    shapes = dict.fromkeys(["Q", "K", "V", *names], shape)
     arrays = arrays_for(einmpi.program(text, **shapes))
     lines = [f"program = '''{text}'''", "[inputs]"]
     for name, array in arrays.items():
