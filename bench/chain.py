@@ -3,14 +3,16 @@ process.
 
 mpirun -n 2 python bench/chain.py --size 2000 --dtype float64
 
-numpy runs on rank 0 with as many BLAS threads as there are ranks, while the other ranks sleep. Its
-runs and those of the strategies alternate, and medians are compared. Bytes moved are shown next to
-the planner's lower bound.
+Ranks are bound to equal shares of the machine's cores, with as many threads. numpy is a process of
+its own, with all of these cores and as many BLAS threads. Its runs and those of the strategies
+alternate, and medians are compared. Inputs are in memory, in the blocks that the plan reads. Bytes
+moved are shown next to the planner's lower bound.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,14 +20,13 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
-from threadpoolctl import threadpool_limits
+from node import PAUSE, Peer
+from node_peers import bind, blocks_of_plan
 
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.mpi import comm_of
-from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
-from einmpi.files.load import load_array
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
@@ -39,26 +40,37 @@ def meet() -> None:
         time.sleep(0.001)
 
 
-def numpy_chain(job: einmpi.Job) -> Callable[[], float]:
-    """Seconds of numpy on rank 0."""
-    arrays = {}
-    if WORLD.rank == 0:
-        arrays = {
-            spec.name: load_array(spec, spec.shape or (), spec.dtype or "") for spec in job.inputs
-        }
+def bind_ranks() -> list[int]:
+    """Bind the ranks of a machine to equal shares of its cores; return all of these cores."""
+    on_node = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    cores = sorted(set().union(*on_node.allgather(os.sched_getaffinity(0))))
+    share = max(1, len(cores) // on_node.size)
+    first = on_node.rank * share % len(cores)
+    bind(cores[first : first + share])
+    return cores[: share * on_node.size]
 
-    def run() -> float:
+
+class Numpy:
+    """numpy with all cores, in a process that the first rank starts."""
+
+    def __init__(self, cores: list[int], size: int, skew: int, dtype: str) -> None:
+        self.peer = Peer("numpy", cores) if WORLD.rank == 0 else None
+        if self.peer is not None:
+            order = {"case": "chain", "size": size, "skew": skew, "dtype": dtype}
+            self.peer.ask(do="prepare", name="chain", peer="numpy", forget=True, **order)
+
+    def __call__(self) -> float:
         meet()
         seconds = 0.0
-        if WORLD.rank == 0:
-            with threadpool_limits(limits=WORLD.size, user_api="blas"):
-                start = time.perf_counter()
-                arrays["A"] @ arrays["B"] + arrays["C"] @ (arrays["D"] @ arrays["E"])
-                seconds = time.perf_counter() - start
+        if self.peer is not None:
+            seconds, _ = self.peer.ask(do="compute", name="chain")
+            time.sleep(PAUSE)
         meet()
         return seconds
 
-    return run
+    def end(self) -> None:
+        if self.peer is not None:
+            self.peer.end()
 
 
 class Ours:
@@ -66,16 +78,19 @@ class Ours:
 
     def __init__(self, job: einmpi.Job, strategy: str) -> None:
         self.compiled = Compiled(job, comm_of(WORLD), options_of(job, strategy))
-        self.plan, self.schedule, _ = self.compiled.prepare({})
-        self.inputs = Inputs(job, {}, {}, keep=True)
+        self.inputs = blocks_of_plan(self.compiled)
+        self.plan = self.compiled.prepare({})[0]  # its lower bound is that of free inputs
 
     def __call__(self) -> float:
         meet()
-        _, self.measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
-        return WORLD.allreduce(self.measured.seconds, MPI.MAX)
+        WORLD.Barrier()
+        start = time.perf_counter()
+        self.compiled(self.inputs)
+        return WORLD.allreduce(time.perf_counter() - start, MPI.MAX)
 
     def moved(self) -> int:
-        return WORLD.allreduce(self.measured.received)
+        assert self.compiled.measured is not None
+        return WORLD.allreduce(self.compiled.measured.received)
 
 
 def main() -> None:
@@ -87,9 +102,11 @@ def main() -> None:
         "--strategies", nargs="*", default=["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
     )
     options = parser.parse_args()
+    cores = bind_ranks()
     for kind, skew in (("uniform", 1), ("skewed", 10)):
         job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=skew)
-        ways: dict[str, Callable[[], float]] = {"numpy": numpy_chain(job)}
+        numpy_process = Numpy(cores, options.size, skew, options.dtype)
+        ways: dict[str, Callable[[], float]] = {"numpy": numpy_process}
         ways |= {name: Ours(job, name) for name in options.strategies}
         times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.repeats + 1):
@@ -97,10 +114,11 @@ def main() -> None:
                 seconds = way()
                 if turn:  # the first one warms up
                     times[name].append(seconds)
+        numpy_process.end()
         if WORLD.rank == 0:
             print(
                 f"chain, {kind}, s = {options.size}, {options.dtype}, "
-                f"{WORLD.size} ranks, one BLAS thread each; "
+                f"{WORLD.size} ranks × {max(1, len(cores) // WORLD.size)} threads; "
                 f"medians of {options.repeats}"
             )
         base = statistics.median(times["numpy"])
@@ -115,7 +133,7 @@ def main() -> None:
                 row += f"bound {show_bytes(bound):>10}"
             if WORLD.rank == 0:
                 print(
-                    row if isinstance(way, Ours) else f"{row}with {WORLD.size} BLAS threads",
+                    row if isinstance(way, Ours) else f"{row}with {len(cores)} BLAS threads",
                     flush=True,
                 )
 

@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,15 +38,20 @@ class Peer:
     """A process, or a group of ranks, that computes when it is told to."""
 
     def __init__(
-        self, kind: str, ranks: int, threads: int, mpirun: list[str], blas: str = "auto"
+        self,
+        kind: str,
+        cores: Sequence[int],
+        mpirun: Sequence[str] = (),
+        ranks: int = 0,
+        blas: str = "auto",
     ) -> None:
         self.kind = kind  # what it computes with: einmpi, numpy, …
         self.ranks = ranks  # 0: a process without MPI
-        self.threads = threads
+        self.threads = len(cores) // max(1, ranks)
         self.blas = blas
-        self.process = self._start(mpirun)
+        self.process = self._start(cores, mpirun)
 
-    def _start(self, mpirun: list[str]) -> subprocess.Popen[str]:
+    def _start(self, cores: Sequence[int], mpirun: Sequence[str]) -> subprocess.Popen[str]:
         root = str(PEERS.parents[1])
         environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
         environment["EINMPI_BLAS"] = self.blas
@@ -53,7 +59,9 @@ class Peer:
         if self.kind == "jax":
             devices = f"--xla_force_host_platform_device_count={self.threads}"
             environment["XLA_FLAGS"] = devices
-        command = [sys.executable, str(PEERS), "--cores", str(self.threads)]
+        numbers = ",".join(str(core) for core in cores)
+        command = [sys.executable, str(PEERS), "--cores", numbers]
+        command += ["--threads", str(self.threads)]
         if self.ranks:
             command = [*mpirun, "-n", str(self.ranks), *command, "--ranks"]
         return subprocess.Popen(
@@ -122,9 +130,13 @@ def take_turns(
     return rows
 
 
-def combinations(cores: int) -> list[tuple[int, int]]:
-    """Return the ranks × threads that fill the cores: one, two and four threads a rank."""
-    return [(cores // threads, threads) for threads in (1, 2, 4) if cores % threads == 0]
+def numbers_of_ranks(cores: int) -> list[int]:
+    """Return how many ranks fill the cores with one, two, four, and all threads a rank."""
+    found = []
+    for threads in (1, 2, 4, cores):
+        if cores % threads == 0 and cores // threads not in found:
+            found.append(cores // threads)
+    return found
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
@@ -163,7 +175,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 1600])
     parser.add_argument("--skews", nargs="*", type=int, default=[1, 10])
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--ranks", nargs="*", type=int, help="only with these numbers of ranks")
+    parser.add_argument(
+        "--ranks", nargs="*", type=int, help="by default cores, cores / 2, cores / 4 and 1"
+    )
     parser.add_argument("--peers", nargs="*", default=["numpy", "torch", "jax", "mpi4py"])
     parser.add_argument("--blas", nargs="*", default=["auto"], help="einmpi's, one by one")
     parser.add_argument("--repeat", type=int, default=5)
@@ -177,15 +191,13 @@ def main() -> None:
     print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
     alone = [name for name in ("numpy", "torch", "jax") if name in options.peers]
     alone = [name for name in alone if find_spec(name) is not None]
-    groups = combinations(options.cores)
-    if options.ranks:
-        groups = [(ranks, threads) for ranks, threads in groups if ranks in options.ranks]
+    cores = sorted(os.sched_getaffinity(0))[: options.cores]
     peers: list[tuple[Peer, str]] = []
     for name in alone:
-        peers.append((Peer(name, 0, options.cores, mpirun), name))
-    for ranks, threads in groups:
+        peers.append((Peer(name, cores), name))
+    for ranks in options.ranks or numbers_of_ranks(len(cores)):
         for blas in options.blas:
-            group = Peer("einmpi", ranks, threads, mpirun, blas)
+            group = Peer("einmpi", cores, mpirun, ranks, blas)
             peers.append((group, "einmpi"))
             if "mpi4py" in options.peers and blas == options.blas[0]:
                 peers.append((group, "mpi4py"))
@@ -202,21 +214,21 @@ def main() -> None:
         for peer, _ in peers:
             peer.end()
     if options.sequence:
-        rows = attention(options, mpirun)
+        rows = attention(options, cores)
         print_rows(f"attention, 8 heads of 64, S = {options.sequence}, float32", rows)
         results["attention"] = rows
     if options.calls:
-        results["calls"] = small_calls(options.calls, mpirun)
+        results["calls"] = small_calls(options.calls, cores, mpirun)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
 
 
-def attention(options: argparse.Namespace, mpirun: list[str]) -> list[dict[str, Any]]:
+def attention(options: argparse.Namespace, cores: Sequence[int]) -> list[dict[str, Any]]:
     """Compare attention on all cores in one process."""
     kinds = ["einmpi"]
     if "torch" in options.peers and find_spec("torch") is not None:
         kinds += ["torch", "torch, fused"]
-    peers = [(Peer(kind, 0, options.cores, mpirun), kind) for kind in kinds]
+    peers = [(Peer(kind, cores), kind) for kind in kinds]
     try:
         order = {"case": "attention", "sequence": options.sequence}
         return take_turns(peers, order, options.repeat)
@@ -225,12 +237,14 @@ def attention(options: argparse.Namespace, mpirun: list[str]) -> list[dict[str, 
             peer.end()
 
 
-def small_calls(repeat: int, mpirun: list[str]) -> dict[str, dict[str, float]]:
+def small_calls(
+    repeat: int, cores: Sequence[int], mpirun: list[str]
+) -> dict[str, dict[str, float]]:
     """Print and return the microseconds of small calls, on one rank and on two."""
     found = {}
     print("calls with 10×10 matrices, µs")
-    for ranks in (1, 2):
-        peer = Peer("einmpi", ranks, 1, mpirun)
+    for ranks in range(1, min(2, len(cores)) + 1):
+        peer = Peer("einmpi", cores[:ranks], mpirun, ranks)
         try:
             calls = peer.ask(do="small calls", repeat=repeat)
         except ConnectionError as error:

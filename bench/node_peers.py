@@ -11,17 +11,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NAMES = ("A", "B", "C", "D", "E")
 LONGEST_SLEEP = 0.001  # seconds between two looks for an order
 
 
-def bind(first: int, count: int) -> None:
-    """Bind this process to some of the cores that it may use, before libraries start threads."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[first : first + count])
+def bind(cores: Sequence[int]) -> None:
+    """Bind all threads of this process to some cores."""
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), cores)
 
 
 def shapes(size: int, skew: int) -> dict[str, tuple[int, int]]:
@@ -55,8 +55,8 @@ def whole_matrices(size: int, skew: int) -> dict[str, Any]:
     return {name: values(name, range(m), range(n)) for name, (m, n) in shapes(size, skew).items()}
 
 
-def numpy_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
-    matrices = whole_matrices(size, skew)
+def numpy_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
+    matrices = {name: m.astype(dtype) for name, m in whole_matrices(size, skew).items()}
 
     def compute() -> tuple[float, float]:
         start = time.perf_counter()
@@ -193,22 +193,16 @@ def mpi4py_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
     return compute
 
 
-def einmpi_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
-    """Return the chain by einmpi, with each matrix in memory in the blocks that its plan reads."""
+def blocks_of_plan(step: Any) -> Mapping[str, Any]:
+    """Return the inputs of a compiled chain as DistArrays, in the blocks that its plan reads."""
     import numpy as np
-    from mpi4py import MPI
 
-    import einmpi
     from einmpi.compiled.dist_array import DistArray
     from einmpi.runtime.host_memory import aligned_empty
     from einmpi.schedule.layout import Layout
     from einmpi.schedule.regions import indices
     from einmpi.schedule.steps import Load
 
-    world = MPI.COMM_WORLD
-    here = os.path.dirname(os.path.abspath(__file__))
-    job = einmpi.load(os.path.join(here, os.pardir, "jobs", "chain.toml"), s=size, skew=skew)
-    step = einmpi.compile(job)
     _, schedule, _ = step.prepare({})
     inputs = {}
     for load in schedule.steps:
@@ -218,12 +212,26 @@ def einmpi_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
         for axis, dimension in load.layout.splits:
             cuts[axis] = dimension
         layout = Layout(load.layout.mesh, load.layout.bound, tuple(cuts))
-        region = layout.block(world.rank)
+        region = layout.block(step.comm.rank)
         assert region is not None, "every rank has a block"
         rows, columns = (np.asarray(indices(runs)) for runs in region)
-        block = aligned_empty((len(rows), len(columns)), "float64")
+        block = aligned_empty((len(rows), len(columns)), load.slot.dtype)
         block[...] = values(load.tensor, rows, columns)
         inputs[load.tensor] = DistArray(block, layout, step.comm)
+    return inputs
+
+
+def einmpi_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+    """Return the chain by einmpi."""
+    from mpi4py import MPI
+
+    import einmpi
+
+    world = MPI.COMM_WORLD
+    here = os.path.dirname(os.path.abspath(__file__))
+    job = einmpi.load(os.path.join(here, os.pardir, "jobs", "chain.toml"), s=size, skew=skew)
+    step = einmpi.compile(job)
+    inputs = blocks_of_plan(step)
 
     def compute() -> tuple[float, float]:
         world.Barrier()
@@ -281,6 +289,8 @@ CHAINS = {
 
 def prepare(order: dict[str, Any]) -> Callable[[], tuple[float, float]]:
     """Return the computation that an order names."""
+    if order["peer"] == "numpy" and "dtype" in order:
+        return numpy_chain(order["size"], order["skew"], order["dtype"])
     if order["case"] == "chain":
         return CHAINS[order["peer"]](order["size"], order["skew"])
     if order["peer"] == "einmpi":
@@ -304,8 +314,8 @@ def next_order(world: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--first", type=int, default=0, help="the first core to use")
-    parser.add_argument("--cores", type=int, required=True, help="of this process")
+    parser.add_argument("--cores", required=True, help="of all ranks: their numbers")
+    parser.add_argument("--threads", type=int, required=True, help="of a rank")
     parser.add_argument("--ranks", action="store_true", help="it is one of the ranks of mpirun")
     options = parser.parse_args()
     local_rank = 0
@@ -313,7 +323,9 @@ def main() -> None:
         if options.ranks and name in os.environ:
             local_rank = int(os.environ[name])
             break
-    bind(options.first + local_rank * options.cores, options.cores)
+    cores = [int(number) for number in options.cores.split(",")]
+    first = local_rank * options.threads
+    bind(cores[first : first + options.threads])
     world = None
     if options.ranks:
         from mpi4py import MPI

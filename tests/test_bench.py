@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from mpi_helpers import needs_mpirun, run_mpi
+from mpi_helpers import MPIRUN, finished, needs_mpirun, run_mpi
 from paths import ROOT
 
 
@@ -109,3 +109,35 @@ def test_experiment2(tmp_path):
     for row in rows:
         assert row["median"] >= row["least"] > 0
         assert row["way"] == "jax" or row["bytes"] > 0
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_chain():
+    """numpy is a process of its own, and the ranks have the threads that are printed."""
+    command = ["bench/chain.py", "--size", "200", "--repeats", "1", "--strategies", "eindecomp"]
+    done = run_mpi(2, command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["chain,", "numpy", "eindecomp"] * 2
+    assert "bound" in rows[2] and " 0 B" not in rows[2]
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_node(tmp_path):
+    """Every peer has the same result, which the benchmark checks itself."""
+    target = tmp_path / "node.json"
+    command = [sys.executable, "bench/node.py", "--sizes", "80", "--cores", "1", "--repeat", "1"]
+    command += ["--calls", "3", "--sequence", "64", "--json", str(target)]
+    command += ["--peers", "numpy", "mpi4py", "--mpirun", str(MPIRUN)]
+    done = finished(command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "differs" not in done.stderr and "has ended" not in done.stderr
+    found = json.loads(target.read_text())
+    peers = [(row["peer"], row["ranks"], row["threads"]) for row in found["chain"]]
+    assert peers == [("numpy", 1, 1), ("einmpi", 1, 1), ("mpi4py", 1, 1)] * 2
+    assert [row["peer"] for row in found["attention"]] == ["einmpi"]
+    assert set(found["calls"]) == {"1"}
