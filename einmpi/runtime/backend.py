@@ -19,11 +19,11 @@ from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
 from einmpi.kernels.cpu.updates.product_updates import prepare_product_update, with_product_updates
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
-from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel
+from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel, prepare_scattered_update
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
 from einmpi.runtime.sweeps import prepare_sweep
-from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
@@ -129,6 +129,18 @@ class Backend(Protocol):
         self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
     ) -> bool:
         """Compute a product and the update that needs it at once, on the arrays that they read.
+
+        Return False if they must be computed block by block.
+        """
+
+    def compute_scattered_update(
+        self,
+        step: SparseBlockedUpdate,
+        arrays: Mapping[str, Array],
+        places: HostArray,
+        target: Array,
+    ) -> bool:
+        """Add up the values of each row of `places`, and update these rows of the target at once.
 
         Return False if they must be computed block by block.
         """
@@ -270,6 +282,18 @@ class NumpyBackend:
         update = self.calls.get(step, stored_as((*arrays.values(), target)), prepare)
         return update is not None and update(arrays, target)
 
+    def compute_scattered_update(
+        self,
+        step: SparseBlockedUpdate,
+        arrays: Mapping[str, HostArray],
+        places: HostArray,
+        target: HostArray,
+    ) -> bool:
+        used = (*arrays.values(), target)
+        prepare = partial(prepare_scattered_update, step, arrays, places, target, self.options)
+        update = self.calls.get(step, stored_as(used), prepare)
+        return update is not None and update(arrays, places, target)
+
     def to_host(self, array: HostArray) -> HostArray:
         return array
 
@@ -372,6 +396,15 @@ class ShapeBackend:
 
     def compute_update(
         self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
+    ) -> bool:
+        return True
+
+    def compute_scattered_update(
+        self,
+        step: SparseBlockedUpdate,
+        arrays: Mapping[str, Array],
+        places: HostArray,
+        target: Array,
     ) -> bool:
         return True
 

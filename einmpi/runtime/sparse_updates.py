@@ -25,6 +25,11 @@ def compute_sparse_update(step: SparseBlockedUpdate, buffers: Buffers) -> None:
     if old is not target:
         target[...] = old
     places = _places(step, buffers)
+    changes_all = _changes_without_values(step, buffers)
+    if not changes_all:
+        arrays = {slot.name: buffers[slot] for slot in step.reads}
+        if backend.compute_scattered_update(step, arrays, places, target):
+            return
     product, update = step.block_kernels
     product_operands = [buffers[slot] for slot in step.product.operands]
     update_operands = [_array_or_none(buffers, slot) for slot in step.update.operands]
@@ -37,7 +42,7 @@ def compute_sparse_update(step: SparseBlockedUpdate, buffers: Buffers) -> None:
     ):
         update_operands[step.form.change] = sums
         update_operands[step.form.old] = changed
-        for rows, numbers in _blocks_of_rows(step, buffers, places):
+        for rows, numbers in _blocks_of_rows(step, places, changes_all):
             backend.from_host(numbers, block_places)
             backend.compute_kernel(product, [*product_operands, block_places], sums)
             backend.take_rows(target, step.dimension, rows, changed)
@@ -67,14 +72,14 @@ def _places(step: SparseBlockedUpdate, buffers: Buffers) -> HostArray:
 
 
 def _blocks_of_rows(
-    step: SparseBlockedUpdate, buffers: Buffers, places: HostArray
+    step: SparseBlockedUpdate, places: HostArray, changes_all: bool
 ) -> Iterator[tuple[HostArray, HostArray]]:
     """Yield the rows of each block, and to which of these rows values go.
 
     These are the rows that get values. Only if the others change too, as by 0 × inf, all rows.
     """
     extent = step.product.target.shape[step.dimension]
-    if _changes_without_values(step, buffers):
+    if changes_all:
         for start in range(0, extent, step.rows):
             yield np.arange(start, min(start + step.rows, extent)), places - start
         return

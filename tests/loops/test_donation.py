@@ -12,6 +12,8 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
+from einmpi.kernels.cpu import dispatch
+from einmpi.kernels.cpu.updates import scattered_updates
 from einmpi.loops.planning import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.planner import donation, memory
@@ -598,6 +600,57 @@ def test_bits_of_scattered_updates(
     assert found[2][1].blocked == ()
     for outputs, _, _ in found[:2]:
         assert outputs["W"].tobytes() == found[2][0]["W"].tobytes()
+
+
+@pytest.fixture
+def compiled_updates(monkeypatch):
+    """Compile whatever the size, and count the updates that are one compiled pass."""
+    counts = []
+    compute = scattered_updates.ScatteredUpdate.compute
+
+    def counting(self, *arguments):
+        counts.append(1)
+        compute(self, *arguments)
+
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(scattered_updates.ScatteredUpdate, "compute", counting)
+    return counts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "update", ["W[i,j] - rate * G[i,j]", "W[i,j] - G[i,j]", "W[i,j] - G[i,j] / 100"]
+)
+def test_bits_of_updates_in_one_pass(monkeypatch, compiled_updates, update, ranks, dtype):
+    inputs = scattered_inputs(70, 9, 6, 5, 3, dtype)
+    inputs["W"][:4] = -0.0
+    job = scattered_job(inputs, update)
+    carry = {"W": "W_next"}
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    together, _, _ = on_ranks(ranks, job, used, carry, 2)
+    assert len(compiled_updates) == 2 * ranks
+    monkeypatch.setattr(donation, "is_sparse_update", lambda *_: False)
+    apart, plan, _ = on_ranks(ranks, job, used, carry, 2)
+    assert plan.blocked == () and len(compiled_updates) == 2 * ranks
+    assert together["W"].tobytes() == apart["W"].tobytes()
+
+
+def test_updates_with_two_factors_are_computed_block_by_block(compiled_updates):
+    inputs = scattered_inputs(70, 3, 6, 5)
+    job = scattered_job(inputs, "W[i,j] - rate * (2 * G[i,j])")
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    on_ranks(1, job, used, {"W": "W_next"}, 1)
+    assert not compiled_updates
+
+
+def test_rows_that_get_values_in_order():
+    changed = scattered_updates.changed_rows(np.array([[5, -1, 2], [9, 5, 2]]), 8)
+    assert changed.rows.tolist() == [2, 5]
+    assert changed.starts.tolist() == [0, 2, 4]
+    assert changed.order.tolist() == [2, 5, 0, 4]
+    nothing = scattered_updates.changed_rows(np.empty((0, 3), np.int64), 8)
+    assert [len(nothing.rows), nothing.starts.tolist()] == [0, [0]]
 
 
 def test_columns_that_get_values_are_updated():

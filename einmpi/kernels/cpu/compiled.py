@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -62,7 +62,7 @@ class OperandView(NamedTuple):
 
 
 STATISTICS = Statistics()
-KERNELS: dict[Nest, CompiledKernel] = {}
+KERNELS: dict[Hashable, CompiledKernel] = {}  # by their nests, or what else their source follows
 _LOCK = threading.Lock()
 
 
@@ -204,21 +204,26 @@ def chunk_count(einsum: EinSum) -> int:
 
 def kernel_of(nest: Nest) -> CompiledKernel:
     """Return the compiled kernel of a nest; it is compiled, or loaded from disk, only once."""
-    known = KERNELS.get(nest)
+    return built_kernel(nest, lambda: kernel_source(nest))
+
+
+def built_kernel(key: Hashable, write_source: Callable[[], str]) -> CompiledKernel:
+    """Return the compiled kernel of a source, which follows from a key."""
+    known = KERNELS.get(key)
     if known is not None:
         return known
     # Ranks may be threads of one process; waiting for another one to compile counts as well.
     with first_use(COMPILING), _LOCK:
-        if nest not in KERNELS:
+        if key not in KERNELS:
             # Not before a kernel is needed, as this module imports numba.
             from einmpi.kernels.cpu.cache import build_kernel
 
-            KERNELS[nest], was_on_disk = build_kernel(kernel_source(nest))
+            KERNELS[key], was_on_disk = build_kernel(write_source())
             if was_on_disk:
                 STATISTICS.loaded += 1
             else:
                 STATISTICS.compiled += 1
-        return KERNELS[nest]
+        return KERNELS[key]
 
 
 @cache

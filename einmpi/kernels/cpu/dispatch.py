@@ -29,6 +29,11 @@ WORTH_COMPILING = 2**18
 REPEATED_SHARE = 8  # kernels that are computed in every step of a loop: this many times fewer
 
 
+def worth_compiling(repeated: bool) -> int:
+    """Return from how many applications of ⊗ on an EinSum is compiled."""
+    return WORTH_COMPILING // REPEATED_SHARE if repeated else WORTH_COMPILING
+
+
 def compute_einsum(
     einsum: EinSum,
     operands: Sequence[Array],
@@ -73,7 +78,7 @@ def prepare_einsum(
     The parameters are those of `compute_einsum`. With `repeated`, smaller kernels are compiled as
     well. The values of the arrays are not looked at.
     """
-    worth_compiling = WORTH_COMPILING // REPEATED_SHARE if repeated else WORTH_COMPILING
+    min_compiled = worth_compiling(repeated)
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         return lambda operands, out: distance.compute_distance(
@@ -94,7 +99,7 @@ def prepare_einsum(
 
         def scatter(operands: Sequence[Array], out: Array) -> None:
             prepared = Scatter(einsum, segments, tuple(operands), index)
-            compute_scatter(prepared, out, threads, worth_compiling)
+            compute_scatter(prepared, out, threads, min_compiled)
 
         return scatter
     by_pick = None
@@ -105,11 +110,11 @@ def prepare_einsum(
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is None:
-        return _prepare_loops(einsum, operands, out, index, threads, worth_compiling)
+        return _prepare_loops(einsum, operands, out, index, threads, min_compiled)
     by_blas = prepare_by_blas(contraction, operands, out)
     if _factor_dtype(contraction, operands).kind not in "iu":
         return by_blas
-    by_loops = _prepare_loops(einsum, operands, out, index, threads, worth_compiling)
+    by_loops = _prepare_loops(einsum, operands, out, index, threads, min_compiled)
 
     def by_values(operands: Sequence[Array], out: Array) -> None:
         chosen = by_loops if _may_wrap(contraction, operands) else by_blas
@@ -124,11 +129,11 @@ def _prepare_loops(
     out: Array,
     index: Mapping[str, Array],
     threads: int,
-    worth_compiling: int,
+    min_compiled: int,
 ) -> PreparedCall:
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
-    if einsum.calls() >= worth_compiling and compiled.supports_compiled_loops(einsum, dtypes):
+    if einsum.calls() >= min_compiled and compiled.supports_compiled_loops(einsum, dtypes):
         return prepare_by_compiled_loops(einsum, operands, out, index, threads)
     return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
 

@@ -27,7 +27,7 @@ from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
-from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, indices
@@ -260,6 +260,15 @@ class CupyBackend:
 
     def compute_update(
         self, step: BlockedUpdate, arrays: Mapping[str, DeviceArray], target: DeviceArray
+    ) -> bool:
+        return False
+
+    def compute_scattered_update(
+        self,
+        step: SparseBlockedUpdate,
+        arrays: Mapping[str, DeviceArray],
+        places: HostArray,
+        target: DeviceArray,
     ) -> bool:
         return False
 

@@ -15,6 +15,7 @@ from einmpi.graph.segments import Segments
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
+    OperandView,
     Parameters,
     check_gathers,
     indexed_array,
@@ -114,15 +115,10 @@ def add_by_loops(
     lowered = _with_places(einsum, segments)
     numbers = {label: counted(indices) for label, indices in index.items()}
     views = operand_views(lowered, [*operands, *places], numbers)
-    target_entries: list[str | Scalar] = []
-    for label in einsum.output:
-        if label in segments.labels:
-            target_entries.append(Arg(len(operands) + segments.labels.index(label)))
-        else:
-            target_entries.append(label)
+    target_entries = _target_entries(einsum, segments, len(operands))
     place_operands = range(len(operands), len(operands) + len(places))
     reads = tuple(indexed_array(*view) for view in views)
-    target = indexed_array(totals, tuple(target_entries))
+    target = indexed_array(totals, target_entries)
     bound = _bind_scatter(lowered, reads, target, place_operands)
     places_extent = totals.shape[einsum.output.index(segments.labels[0])]
     for dimensions in bound.gathered[:-1]:
@@ -141,6 +137,38 @@ def add_by_loops(
     else:
         kernel(address_of(jobs[0]))
     check_gathers(bound, jobs)
+
+
+def bind_values(
+    einsum: EinSum,
+    segments: Segments,
+    operands: Sequence[Array],
+    index: Mapping[str, Array],
+    places: Sequence[Array],
+    dtype: str,
+) -> tuple[BoundNest, list[OperandView]]:
+    """Return the loops of `add_by_loops` for totals of a dtype, and the arrays that they read."""
+    shape = [einsum.extent[label] for label in einsum.output]
+    strides = np.empty(0, dtype).itemsize * np.cumprod([1, *reversed(shape[1:])])[::-1]
+    lowered = _with_places(einsum, segments)
+    numbers = {label: counted(indices) for label, indices in index.items()}
+    views = operand_views(lowered, [*operands, *places], numbers)
+    reads = tuple(indexed_array(*view) for view in views)
+    entries = _target_entries(einsum, segments, len(operands))
+    target = IndexedArray(dtype, tuple(shape), tuple(map(int, strides)), entries)
+    place_operands = range(len(operands), len(operands) + len(places))
+    return _bind_scatter(lowered, reads, target, place_operands), views
+
+
+def _target_entries(einsum: EinSum, segments: Segments, operands: int) -> IndexEntries:
+    """Return what indexes the totals: labels, and the operands with places after the others."""
+    entries: list[str | Scalar] = []
+    for label in einsum.output:
+        if label in segments.labels:
+            entries.append(Arg(operands + segments.labels.index(label)))
+        else:
+            entries.append(label)
+    return tuple(entries)
 
 
 def _shares(

@@ -1,0 +1,251 @@
+"""Rows of a tensor that scattered sums change, W[i] − rate · Σ values, in one compiled pass.
+
+The sum of a row is in a buffer of the kernel's until the row is changed; it is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Scalar
+from einmpi.kernels.cpu.compiled import (
+    MIN_THREADED_VALUES,
+    built_kernel,
+    is_addressable,
+    pool,
+)
+from einmpi.kernels.cpu.loop_source import HEAD
+from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
+from einmpi.kernels.cpu.scattering.scatter_loops import bind_values, supports_scatter_loops
+from einmpi.kernels.cpu.source_lines import SourceLines
+from einmpi.kernels.loop_nest import BoundNest, Nest
+from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import address_of
+from einmpi.kernels.ufuncs import apply
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+STRIP_LANES = 512  # of a row that are summed at a time: their sums stay in the first cache
+# Parameters after those of the nest: addresses, numbers of rows, and the distance of rows in bytes.
+OWN_PARAMETERS = ("order", "starts", "rows", "first_row", "end_row", "target", "distance", "factor")
+
+
+class ChangedRows(NamedTuple):
+    """The rows that get values, and which values, in order, each of them gets."""
+
+    rows: Rows
+    starts: Rows  # of each row in `order`, and the end of the last
+    order: Rows  # the values, counted in the order of the indices
+
+
+@dataclass(frozen=True)
+class RowUpdate:
+    """What happens to a row: its elements plus or minus its sums, times or divided by a number."""
+
+    operation: str  # "+" or "-"
+    factor_operation: str  # "*", "/" or "", if there is no factor
+    factor: Scalar | None  # over Args of the update
+
+
+def find_row_update(
+    operation: str, multiple: Scalar, change: int, einsum: EinSum
+) -> RowUpdate | None:
+    """Return an update by a multiple of operand `change`; None if it is more than one factor."""
+    match multiple:
+        case Arg(position) if position == change:
+            return RowUpdate(operation, "", None)
+        case Call("*", (left, Arg(position))) if position == change and einsum.is_one_number(left):
+            return RowUpdate(operation, "*", left)
+        case Call("*" | "/", (Arg(position), right)) if position == change and einsum.is_one_number(
+            right
+        ):
+            return RowUpdate(operation, multiple.op, right)
+    return None
+
+
+def changed_rows(places: npt.NDArray[Any], extent: int) -> ChangedRows:
+    """Return which rows of `extent` get values; places of other rows count for nothing."""
+    flat = np.asarray(places, np.int64).reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    places_in_order = flat[order]
+    first, end = np.searchsorted(places_in_order, (0, extent))
+    order = order[first:end]
+    places_in_order = places_in_order[first:end]
+    is_first = np.ones(len(order), bool)
+    np.not_equal(places_in_order[1:], places_in_order[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    rows = places_in_order[starts]
+    return ChangedRows(rows, np.append(starts, len(order)), np.ascontiguousarray(order))
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+class ScatteredUpdate:
+    """An update prepared for arrays that are stored like the given ones."""
+
+    def __init__(
+        self,
+        product: EinSum,
+        operands: Sequence[Array],
+        index: Mapping[str, Array],
+        places: Array,
+        update: RowUpdate,
+        dtype: str,
+        threads: int,
+    ) -> None:
+        self.dtype = dtype
+        self.update = update
+        self.threads = threads
+        segments = product.segments
+        assert segments is not None
+        self.bound: BoundNest | None = None
+        dtypes = [array.dtype for array in operands]
+        total_dtype = DTYPES[dtype].accumulator
+        if not supports_scatter_loops(product, segments, dtypes):
+            return
+        bound, views = bind_values(product, segments, operands, index, [places], total_dtype)
+        arrays = [view.array for view in views[: len(operands)]]
+        are_views = all(map(np.may_share_memory, arrays, operands))
+        if are_views and _is_simple(bound):
+            self.bound = bound
+            self.offsets = []
+            for array, operand in zip(arrays, operands, strict=True):
+                self.offsets.append(address_of(array) - address_of(operand))
+            self.labels = [view.array for view in views[len(operands) + 1 :]]
+
+    @property
+    def is_possible(self) -> bool:
+        return self.bound is not None
+
+    def compute(
+        self, operands: Sequence[Array], changed: ChangedRows, target: Array, factor: Any
+    ) -> None:
+        """Change the rows of a target in place."""
+        bound = self.bound
+        assert bound is not None
+        nest = bound.nest
+        update = self.update
+        dtype = self.dtype
+        kernel = built_kernel(
+            (nest, dtype, update.operation, update.factor_operation),
+            lambda: _source(nest, dtype, update.operation, update.factor_operation),
+        )
+        parameters = np.zeros(len(bound.values) + len(OWN_PARAMETERS), np.int64)
+        parameters[: len(bound.values)] = bound.values
+        for position, operand in enumerate(operands):
+            address = address_of(operand) + self.offsets[position]
+            parameters[bound.position["A", position, 0]] = address
+        for number_of_label, values in enumerate(self.labels):
+            position = len(operands) + 1 + number_of_label
+            parameters[bound.position["A", position, 0]] = address_of(values)
+        factor_array = np.array(factor, dtype)
+        own = [
+            address_of(changed.order),
+            address_of(changed.starts),
+            address_of(changed.rows),
+            0,
+            len(changed.rows),
+            address_of(target),
+            target.strides[0],
+            address_of(factor_array),
+        ]
+        parameters[len(bound.values) :] = own
+        lanes = bound.axes[nest.lane].extent
+        pieces = 1
+        if lanes * len(changed.order) >= MIN_THREADED_VALUES:
+            pieces = max(1, min(self.threads, len(changed.rows)))
+        jobs = np.repeat(parameters[None], pieces, axis=0)
+        first_row = len(bound.values) + OWN_PARAMETERS.index("first_row")
+        for piece, job in enumerate(jobs):
+            job[first_row] = len(changed.rows) * piece // pieces
+            job[first_row + 1] = len(changed.rows) * (piece + 1) // pieces
+        if pieces > 1:
+            list(pool(self.threads).map(kernel, map(address_of, jobs)))
+        else:
+            kernel(address_of(jobs))
+
+
+def _is_simple(bound: BoundNest) -> bool:
+    """Return whether a value is found by the number of its place, along lanes that are rows.
+
+    Nothing but the target may be gathered, and places are stored in the order of their labels.
+    """
+    nest = bound.nest
+    assert nest.place is not None
+    is_row = nest.output_loops == 1 and nest.out.dense
+    if not is_row or nest.loops == 1 or any(read.gathers for read in nest.reads):
+        return False
+    distance = np.dtype(np.int64).itemsize
+    for axis in reversed(bound.axes[nest.output_loops :]):
+        if axis.strides[nest.place] != distance:
+            return False
+        distance *= axis.extent
+    return True
+
+
+def can_change(target: Array, lanes: int) -> bool:
+    """Return whether rows of an array can be changed: they are contiguous, with so many lanes."""
+    is_matrix = target.ndim == 2 and target.shape[1] == lanes and is_addressable(target)
+    return is_matrix and target.strides[1] == target.itemsize
+
+
+def prepare_factor(update: RowUpdate, dtype: str) -> Callable[[Sequence[Any]], Any]:
+    """Return what computes the factor of an update from operands; None for a wider dtype."""
+
+    def factor_of(numbers: Sequence[Any]) -> Any:
+        if update.factor is None:
+            return 1
+        value = apply(update.factor, numbers, {})
+        if isinstance(value, np.ndarray):
+            value = value[()]
+        return value if np.result_type(np.dtype(dtype), value) == np.dtype(dtype) else None
+
+    return factor_of
+
+
+# ---- the source ----------------------------------------------------------------------------------
+
+
+def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
+    """Return the source of the kernel: rows, strips of a row, then its values in order."""
+    total_dtype = nest.out.dtype
+    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    text = SourceLines()
+    for position, name in enumerate((*names, *OWN_PARAMETERS)):
+        text.add(f"{name} = p[{position}]")
+    for name in ("order", "starts", "rows"):
+        text.add(f"{name} = at(int64, {name})")
+    text.add(f"x = at({dtype}, factor)[0]")
+    text.add(f"total = stack({total_dtype}, {STRIP_LANES})")
+    text.open("for u in range(first_row, end_row):")
+    text.open(f"for c in range(a{nest.lane}_0, b{nest.lane}_0, {STRIP_LANES}):")
+    text.add(f"n = least({STRIP_LANES}, b{nest.lane}_0 - c)")
+    text.add_lane_loop("n", f"total[{{v}}] = {number(0, total_dtype)}")
+    text.open("for q in range(starts[u], starts[u + 1]):")
+    text.add("left = order[q]")
+    for loop in range(nest.loops - 1, nest.output_loops - 1, -1):
+        name = "tj0" if loop == nest.step else f"i{loop}"
+        extent = f"(b{loop}_0 - a{loop}_0)"
+        text.add(f"{name} = a{loop}_0 + left % {extent}", f"left //= {extent}")
+    lanes = Lanes(nest, "t")
+    value = lanes.value(nest.function, total_dtype)
+    joined = operation(Call(AGGREGATIONS["sum"].operation, ()), total_dtype, ["total[{v}]", value])
+    text.add(*lanes.before)
+    text.add_lane_loop("n", *lanes.inside, f"total[{{v}}] = {joined}")
+    text.close()
+    itemsize = np.dtype(dtype).itemsize
+    text.add(f"w = at({dtype}, target, rows[u], distance, c, {itemsize})")
+    multiple = convert("total[{v}]", total_dtype, dtype)
+    if factor_operation:
+        multiple = f"({operation(Call(factor_operation, ()), dtype, [multiple, 'x'])})"
+    text.add_lane_loop("n", f"w[{{v}}] = {operation(Call(sign, ()), dtype, ['w[{v}]', multiple])}")
+    return HEAD + "\n".join(text.lines) + "\n"
