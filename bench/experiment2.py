@@ -3,13 +3,16 @@
     mpirun -n 2 python bench/experiment2.py [--form dense sparse] [--batch 128 256 512]
                                             [--sizes 5975 820 1459] [--values 72] [--repeat 5]
                                             [--steps 10] [--strategies eindecomp data model]
-                                            [--peers torch jax ddp] [--backend numpy] [--json FILE]
+                                            [--peers torch jax ddp cuda products]
+                                            [--backend numpy] [--json FILE]
 
 A row is a way to compute a step: forward, backward, and gradient descent, in float32. --sizes are
 features, hidden units and labels. Of a dense batch all features are given, of a sparse one
 --values of them a row. Times are medians and least times of a step, in milliseconds; all ways take
 turns. torch and JAX are processes of their own with as many threads as there are ranks, ddp is
-torch's DistributedDataParallel on as many processes with one thread each, by gloo. Bytes are what
+torch's DistributedDataParallel on as many processes with one thread each, by gloo; cuda is torch on
+a GPU, for --backend cupy. products are the five matrix products of a dense step alone, each rank's
+share by numpy into arrays that exist: no step that multiplies by numpy takes less. Bytes are what
 all ranks together receive in a step, those of ddp by the formula 2 (p − 1) |weights|. Ranks must
 not be bound to single cores, and all should have as many cores as there are ranks:
 taskset -c 0,1 mpirun -n 2 --bind-to none …
@@ -96,7 +99,9 @@ class Case:
 # ---- peers ---------------------------------------------------------------------------------------
 
 
-def torch_step(case: Case, threads: int, rank: int = 0, port: int = 0) -> Callable[[], float]:
+def torch_step(
+    case: Case, threads: int, rank: int = 0, port: int = 0, device: str = "cpu"
+) -> Callable[[], float]:
     """Return a function that makes a step by torch and returns the loss."""
     import torch
 
@@ -122,7 +127,7 @@ def torch_step(case: Case, threads: int, rank: int = 0, port: int = 0) -> Callab
 
     names = ("index", "value") if is_sparse else ("X",)
     ranks = 1
-    model: Any = Net()
+    model: Any = Net().to(device)
     if port:
         ranks = int(os.environ["BENCH_RANKS"])
         torch.distributed.init_process_group(
@@ -130,8 +135,8 @@ def torch_step(case: Case, threads: int, rank: int = 0, port: int = 0) -> Callab
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     rows = slice(case.batch * rank // ranks, case.batch * (rank + 1) // ranks)
-    given = [torch.from_numpy(inputs[name][rows]) for name in names]
-    y = torch.from_numpy(inputs["y"][rows])
+    given = [torch.from_numpy(inputs[name][rows]).to(device) for name in names]
+    y = torch.from_numpy(inputs["y"][rows]).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     def step() -> float:
@@ -183,7 +188,11 @@ def jax_step(case: Case) -> Callable[[], float]:
 
 def serve(peer: str, case: Case, threads: int, rank: int, port: int) -> None:
     """Make steps as asked on standard input: a number of steps a line, answered by their times."""
-    step = jax_step(case) if peer == "jax" else torch_step(case, threads, rank, port)
+    if peer == "jax":
+        step = jax_step(case)
+    else:
+        device = "cuda" if peer == "cuda" else "cpu"
+        step = torch_step(case, threads, rank, port, device)
     for line in sys.stdin:
         times = []
         losses = []
@@ -275,6 +284,42 @@ class Own:
         return times, list(self.losses), run.plan.bytes_predicted
 
 
+class Products:
+    """The matrix products of a dense step alone: what a rank multiplies if h and l are cut."""
+
+    def __init__(self, case: Case, steps: int, ranks: int) -> None:
+        rng = np.random.default_rng(0)
+        self.steps = steps
+        hidden = case.hidden // ranks
+        labels = case.labels // ranks
+
+        def matrix(rows: int, columns: int) -> Array:
+            return rng.standard_normal((rows, columns), np.float32)
+
+        X = matrix(case.batch, case.features)
+        W1 = matrix(case.features, hidden)
+        A = matrix(case.batch, hidden)
+        H = matrix(case.batch, case.hidden)
+        W2 = matrix(case.hidden, labels)
+        Z = matrix(case.batch, labels)
+        self.products = [
+            (X, W1, A),
+            (H, W2, Z),
+            (Z, W2.T, matrix(case.batch, case.hidden)),
+            (H.T, Z, matrix(case.hidden, labels)),
+            (X.T, A, matrix(case.features, hidden)),
+        ]
+
+    def make_steps(self) -> list[float]:
+        """Return the times of all steps but the first."""
+        ends = []
+        for _ in range(self.steps):
+            for left, right, out in self.products:
+                np.matmul(left, right, out=out)
+            ends.append(time.perf_counter())
+        return [float(seconds) for seconds in np.diff(ends)]
+
+
 # ---- measuring -----------------------------------------------------------------------------------
 
 
@@ -291,13 +336,16 @@ def measure(case: Case, given: argparse.Namespace, world: Any) -> list[dict[str,
     port = world.bcast(20_000 + os.getpid() % 20_000)
     for name in given.peers:
         package = "jax" if name == "jax" else "torch"
-        if find_spec(package) is None:
+        if name == "products" or find_spec(package) is None:
             continue
         if name == "ddp":
             peers[name] = Peer(name, case, 1, world.rank, world.size, port)
         elif world.rank == 0:
             peers[name] = Peer(name, case, world.size, 0, 1, 0)
-    names = world.bcast([*own, *peers])
+    products = None
+    if "products" in given.peers and case.form == "dense":
+        products = Products(case, given.steps + 1, world.size)
+    names = world.bcast([*own, *peers, *(["products"] if products else [])])
     rows = {name: {"way": name, **vars(case), "times": [], "bytes": None} for name in names}
     losses = {}
     for turn in range(given.repeat + 1):
@@ -306,6 +354,9 @@ def measure(case: Case, given: argparse.Namespace, world: Any) -> list[dict[str,
             world.Barrier()
             if name in own:
                 times, losses[name], rows[name]["bytes"] = own[name].make_steps()
+            elif name == "products":
+                assert products is not None
+                times = products.make_steps()
             elif name in peers:
                 times, found = peers[name].make_steps(given.steps + 1)
                 losses.setdefault(name, found)
