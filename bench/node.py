@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Any
 from einmpi.process.software import blas_name, loaded_blas
 
 PEERS = Path(__file__).with_name("node_peers.py")
-PAUSE = 0.15  # seconds, after which the threads of other processes sleep
+PAUSE = 0.12  # seconds, after which the threads of other processes sleep
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -74,11 +75,20 @@ class Peer:
 
     def ask(self, **order: Any) -> Any:
         """Give an order, and return the answer; raise ConnectionError if there is none."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        self.tell(**order)
+        return self.answer()
+
+    def tell(self, **order: Any) -> None:
+        """Give an order whose answer is read later."""
+        assert self.process.stdin is not None
         try:
             print(json.dumps(order), file=self.process.stdin, flush=True)
         except OSError as error:
             raise ConnectionError(f"{self.kind} has ended") from error
+
+    def answer(self) -> Any:
+        """Return the answer to the first order that has none yet."""
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("answer "):
                 return json.loads(line.removeprefix("answer "))
@@ -101,11 +111,14 @@ def take_turns(
 
     A peer comes with the name of what it computes with.
     """
-    ready = []
     for number, (peer, kind) in enumerate(peers):
         is_first = all(peer is not earlier for earlier, _ in peers[:number])
+        with suppress(ConnectionError):  # there will be no answer either
+            peer.tell(do="prepare", name=kind, peer=kind, forget=is_first, **order)
+    ready = []
+    for peer, kind in peers:
         try:
-            peer.ask(do="prepare", name=kind, peer=kind, forget=is_first, **order)
+            peer.answer()
         except ConnectionError as error:
             print(f"  {error}", file=sys.stderr)
             continue
@@ -225,7 +238,7 @@ def main() -> None:
 
 def attention(options: argparse.Namespace, cores: Sequence[int]) -> list[dict[str, Any]]:
     """Compare attention on all cores in one process."""
-    kinds = ["einmpi"]
+    kinds = ["einmpi", "einmpi, unfused"]
     if "torch" in options.peers and find_spec("torch") is not None:
         kinds += ["torch", "torch, fused"]
     peers = [(Peer(kind, cores), kind) for kind in kinds]

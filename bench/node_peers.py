@@ -129,7 +129,8 @@ def torch_attention(sequence: int, fused: bool) -> Callable[[], tuple[float, flo
     return compute
 
 
-def einmpi_attention(sequence: int) -> Callable[[], tuple[float, float]]:
+def einmpi_attention(sequence: int, fused: bool) -> Callable[[], tuple[float, float]]:
+    """Return attention by einmpi; with all scores as a result, it cannot be fused."""
     import einmpi
 
     program = """
@@ -138,7 +139,8 @@ def einmpi_attention(sequence: int) -> Callable[[], tuple[float, float]]:
     O[h,q,d] = sum(P[h,q,k] * V[h,k,d])
     """
     arrays = dict(zip("QKV", attention_inputs(sequence), strict=True))
-    step = einmpi.compile(einmpi.program(program, **arrays))
+    outputs = ["O"] if fused else ["O", "S"]
+    step = einmpi.compile(einmpi.program(program, outputs=outputs, **arrays))
 
     def compute() -> tuple[float, float]:
         start = time.perf_counter()
@@ -293,8 +295,8 @@ def prepare(order: dict[str, Any]) -> Callable[[], tuple[float, float]]:
         return numpy_chain(order["size"], order["skew"], order["dtype"])
     if order["case"] == "chain":
         return CHAINS[order["peer"]](order["size"], order["skew"])
-    if order["peer"] == "einmpi":
-        return einmpi_attention(order["sequence"])
+    if order["peer"].startswith("einmpi"):
+        return einmpi_attention(order["sequence"], order["peer"] == "einmpi")
     return torch_attention(order["sequence"], order["peer"] == "torch, fused")
 
 

@@ -139,5 +139,5 @@ def test_node(tmp_path):
     found = json.loads(target.read_text())
     peers = [(row["peer"], row["ranks"], row["threads"]) for row in found["chain"]]
     assert peers == [("numpy", 1, 1), ("einmpi", 1, 1), ("mpi4py", 1, 1)] * 2
-    assert [row["peer"] for row in found["attention"]] == ["einmpi"]
+    assert [row["peer"] for row in found["attention"]] == ["einmpi", "einmpi, unfused"]
     assert set(found["calls"]) == {"1"}
