@@ -200,12 +200,13 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     """Return the options of a plan for inputs that are given in this way.
 
     An array is on every rank already, a DistArray is in its layout. The host's arrays may not fit
-    on a GPU: if its memory is limited they are loaded when they are needed.
+    on a GPU: if its memory is limited they are loaded when they are needed, ahead of the kernels
+    that use them, like files.
     """
     host_arrays_stay = backend == "numpy" or options.memory is None
     layouts = {}
     everywhere = []
-    datasets = []
+    loaded_ahead = []
     mesh = options.mesh
     for name, kind in kinds:
         if isinstance(kind, Layout):
@@ -213,9 +214,11 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
             if mesh is None:
                 mesh = kind.mesh
         elif isinstance(kind, GivenDataset):
-            datasets.append(name)
+            loaded_ahead.append(name)
         elif (kind.on_gpu or host_arrays_stay) and name not in options.resident:
             everywhere.append(name)
+        elif name not in options.resident:
+            loaded_ahead.append(name)
     given_names = {name for name, _ in kinds}
     return replace(
         options,
@@ -223,7 +226,7 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         pins={name: parts for name, parts in options.pins.items() if name not in layouts},
         given=layouts,
         mesh=mesh,
-        files=(*(name for name in options.files if name not in given_names), *datasets),
+        files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
     )
 
 

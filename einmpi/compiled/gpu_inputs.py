@@ -17,9 +17,18 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.files.reading import Reading
 from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array
 from einmpi.runtime.gpu.backend import CupyBackend
-from einmpi.runtime.gpu.copies import PINNED_BUFFER_BYTES, Event, HostArray, on_host
-from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed, shape
+from einmpi.runtime.gpu.copies import (
+    PINNED_BUFFER_BYTES,
+    DeviceCopy,
+    Event,
+    HostArray,
+    on_host,
+)
+from einmpi.schedule.regions import Region, boxes, chunks, elements, flat_range, packed, shape
 from einmpi.schedule.steps import Load
+
+READER_THREADS = 4  # that fill pinned memory from files
+MAX_SMALL_BYTES = 2**20  # of given arrays that are copied to pinned memory at once
 
 # Fills an array with a part of a region; the second region is the part's place in the whole.
 ReadPart = Callable[[Region, Region, HostArray], None]
@@ -36,9 +45,13 @@ class DeviceInputs:
         self.backend = backend
         self.copies = backend.copies
         self.comm = comm
+        self.inputs.reader_threads = READER_THREADS
         # Blocks that are read in the background, by tensor, and for each the event after which the
         # memory of its slot is free.
         self.begun: dict[str, tuple[HostArray, Event]] = {}
+        # Given arrays that are being copied to their slots, by tensor.
+        self.copying: dict[str, list[DeviceCopy]] = {}
+        self.last_copy: DeviceCopy | None = None  # from the caller's own memory
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
         """Begin to read into host memory: the slot itself if it is there, else a block.
@@ -47,6 +60,10 @@ class DeviceInputs:
         """
         if outside:
             self.inputs.begin(step, make, self.comm)
+            return
+        given = self.inputs.given.get(step.tensor)
+        if isinstance(given, np.ndarray):
+            self._begin_copies(step, given, make)
             return
 
         def make_block() -> HostArray:
@@ -62,9 +79,15 @@ class DeviceInputs:
         if is_device_array(given):
             self._fill_from_device(step, given, target)
             return
+        if step.tensor in self.copying:
+            for copy in self.copying.pop(step.tensor):
+                copy.join()
+            return
         in_slow_tier = isinstance(target, np.ndarray)
         if in_slow_tier and step.tensor not in self.begun:
             self.inputs.fill(step, target, self.comm)
+        elif isinstance(given, np.ndarray):
+            self._fill_from_given(step, given, target)
         elif self._can_read_parts(step):
 
             def read(part: Region, _: Region, values: HostArray) -> None:
@@ -95,6 +118,56 @@ class DeviceInputs:
         if stays:
             self.backend.resident[key] = array
         return array
+
+    def close(self) -> None:
+        """Wait until the caller may change the given arrays, and end what runs in background."""
+        if self.last_copy is not None:
+            self.last_copy.wait()
+        self.inputs.close()
+
+    # ---- arrays in host memory ------------------------------------------------------------------
+
+    def _begin_copies(self, step: Load, given: HostArray, make: Callable[[], Any]) -> None:
+        """Begin to copy a given array to its slot, if the array need not be copied on the host."""
+        is_stored_alike = given.flags.c_contiguous and given.dtype == np.dtype(step.slot.dtype)
+        if not is_stored_alike or not elements(step.region):
+            return
+        if given.nbytes <= MAX_SMALL_BYTES:
+            pinned = self.copies.memory.array(given.nbytes)
+            if pinned is not None:
+                source = pinned.view(given.dtype).reshape(given.shape)
+                source[...] = given
+                self.copying[step.tensor] = self._copy_boxes(step, source, make())
+        elif self.backend.is_pinned(given, self):
+            self.copying[step.tensor] = self._copy_boxes(step, given, make())
+            self.last_copy = self.copying[step.tensor][-1]
+
+    def _copy_boxes(self, step: Load, source: HostArray, target: Any) -> list[DeviceCopy]:
+        """Begin to copy a region of an array to its place in a slot."""
+        values = source.reshape(source.shape or (1,))
+        slot = target.reshape(target.shape or (1,))
+        copies = []
+        for there, here in boxes(step.region, step.place):
+            copies.append(self.copies.begin(values[there], slot[here]))
+        return copies
+
+    def _fill_from_given(self, step: Load, given: HostArray, target: DeviceArray) -> None:
+        """Copy a given array to its slot."""
+        self._begin_copies(step, given, lambda: target)
+        if step.tensor in self.copying:
+            for copy in self.copying.pop(step.tensor):
+                copy.join()
+            return
+        is_whole = given.shape == step.slot.shape and step.place == step.region
+        is_stored_alike = given.flags.c_contiguous and given.dtype == target.dtype
+        if is_whole and is_stored_alike:
+            self.copies.upload(given, target)
+            return
+
+        def read(part: Region, _: Region, values: HostArray) -> None:
+            self.inputs.read(replace(step, region=part), values, packed(part), self.comm)
+
+        self._fill_by_parts(step, target, read)
 
     # ---- how slots are filled -------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Inputs:
         self.shuffled_between = 0  # those of them that came from other nodes
         self.begun: dict[str, Reading] = {}
         self.background: ThreadPoolExecutor | None = None
+        self.reader_threads = 1
 
     # ---- for the execute loop -------------------------------------------------------------------
 
@@ -153,9 +154,9 @@ class Inputs:
         return None
 
     def pool(self) -> ThreadPoolExecutor:
-        """Return the thread that reads in the background."""
+        """Return the threads that read in the background."""
         if self.background is None:
-            self.background = ThreadPoolExecutor(1, "reading")
+            self.background = ThreadPoolExecutor(self.reader_threads, "reading")
         return self.background
 
     def kept(self, step: Load, comm: Comm) -> Array:

@@ -55,6 +55,7 @@ class TimedStorage:
         self.at_hand = at_hand
         self.seconds = 0.0
         self.begin = storage.begin
+        self.close = storage.close
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         start = time.perf_counter() - first_use_seconds()

@@ -407,7 +407,7 @@ class Compiled:
             if wait:
                 self.backend.wait()
         finally:
-            sources.close()
+            loader.close()
             if not self.keeps_memory:
                 self.backend.release()
         seconds = time.perf_counter() - start - storage.seconds

@@ -63,6 +63,9 @@ class InputSource(Protocol):
         All ranks of the layout call it.
         """
 
+    def close(self) -> None:
+        """End what runs in the background. The caller may change given arrays after this."""
+
 
 class Keeper(Protocol):
     """Saves tensors at the save points of a run, and restores what another run has saved."""

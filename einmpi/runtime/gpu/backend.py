@@ -40,7 +40,7 @@ class GpuContext:
 
     def __init__(self, comm: Comm, place: str) -> None:
         self.gpu: Gpu = bind(comm, place)
-        self.copies = DeviceCopies()
+        self.copies = DeviceCopies(comm.cores)
         self.comm: Comm = COMMS_BY_TRANSPORT[self.gpu.transport](comm, self.copies)
 
 
@@ -103,6 +103,14 @@ class CupyBackend:
         if pinned is None:
             return self.host.allocate_slow(shape, dtype)
         return pinned.view(dtype).reshape(shape)
+
+    def is_pinned(self, array: HostArray, run: object) -> bool:
+        """Return whether the GPU can copy a caller's array from where it is.
+
+        An array that is given in a second run is pinned, if that leaves half of the host's memory.
+        """
+        limit = _physical_bytes() // (2 * self.context.comm.ranks_on_node)
+        return self.copies.in_place.is_pinned(array, run, limit)
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
         if slow:
@@ -300,6 +308,10 @@ def _available_bytes() -> int:
     except OSError:
         pass
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _at_least_1d(array: DeviceArray) -> DeviceArray:

@@ -8,6 +8,7 @@ pinned buffers, piece by piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,10 +17,13 @@ import numpy.typing as npt
 
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.runtime.gpu.pinned import PinnedMemory
+from einmpi.runtime.gpu.pinned import PinnedInPlace, PinnedMemory
 
 # Bytes of a pinned buffer. Copies of less than a few MiB do not reach the speed of the bus.
 PINNED_BUFFER_BYTES = 2**24
+# One thread copies to pinned memory at a fraction of the speed of the bus.
+MAX_COPYING_THREADS = 8
+MIN_BYTES_PER_THREAD = 2**20
 
 HostArray: TypeAlias = npt.NDArray[Any]
 Event: TypeAlias = Any  # cupy.cuda.Event
@@ -32,11 +36,14 @@ class DeviceCopies:
     There are two buffers for each purpose: the GPU copies one while the host works on the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = min(threads, MAX_COPYING_THREADS)  # that copy to pinned buffers
+        self.background: ThreadPoolExecutor | None = None
         self.cuda = driver.cupy().cuda
         self.to_host: Stream = self.cuda.Stream(non_blocking=True)
         self.to_device: Stream = self.cuda.Stream(non_blocking=True)
         self.memory = PinnedMemory(self.cuda, self._events_after_copies)
+        self.in_place = PinnedInPlace(self.cuda.runtime)
         self.buffers: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
         # The event after which a buffer may be overwritten.
         self.in_use_until: dict[tuple[str, int], Event] = {}
@@ -144,10 +151,24 @@ class DeviceCopies:
         for turn, start in enumerate(range(0, source.size, PINNED_BUFFER_BYTES)):
             piece = source[start : start + PINNED_BUFFER_BYTES]
             buffer = self.pinned_buffer("up", turn, piece.size)
-            np.copyto(buffer, piece)
+            self._copy_to_buffer(piece, buffer)
             copied = self.start_upload(buffer, target_bytes[start : start + piece.size])
             self.in_use_until["up", turn % 2] = copied
         self.delay_kernels_until(self.record_event(self.to_device))
+
+    def _copy_to_buffer(self, piece: HostArray, buffer: HostArray) -> None:
+        """Copy a piece of a host array to a pinned buffer, by several threads if it is large."""
+        threads = min(self.threads, piece.size // MIN_BYTES_PER_THREAD)
+        if threads <= 1:
+            np.copyto(buffer, piece)
+            return
+        if self.background is None:
+            self.background = ThreadPoolExecutor(self.threads, "copying")
+        share = -(-piece.size // threads)
+        shares = [slice(start, start + share) for start in range(0, piece.size, share)]
+        copies = [self.background.submit(np.copyto, buffer[part], piece[part]) for part in shares]
+        for copy in copies:
+            copy.result()
 
     def download(self, source: DeviceArray, values: HostArray | None = None) -> HostArray:
         """Return the values of a contiguous array, in `values` if that is given.
