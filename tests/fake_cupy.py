@@ -2,7 +2,8 @@
 
 It runs no kernels: numpy computes instead. Kernels are tested with cupy_on_cpu. It is stricter than
 a GPU: its arrays never become numpy arrays implicitly, and copies on streams of their own are done
-as late as possible, so that code that forgets to wait sees old values.
+as late as possible, so that code that forgets to wait sees old values. A graph repeats the captured
+calls on the addresses that they were captured with.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import queue
 import sys
+import threading
 import types
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,11 +73,14 @@ class ndarray:
         return ndarray(self.values.copy())
 
     def __getitem__(self, place: Any) -> ndarray:
-        return ndarray(np.asarray(self.values[_place(place)]))
+        found = np.asarray(self.values[_place(place)])
+        if not np.may_share_memory(found, self.values):
+            _refuse_in_capture("an array of indices")
+        return ndarray(found)
 
     def __setitem__(self, place: Any, values: ndarray) -> None:
         assert isinstance(values, ndarray), f"a GPU array is filled with {type(values).__name__}"
-        self.values[_place(place)] = values.values
+        _launch(lambda: self.values.__setitem__(_place(place), values.values))
 
 
 def _place(place: Any) -> Any:
@@ -91,7 +97,23 @@ class Stream:
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self.null, self.work, self.ptr = null, [], id(self)
+        self.captured: list[Any] | None = None
         _streams[self.ptr] = self
+
+    def __enter__(self) -> Stream:
+        _thread.streams.append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _thread.streams.pop()
+
+    def begin_capture(self) -> None:
+        assert not self.null, "the null stream cannot be captured"
+        self.captured = []
+
+    def end_capture(self) -> Graph:
+        captured, self.captured = self.captured, None
+        return Graph(captured)
 
     def wait_event(self, event: Event) -> None:
         self.add(event.synchronize)
@@ -110,6 +132,112 @@ class Stream:
 
     def synchronize(self) -> None:
         self.run(len(self.work))
+
+
+class Graph:
+    """Captured calls; `launches` counts how often all graphs were launched."""
+
+    launches = 0
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def launch(self, stream: Stream) -> None:
+        assert stream.null
+        Graph.launches += 1
+        for call in self.calls:
+            call()
+
+
+class _Thread(threading.local):
+    """The streams and allocators that a thread uses; the last one counts."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.allocators: list[Any] = []
+
+
+_thread = _Thread()
+
+
+def _current_stream() -> Stream:
+    return _thread.streams[-1] if _thread.streams else _null
+
+
+def _launch(action: Any) -> None:
+    """Work on the current stream, or capture that."""
+    captured = _current_stream().captured
+    if captured is None:
+        action()
+    else:
+        captured.append(action)
+
+
+def _refuse_in_capture(what: str) -> None:
+    if _current_stream().captured is not None:
+        raise CUDARuntimeError(f"{what} cannot be captured")
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        assert ptr and size > 0
+        self.ptr, self.size, self.owner = ptr, size, owner
+
+
+class _Pool:
+    """Memory that is used again, the block that was given back last first."""
+
+    def __init__(self) -> None:
+        self.unused: dict[int, list[np.ndarray]] = defaultdict(list)
+        self.limit: int | None = None  # bytes of one allocation
+
+    def malloc(self, nbytes: int) -> MemoryPointer:
+        if self.limit is not None and nbytes > self.limit:
+            raise MemoryError
+        blocks = self.unused[nbytes]
+        return MemoryPointer(
+            _Block(self, blocks.pop() if blocks else _garbage(nbytes + 1, "u1")), 0
+        )
+
+
+class _Block:
+    def __init__(self, pool: _Pool, values: np.ndarray) -> None:
+        self.pool, self.values, self.ptr = pool, values, values.ctypes.data
+
+    def __del__(self) -> None:
+        self.values[...] = 0x5B  # nobody relies on what it had
+        self.pool.unused[self.values.size - 1].append(self.values)
+
+
+def _new_array(pool: _Pool | None, shape: Any, dtype: Any) -> ndarray:
+    """Return an array with arbitrary values, from the allocator in use."""
+    if not _thread.allocators and pool is None:
+        return ndarray(_garbage(shape, dtype))
+    allocate = _thread.allocators[-1] if _thread.allocators else pool.malloc
+    shape = (shape,) if isinstance(shape, int) else shape
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if nbytes == 0:
+        return ndarray(_garbage(shape, dtype))
+    pointer = allocate(nbytes)
+    memory = (ctypes.c_uint8 * nbytes).from_address(pointer.ptr)
+    memory.pointer = pointer  # as long as there is an array in it, or a view
+    found = ndarray(np.frombuffer(memory, np.uint8).view(dtype).reshape(shape))
+    _alive.pop()
+    return found
+
+
+@contextmanager
+def _using_allocator(allocator: Any) -> Any:
+    _thread.allocators.append(allocator)
+    try:
+        yield
+    finally:
+        _thread.allocators.pop()
 
 
 class Event:
@@ -135,7 +263,17 @@ class CUDARuntimeError(RuntimeError):
     pass
 
 
+_registered: list[int] = []  # the addresses of host memory that is pinned where it is
+
+
+def _register(address: int, nbytes: int, flags: int) -> None:
+    if address in _registered:
+        raise CUDARuntimeError("the memory is registered already")
+    _registered.append(address)
+
+
 def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    _refuse_in_capture("a copy between host and GPU")
     _streams[stream].add(lambda: ctypes.memmove(target, source, nbytes))
 
 
@@ -169,18 +307,26 @@ class NcclCommunicator:
 _identities = iter(range(10**9))
 
 
-def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, types.ModuleType]:
-    """Return the modules of a CuPy that sees this many GPUs."""
+def make(
+    gpus: int = 1, nccl: bool = False, memory: int = 2**33, pool: _Pool | None = None
+) -> dict[str, types.ModuleType]:
+    """Return the modules of a CuPy that sees this many GPUs.
+
+    With a pool, memory is used again. Without one, each array has memory of its own.
+    """
     cupy: Any = types.ModuleType("cupy")
     modules: dict[str, types.ModuleType] = {}
     cupy.__path__ = []
     cupy.ndarray = ndarray
-    cupy.empty = lambda shape, dtype=np.float64: ndarray(
-        np.full(shape, 0x5B, np.uint8).view() if dtype == np.uint8 else _garbage(shape, dtype)
-    )
-    cupy.asarray = lambda values: (
-        values if isinstance(values, ndarray) else ndarray(np.array(values))
-    )
+    cupy.empty = lambda shape, dtype=np.float64: _new_array(pool, shape, dtype)
+
+    def asarray(values: Any) -> ndarray:
+        if isinstance(values, ndarray):
+            return values
+        _refuse_in_capture("a copy from the host")
+        return ndarray(np.array(values))
+
+    cupy.asarray = asarray
     cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.values))
     cupy.asnumpy = lambda array: array.values.copy()
     cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=_as_strided))
@@ -205,6 +351,8 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
         memcpy2DAsync=_copy_rows,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        hostRegister=_register,
+        hostUnregister=_registered.remove,
     )
     cupy.cuda = types.ModuleType("cupy.cuda")
     cupy.cuda.__path__ = []
@@ -212,7 +360,14 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
         runtime=runtime,
         Stream=Stream,
         Event=Event,
-        get_current_stream=lambda: _null,
+        get_current_stream=_current_stream,
+        Device=lambda number: types.SimpleNamespace(compute_capability="80"),
+        MemoryPointer=MemoryPointer,
+        UnownedMemory=UnownedMemory,
+        get_allocator=lambda: (
+            _thread.allocators[-1] if _thread.allocators else (pool or _Pool()).malloc
+        ),
+        using_allocator=_using_allocator,
         alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)),
     )
     # Like the real module, it is no attribute of cupy.cuda before it is imported.
@@ -251,7 +406,9 @@ def compute(
     from einmpi.kernels.cpu.dispatch import compute_einsum as on_host
 
     numbers = {label: indices(runs) for label, runs in index}
-    on_host(einsum, [operand.values for operand in operands], target.values, numbers)
+    _launch(
+        lambda: on_host(einsum, [operand.values for operand in operands], target.values, numbers)
+    )
 
 
 def prepare(*given: Any) -> Any:
@@ -271,4 +428,10 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     monkeypatch.setattr(dispatch, "prepare_einsum", prepare)
     monkeypatch.setattr(group, "compute_group", lambda step, arrays, fast_math: False)
     monkeypatch.setattr(backend, "_contexts", {})
+    monkeypatch.setattr(Graph, "launches", 0)
     _alive.clear()
+    _registered.clear()
+
+
+def new_pool() -> _Pool:
+    return _Pool()

@@ -15,7 +15,9 @@ from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.execute import InputSource
+from einmpi.runtime.repeated import Repeated, RepeatedSchedule, can_be_repeated
 from einmpi.runtime.threads import threads_of
+from einmpi.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Workplace:
     storage: Callable[[Inputs], InputSource]
     check_memory: Callable[[str, int], None]
     text: str
+    # Returns what runs a schedule again and again; None if it has to be done step by step.
+    repeated: Callable[[Schedule], Repeated | None]
 
 
 def workplace_of(job: Job, comm: Comm) -> Workplace:
@@ -49,8 +53,11 @@ def on_host(job: Job, comm: Comm) -> Workplace:
     def check_node(place: str, bytes_per_rank: int) -> None:
         check_memory(place, bytes_per_rank * comm.ranks_on_node)
 
+    def repeated(schedule: Schedule) -> Repeated | None:
+        return RepeatedSchedule(schedule, backend, comm) if can_be_repeated(schedule) else None
+
     text = str(threads) if blas.library is None else f"{threads}, BLAS {blas}"
-    return Workplace(backend, comm, lambda inputs: inputs, check_node, text)
+    return Workplace(backend, comm, lambda inputs: inputs, check_node, text, repeated)
 
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
@@ -58,12 +65,18 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     from einmpi.compiled.gpu_inputs import DeviceInputs
     from einmpi.runtime.gpu.backend import CupyBackend, gpu_context
     from einmpi.runtime.gpu.binding import check_gpu_memory
+    from einmpi.runtime.gpu.graphs import RepeatedOnGpu, graphs_suit
 
     context = gpu_context(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which fast_math allows.
     backend = CupyBackend(
         context, job.fast_math, tf32=job.fast_math, scratch=job.scratch, strict=job.strict
     )
+
+    def repeated(schedule: Schedule) -> Repeated | None:
+        suits = can_be_repeated(schedule) and graphs_suit(schedule)
+        return RepeatedOnGpu(schedule, backend, context.comm) if suits else None
+
     messages = f", messages by {context.gpu.transport}" if comm.size > 1 else ""
     return Workplace(
         backend,
@@ -71,6 +84,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
         lambda inputs: DeviceInputs(inputs, backend, comm),
         lambda place, needed: check_gpu_memory(place, context.gpu, needed),
         f"{context.gpu}{messages}",
+        repeated,
     )
 
 

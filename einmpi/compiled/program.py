@@ -45,11 +45,10 @@ from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.runtime.repeated import RepeatedSchedule, can_be_repeated
+from einmpi.runtime.repeated import Repeated
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
@@ -92,7 +91,7 @@ class Compiled:
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
         # By the id of a plan or a schedule, which is kept too.
         self.origins: dict[int, tuple[Plan, Origin]] = {}
-        self.repeated: dict[int, tuple[Schedule, RepeatedSchedule | None]] = {}
+        self.repeated: dict[int, tuple[Schedule, Repeated | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
         self.keeps_memory = False  # that a run does not use any more, for the next one
@@ -447,13 +446,11 @@ class Compiled:
             self.keeps_memory = False
             self.backend.release()
 
-    def repeated_schedule(self, schedule: Schedule) -> RepeatedSchedule | None:
+    def repeated_schedule(self, schedule: Schedule) -> Repeated | None:
         """Return what runs a schedule again and again; None if it has to be done step by step."""
         known = self.repeated.get(id(schedule))
         if known is None:
-            found = None
-            if isinstance(self.backend, NumpyBackend) and can_be_repeated(schedule):
-                found = RepeatedSchedule(schedule, self.backend, self.work.comm)
+            found = self.work.repeated(schedule)
             # Keep a reference to the schedule, so that no other object gets the same id.
             known = self.repeated[id(schedule)] = schedule, found
         return known[1]

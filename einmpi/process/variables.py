@@ -12,6 +12,7 @@ DEBUG_VARIABLE = "EINMPI_DEBUG"
 SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 START_TIMEOUT_VARIABLE = "EINMPI_START_TIMEOUT"
 TRANSPORT_VARIABLE = "EINMPI_GPU_MESSAGES"
+GRAPHS_VARIABLE = "EINMPI_CUDA_GRAPHS"
 DATE_VARIABLE = "SOURCE_DATE_EPOCH"
 # Set by the launcher for its ranks, and by nobody else.
 NOTES_VARIABLE = "EINMPI_NOTES"  # the file in which each rank notes its current step
@@ -67,6 +68,12 @@ VARIABLES = (
         "`mpi`, `nccl` or `host`",
         "the fastest that works",
         "how messages travel [between GPUs](gpu.md#messages-between-gpus)",
+    ),
+    Variable(
+        (GRAPHS_VARIABLE,),
+        "`off`",
+        "on",
+        "whether repeated runs launch their kernels as [CUDA graphs](gpu.md#cuda-graphs)",
     ),
     Variable(
         (SCRATCH_VARIABLE,),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,15 @@ _NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
 
 class _StoredOtherwise(Exception):
     """An input is stored in another way than the one that kernels were prepared for."""
+
+
+class Repeated(Protocol):
+    """A schedule that is run again and again by one rank."""
+
+    def run(
+        self, storage: InputSource, failure: RankFailure | None
+    ) -> tuple[dict[str, Array], Buffers]:
+        """Carry out the schedule; results and `failure` are those of `execute`."""
 
 
 class RepeatedSchedule:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
 from einmpi.kernels.contraction import Contraction, Labels, size_of
-from einmpi.kernels.cuda import driver
+from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.batches import Batches, choose_batches, dense_strides
 from einmpi.kernels.cuda.driver import DeviceArray
 
@@ -32,8 +32,6 @@ TYPES = {
     "complex128": (5, 70),
 }
 TF32_SUMS = 77
-# A math mode: intermediate sums are not rounded to half precision either.
-NO_REDUCED_PRECISION_SUMS = 16
 PLAIN, TRANSPOSED, CONJUGATE_TRANSPOSED = 0, 1, 2  # what cuBLAS does to a factor
 
 Generate = Callable[[EinSum, Sequence[DeviceArray], DeviceArray], None]  # by a generated kernel
@@ -137,27 +135,35 @@ class MatrixProduct:
         first = addresses[self.first_factor]
         second = addresses[1 - self.first_factor]
         out = addresses[2]
+        calls = []
+        for first_offset, second_offset, out_offset in self.offsets:
+            numbers = (
+                *self.head,
+                first + first_offset,
+                *self.first_matrix,
+                second + second_offset,
+                *self.second_matrix,
+                self.target_scale,
+                out + out_offset,
+                *self.out_matrix,
+                self.sum_type,
+                -1,  # the algorithm: cuBLAS's choice
+            )
+            calls.append(numbers)
+        captured = capture.captured_blas()
+        if captured is not None:
+            for numbers in calls:
+                captured.multiply(self.is_batched, numbers)
+            return
         cuda = self.cupy.cuda
         blas = cuda.cublas
         handle = cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
-        blas.setMathMode(handle, NO_REDUCED_PRECISION_SUMS)
+        blas.setMathMode(handle, capture.NO_REDUCED_PRECISION_SUMS)
         gemm = blas.gemmStridedBatchedEx if self.is_batched else blas.gemmEx
         try:
-            for first_offset, second_offset, out_offset in self.offsets:
-                gemm(
-                    handle,
-                    *self.head,
-                    first + first_offset,
-                    *self.first_matrix,
-                    second + second_offset,
-                    *self.second_matrix,
-                    self.target_scale,
-                    out + out_offset,
-                    *self.out_matrix,
-                    self.sum_type,
-                    -1,  # the algorithm: cuBLAS's choice
-                )
+            for numbers in calls:
+                gemm(handle, *numbers)
         finally:
             blas.setMathMode(handle, mode)
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.kernels.cuda import dispatch, driver, group
+from einmpi.graph.einsum import EinSum
+from einmpi.kernels.cuda import capture, dispatch, driver, group
+from einmpi.kernels.cuda.capture import CapturedBlas
 from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import is_in_place
@@ -42,6 +44,13 @@ class GpuContext:
         self.gpu: Gpu = bind(comm, place)
         self.copies = DeviceCopies(comm.cores)
         self.comm: Comm = COMMS_BY_TRANSPORT[self.gpu.transport](comm, self.copies)
+        self.blas: CapturedBlas | None = None
+
+    def captured_blas(self) -> CapturedBlas | None:
+        """Return what captures matrix products; None as long as there were no products."""
+        if self.blas is None:
+            self.blas = capture.load_blas()
+        return self.blas
 
 
 # By the id of a communicator. A context keeps its communicator alive, so no other gets the id.
@@ -196,6 +205,9 @@ class CupyBackend:
 
     def _on_device(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return an index whose lists of positions are on the GPU too."""
+        if all(isinstance(side, slice) for side in place):
+            return place
+        capture.need_host()
         return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)
 
     # ---- kernels --------------------------------------------------------------------------------
@@ -203,6 +215,7 @@ class CupyBackend:
     def take_rows(
         self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
     ) -> None:
+        capture.need_host()
         every = (slice(None),) * dimension
         values = array[(*every, self.cupy.asarray(rows))]
         first_rows(taken, dimension, len(rows))[...] = values
@@ -210,6 +223,7 @@ class CupyBackend:
     def put_rows(
         self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray
     ) -> None:
+        capture.need_host()
         every = (slice(None),) * dimension
         array[(*every, self.cupy.asarray(rows))] = first_rows(taken, dimension, len(rows))
 
@@ -236,12 +250,18 @@ class CupyBackend:
                 self.strict,
             )
 
+        same_einsum: list[EinSum] = []  # calls are prepared for an EinSum that is always the same
+
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+            if step.select:
+                capture.need_host()
             chosen = select_operands(step, operands, self.cupy.asarray)
             as_strided = self.cupy.lib.stride_tricks.as_strided
             einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)
+            if not same_einsum:
+                same_einsum.append(einsum)
             dispatch.compute_einsum(
-                einsum,
+                same_einsum[0],
                 arrays,
                 target,
                 step.index,

@@ -25,7 +25,7 @@ from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
 from einmpi.kernels.cuda import driver
 from einmpi.planner import memory
-from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.process.variables import GRAPHS_VARIABLE, TRANSPORT_VARIABLE
 from einmpi.runtime.gpu import binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies
@@ -202,6 +202,7 @@ def test_numbers_on_the_gpu(monkeypatch):
 def test_a_call_does_little_before_its_first_kernel(monkeypatch):
     """The GPU waits for this work. Count function calls, because times depend on the machine."""
     fake_cupy.install(monkeypatch)
+    monkeypatch.setenv(GRAPHS_VARIABLE, "off")
     package, counts, calls = os.path.dirname(einmpi.__file__), [], 0
 
     def kernel(*arguments):

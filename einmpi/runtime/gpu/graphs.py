@@ -1,0 +1,358 @@
+"""A schedule that is run again and again on a GPU. From the third run on, kernels that follow one
+another are launched together, as a CUDA graph."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.kernels.cuda import capture
+from einmpi.kernels.cuda.capture import CapturedBlas
+from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.log import LOGGER
+from einmpi.process.variables import GRAPHS_VARIABLE
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.execute import ACTIONS, InputSource, carry_out, execute
+from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.gpu.arena import (
+    ArenaLayout,
+    Place,
+    aligned,
+    placing_allocator,
+    recording_allocator,
+)
+from einmpi.runtime.gpu.backend import CupyBackend
+from einmpi.runtime.gpu.stretches import Stretch, find_stretches
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Begin, Group, Slot
+
+# Whoever calls a job keeps results or not, and so outputs have the same few addresses in turn.
+MOST_GRAPHS_OF_A_STRETCH = 4
+# Addresses that never come again: the host would only capture.
+MOST_CAPTURES_WITHOUT_LAUNCH = 12
+MOST_RECORDED_RUNS = 4
+# Captured calls of cuBLAS share a handle.
+_ONE_CAPTURE_AT_A_TIME = threading.Lock()
+# A block may be larger than what is in it at once, because of gaps between its arrays.
+MOST_BYTES_OF_GAPS = 2**26
+MOST_SHARE_OF_GAPS = 0.2
+
+Addresses: TypeAlias = tuple[int, ...]
+Outputs: TypeAlias = tuple[dict[str, DeviceArray], Buffers]
+
+
+def graphs_are_on() -> bool:
+    """Return whether the user leaves CUDA graphs on."""
+    return os.environ.get(GRAPHS_VARIABLE) != "off"
+
+
+def graphs_suit(schedule: Schedule) -> bool:
+    """Return whether to launch the kernels of a schedule as graphs.
+
+    If inputs come from the host while kernels run, the bus takes longer than the launches.
+    """
+    if not graphs_are_on():
+        return False
+    for step in schedule.steps:
+        if isinstance(step, Begin) or (isinstance(step, Group) and step.begins):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _CapturedStretch:
+    """A graph, and how the slots change when it is launched."""
+
+    graph: Any  # cupy.cuda.Graph
+    made: dict[str, DeviceArray]  # slots in the block that are left
+    aliases: dict[str, str]  # slots that take the memory of other slots
+    removed: tuple[str, ...]
+    outputs: dict[str, Slot]
+    most_bytes: int  # in use during the stretch, more than before it
+    bytes_left: int  # in use after the stretch, more than before it
+
+
+class _Graphs:
+    """The graphs of a stretch, by the addresses of the arrays that are not its own."""
+
+    def __init__(self) -> None:
+        self.by_addresses: dict[Addresses, _CapturedStretch] = {}
+        self.captures = 0  # since a graph was last used again
+        self.places: list[Place] = []  # of what the stretch allocates
+
+    def find(self, addresses: Addresses) -> _CapturedStretch | None:
+        found = self.by_addresses.pop(addresses, None)
+        if found is not None:
+            self.by_addresses[addresses] = found  # it is now the one that was used last
+            self.captures = 0
+        return found
+
+    def add(self, addresses: Addresses, captured: _CapturedStretch) -> None:
+        self.captures += 1
+        if len(self.by_addresses) >= MOST_GRAPHS_OF_A_STRETCH:
+            del self.by_addresses[next(iter(self.by_addresses))]
+        self.by_addresses[addresses] = captured
+
+
+class RepeatedOnGpu:
+    """The runs of a schedule on a GPU without a slow tier, by one rank.
+
+    The first run finds out which steps need the host, the second one where in a block of memory
+    everything goes, the third one captures graphs, and further ones launch them.
+    """
+
+    def __init__(self, schedule: Schedule, backend: CupyBackend, comm: Comm) -> None:
+        self.schedule = schedule
+        self.backend = backend
+        self.comm = comm
+        self.cuda = backend.cupy.cuda
+        self.device = backend.context.gpu.number
+        self.part_starts = [point.steps for point in schedule.points]
+        self.with_host: set[int] = set()  # steps that need the host
+        self.stretches: list[Stretch] | None = None  # None before the first run
+        self.graphs: dict[int, _Graphs] = {}  # by the number of the first step
+        self.block_bytes = 0  # 0 before the second run
+        self.recorded_runs = 0
+        self.is_possible = True
+        self.lock = threading.Lock()  # several threads may call a compiled job
+
+    def run(self, storage: InputSource, failure: RankFailure | None) -> Outputs:
+        """Carry out the schedule; results and `failure` are those of `execute`."""
+        has_failed = failure is not None and failure.error is not None
+        if has_failed or not self.is_possible or not self.lock.acquire(blocking=False):
+            return execute(self.schedule, self.backend, self.comm, storage, failure=failure)
+        run = _Run(Buffers(self.backend), storage, failure)
+        try:
+            if self.stretches is None:
+                self._watch(run)
+            elif not self.block_bytes:
+                self._record(run)
+            else:
+                self._launch(run)
+        finally:
+            self.lock.release()
+        buffers = run.buffers
+        return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
+
+    @property
+    def captured_steps(self) -> int:
+        """The steps that are launched in graphs."""
+        if not self.is_possible or not self.block_bytes or self.stretches is None:
+            return 0
+        captured = [stretch for stretch in self.stretches if stretch.is_captured]
+        return sum(stretch.stop - stretch.first for stretch in captured)
+
+    def _carry_out(self, run: _Run, first: int, stop: int) -> None:
+        """Carry out steps in the ordinary way."""
+        for number in range(first, stop):
+            part = bisect_right(self.part_starts, number)
+            steps = self.schedule.steps[number : number + 1]
+            carry_out(steps, part, run.buffers, self.comm, run.storage, run.failure)
+
+    # ---- the first two runs ---------------------------------------------------------------------
+
+    def _watch(self, run: _Run) -> None:
+        """Carry out all steps, and find out which of them need the host."""
+        self._carry_out_watched(run, 0, len(self.schedule.steps))
+        if not run.has_failed:
+            self._cut()
+
+    def _carry_out_watched(self, run: _Run, first: int, stop: int) -> None:
+        capture.take_host_was_needed()
+        for number in range(first, stop):
+            self._carry_out(run, number, number + 1)
+            if capture.take_host_was_needed():
+                self.with_host.add(number)
+
+    def _cut(self) -> None:
+        """Cut the schedule into stretches."""
+        self.stretches = find_stretches(self.schedule.steps, self.with_host)
+        self.graphs = {stretch.first: _Graphs() for stretch in self.stretches}
+        self.block_bytes = 0
+        self.is_possible = any(stretch.is_captured for stretch in self.stretches)
+
+    def _record(self, run: _Run) -> None:
+        """Carry out all steps, and find a place in one block for all that they allocate."""
+        assert self.stretches is not None
+        layout = ArenaLayout()
+        capture.take_calls_were_prepared()
+        with_host_before = len(self.with_host)
+        for stretch in self.stretches:
+            if not stretch.is_captured:
+                self._carry_out(run, stretch.first, stretch.stop)
+                continue
+            for slot in stretch.made_before:
+                run.buffers.make(slot)
+            places = self.graphs[stretch.first].places
+            places.clear()
+            allocator = recording_allocator(self.cuda, self.device, layout, places)
+            with self.cuda.using_allocator(allocator):
+                self._carry_out_watched(run, stretch.first, stretch.stop)
+        self.recorded_runs += 1
+        self.is_possible = self.recorded_runs <= MOST_RECORDED_RUNS
+        if run.has_failed or capture.take_calls_were_prepared():
+            return
+        if len(self.with_host) > with_host_before:
+            self._cut()
+            return
+        gaps = layout.total - layout.most_in_use
+        if gaps > MOST_BYTES_OF_GAPS and gaps > MOST_SHARE_OF_GAPS * layout.most_in_use:
+            self.is_possible = False
+        self.block_bytes = max(layout.total, 1)
+
+    # ---- further runs ---------------------------------------------------------------------------
+
+    def _launch(self, run: _Run) -> None:
+        """Launch the graphs of all stretches; capture those that are not there yet."""
+        assert self.stretches is not None
+        capability = self.cuda.Device(self.device).compute_capability
+        workspace_bytes = capture.workspace_bytes(capability)
+        try:
+            block = self.backend.cupy.empty(aligned(self.block_bytes) + workspace_bytes, np.uint8)
+        except MemoryError:
+            block = None
+        if block is None:
+            self.is_possible = False
+            self._carry_out(run, 0, len(self.schedule.steps))
+            return
+        for stretch in self.stretches:
+            if not stretch.is_captured or run.has_failed or not self.is_possible:
+                self._carry_out(run, stretch.first, stretch.stop)
+                continue
+            for slot in stretch.made_before:
+                run.buffers.make(slot)
+            arrays = run.buffers.arrays
+            outer = [arrays[name].data.ptr for name in stretch.outer]
+            addresses = (block.data.ptr, *outer)
+            graphs = self.graphs[stretch.first]
+            captured = graphs.find(addresses)
+            if captured is None:
+                workspace = block.data.ptr + aligned(self.block_bytes), workspace_bytes
+                captured = self._capture(run, stretch, block.data.ptr, workspace)
+                if captured is None:
+                    self._carry_out(run, stretch.first, stretch.stop)
+                    continue
+                graphs.add(addresses, captured)
+                if graphs.captures > MOST_CAPTURES_WITHOUT_LAUNCH:
+                    self.is_possible = False
+            captured.graph.launch(self.cuda.get_current_stream())
+            _change_slots(run.buffers, captured)
+        # The memory of the block may be used again for what is computed after this.
+        del block
+
+    def _capture(
+        self,
+        run: _Run,
+        stretch: Stretch,
+        address: int,
+        workspace: tuple[int, int],
+    ) -> _CapturedStretch | None:
+        """Capture the steps of a stretch; None if that is not possible. The slots do not change."""
+        buffers = run.buffers
+        before = _State(buffers)
+        allocator = placing_allocator(
+            self.cuda, self.device, address, self.graphs[stretch.first].places
+        )
+        stream = self.cuda.Stream(non_blocking=True)
+        buffers.peak = buffers.bytes_in_use
+        try:
+            with _ONE_CAPTURE_AT_A_TIME, stream, self.cuda.using_allocator(allocator):
+                blas = self.backend.context.captured_blas()
+                if blas is not None:
+                    blas.use(stream.ptr, *workspace)
+                graph = self._capture_steps(run, stretch, stream, blas)
+            return before.changes(buffers, graph)
+        except Exception as error:  # whatever it is, kernels can still be launched one by one
+            LOGGER.debug("kernels are launched one by one: %r", error)
+            self.is_possible = False
+            return None
+        finally:
+            before.restore(buffers)
+
+    def _capture_steps(
+        self, run: _Run, stretch: Stretch, stream: Any, blas: CapturedBlas | None
+    ) -> Any:
+        """Return the graph of what the steps of a stretch launch on a stream."""
+        with capture.capturing(blas):
+            stream.begin_capture()
+            try:
+                for step in self.schedule.steps[stretch.first : stretch.stop]:
+                    ACTIONS[type(step)](step, run.buffers, self.comm, run.storage)
+            finally:
+                graph = stream.end_capture()
+        return graph
+
+
+@dataclass
+class _Run:
+    """A run that is under way."""
+
+    buffers: Buffers
+    storage: InputSource
+    failure: RankFailure | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None and self.failure.error is not None
+
+
+class _State:
+    """The slots before a stretch is captured."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        self.arrays = dict(buffers.arrays)
+        self.outputs = dict(buffers.outputs)
+        self.bytes_in_use = buffers.bytes_in_use
+        self.peak = buffers.peak
+
+    def changes(self, buffers: Buffers, graph: Any) -> _CapturedStretch:
+        """Return what has changed since then."""
+        names_by_array = {id(array): name for name, array in self.arrays.items()}
+        made = {}
+        aliases = {}
+        for name, array in buffers.arrays.items():
+            if name in self.arrays:
+                continue
+            if id(array) in names_by_array:
+                aliases[name] = names_by_array[id(array)]
+            else:
+                made[name] = array
+        removed = tuple(name for name in self.arrays if name not in buffers.arrays)
+        outputs = {}
+        for name, slot in buffers.outputs.items():
+            if name not in self.outputs:
+                outputs[name] = slot
+        return _CapturedStretch(
+            graph,
+            made,
+            aliases,
+            removed,
+            outputs,
+            buffers.peak - self.bytes_in_use,
+            buffers.bytes_in_use - self.bytes_in_use,
+        )
+
+    def restore(self, buffers: Buffers) -> None:
+        buffers.arrays = self.arrays
+        buffers.outputs = self.outputs
+        buffers.bytes_in_use = self.bytes_in_use
+        buffers.peak = self.peak
+
+
+def _change_slots(buffers: Buffers, captured: _CapturedStretch) -> None:
+    """Leave the slots as the steps of a stretch would."""
+    arrays = buffers.arrays
+    for name, source in captured.aliases.items():
+        arrays[name] = arrays[source]
+    for name in captured.removed:
+        del arrays[name]
+    arrays.update(captured.made)
+    buffers.outputs.update(captured.outputs)
+    buffers.grow(captured.most_bytes)
+    buffers.bytes_in_use += captured.bytes_left - captured.most_bytes

@@ -1,0 +1,139 @@
+"""Stretches of steps that need nothing but the GPU, and can be launched as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, Slot, Step, Store
+
+MIN_LAUNCHING_STEPS = 2  # of a stretch: a graph of one kernel is not faster than the kernel
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The steps from `first` to before `stop`, captured as a graph or carried out one by one."""
+
+    first: int
+    stop: int
+    is_captured: bool
+    # Slots that become the caller's: they get memory of their own before the stretch begins.
+    made_before: tuple[Slot, ...] = ()
+    outer: tuple[str, ...] = ()  # all slots it uses that were made before
+
+
+def find_stretches(steps: Sequence[Step], with_host: Collection[int]) -> list[Stretch]:
+    """Cut the steps of a schedule into stretches; those with a number in `with_host` need the host.
+
+    A slot that is made before its stretch takes memory for longer. If the schedule would need more
+    memory than planned, the stretch is cut before the step that writes the slot first.
+    """
+    needed = np.array(bytes_needed(steps), np.int64)
+    planned = needed.max(initial=0)
+    made = _slots_made(steps)
+    callers = _slots_of_caller(steps)
+    found: list[Stretch] = []
+    for first, stop, is_captured in _ranges(steps, with_host):
+        if not is_captured:
+            found.append(Stretch(first, stop, is_captured=False))
+            continue
+        needed_here = needed.copy()  # with the slots that are made before
+        start = first
+        made_before: list[Slot] = []
+        for number in range(first, stop):
+            own = [slot for slot in made[number] if slot.name in callers]
+            nbytes = sum(slot.nbytes for slot in own)
+            if own and needed_here[start:number].max(initial=0) + nbytes > planned:
+                found.append(_captured(steps, made, start, number, made_before))
+                start = number
+                made_before = []
+            needed_here[start:number] += nbytes
+            made_before += own
+        found.append(_captured(steps, made, start, stop, made_before))
+    return found
+
+
+def _captured(
+    steps: Sequence[Step],
+    made: Sequence[Sequence[Slot]],
+    first: int,
+    stop: int,
+    made_before: Sequence[Slot],
+) -> Stretch:
+    """Return the stretch of these steps, which is captured if that is worth it."""
+    launching = [step for step in steps[first:stop] if isinstance(step, Kernel | Group | Exchange)]
+    if len(launching) < MIN_LAUNCHING_STEPS:
+        return Stretch(first, stop, is_captured=False)
+    used: dict[str, None] = {}
+    for step in steps[first:stop]:
+        used.update(dict.fromkeys(slot.name for slot in (*step.reads, *step.writes)))
+        used.update(dict.fromkeys(reuse.source.name for reuse in _reuses(step)))
+    for slots in made[first:stop]:
+        for slot in slots:
+            used.pop(slot.name, None)
+    for step in steps[first:stop]:
+        for slot in step.reuses:
+            used.pop(slot.name, None)
+    outer = (*used, *(slot.name for slot in made_before))
+    return Stretch(first, stop, True, tuple(made_before), outer)
+
+
+def _ranges(steps: Sequence[Step], with_host: Collection[int]) -> Iterator[tuple[int, int, bool]]:
+    """Yield ranges of neighbours that can all be captured, or that all cannot."""
+    first = 0
+    for number in range(1, len(steps) + 1):
+        is_captured = _can_be_captured(steps[first]) and first not in with_host
+        ends = number == len(steps)
+        if not ends:
+            ends = is_captured != (_can_be_captured(steps[number]) and number not in with_host)
+        if ends:
+            yield first, number, is_captured
+            first = number
+
+
+def _can_be_captured(step: Step) -> bool:
+    """Return whether a kind of step works on the GPU alone, with memory of the GPU."""
+    if isinstance(step, Kernel | Free | Store):
+        return True
+    if isinstance(step, Group):
+        return not step.begins and not any(reuse.nan_checked for reuse in step.reuse_steps)
+    if isinstance(step, Reuse):
+        return not step.nan_checked
+    return isinstance(step, Exchange) and len(step.group) == 1
+
+
+def _slots_made(steps: Sequence[Step]) -> list[list[Slot]]:
+    """Return for each step the slots that get new memory in it."""
+    known: set[str] = set()
+    found: list[list[Slot]] = []
+    for step in steps:
+        known.update(slot.name for slot in step.reuses)
+        made = []
+        for slot in step.allocates():
+            if slot.name not in known:
+                known.add(slot.name)
+                made.append(slot)
+        found.append(made)
+        known.difference_update(slot.name for slot in step.frees)
+    return found
+
+
+def _slots_of_caller(steps: Sequence[Step]) -> set[str]:
+    """Return the names of slots whose memory the caller gets."""
+    found = set()
+    for step in reversed(steps):
+        if isinstance(step, Store):
+            found.add(step.slot.name)
+        for reuse in _reuses(step):
+            if reuse.slot.name in found:
+                found.add(reuse.source.name)
+    return found
+
+
+def _reuses(step: Step) -> tuple[Reuse, ...]:
+    if isinstance(step, Reuse):
+        return (step,)
+    return step.reuse_steps if isinstance(step, Group) else ()

@@ -1,0 +1,297 @@
+"""Schedules that are launched as CUDA graphs, on the stand-in for CuPy: which calls are captured,
+when they are captured again, and that nothing else changes."""
+
+import weakref
+from dataclasses import replace
+
+import fake_cupy
+import numpy as np
+import pytest
+from distributed import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_cases import JOBS, cases
+
+import einmpi
+from einmpi.comm.local import ALONE
+from einmpi.comm.threads import run_threads
+from einmpi.kernels.cuda import driver
+from einmpi.process.variables import GRAPHS_VARIABLE
+from einmpi.runtime.gpu import graphs as gpu_graphs
+from einmpi.runtime.gpu.arena import ArenaLayout, Place, aligned
+from einmpi.schedule.memory import peak_bytes
+
+CASES = cases()
+LAYERS = """
+H[i,k] = tanh(sum(X[i,j] * V[j,k]))
+G[i,k] = H[i,k] + sum(H[i,l] * W[l,k])
+Y[i,k] = sum(G[i,l] * W[l,k]) / 2
+loss = sum(Y[i,k]**2)
+"""
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """Install a CuPy whose pool uses memory again, so that addresses come again."""
+    memory = fake_cupy.new_pool()
+    fake_cupy.install(monkeypatch, pool=memory)
+    return memory
+
+
+def on_gpu(job):
+    return replace(job, backend="cupy")
+
+
+def on_device(values):
+    array = driver.cupy().empty(values.shape, values.dtype)
+    array.values[...] = values
+    return array
+
+
+def numbers(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def layers_job(outputs=("Y", "loss")):
+    return einmpi.program(LAYERS, outputs=list(outputs), X=(6, 5), V=(5, 4), W=(4, 4))
+
+
+def layers_inputs(seed=1):
+    return {
+        "X": numbers(6, 5, seed=seed),
+        "V": numbers(5, 4, seed=seed + 1),
+        "W": numbers(4, 4, seed=seed + 2),
+    }
+
+
+def repeated_of(compiled):
+    ((_, found),) = compiled.repeated.values()
+    return found
+
+
+def test_from_the_fourth_run_on_graphs_are_launched(pool):
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    expected = einmpi.reference(layers_job(), arrays)
+    given = {name: on_device(array) for name, array in arrays.items()}
+    launches = []
+    for _ in range(6):
+        found = step(given)
+        assert_close({name: array.gather() for name, array in found.items()}, expected)
+        assert step.measured.peak <= peak_bytes(next(iter(step.ready.values()))[1])
+        del found
+        launches.append(fake_cupy.Graph.launches)
+    per_run = launches[-1] - launches[-2]
+    assert launches[:3] == [0, 0, per_run] and 1 <= per_run <= 2
+    graphs = repeated_of(step)
+    assert graphs.captured_steps >= 5
+    assert all(len(each.by_addresses) <= 2 for each in graphs.graphs.values())
+
+
+def test_graphs_compute_with_the_values_of_their_run(pool):
+    """Inputs that change in place, at the same addresses."""
+    step = einmpi.compile(on_gpu(layers_job(["Y"])), ALONE)
+    given = {name: on_device(array) for name, array in layers_inputs().items()}
+    for seed in range(6):
+        arrays = layers_inputs(seed)
+        for name, array in arrays.items():
+            given[name].values[...] = array
+        found = step(given)["Y"]
+        assert_close({"Y": found.gather()}, einmpi.reference(layers_job(["Y"]), arrays))
+        del found
+    assert fake_cupy.Graph.launches >= 4
+
+
+def test_results_that_are_kept_are_not_written_over(pool):
+    """Outputs belong to the caller: those of later runs have other addresses, and new graphs."""
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    kept = []
+    for seed in range(8):
+        arrays = layers_inputs(seed)
+        given = {name: on_device(array) for name, array in arrays.items()}
+        kept.append((step(given), einmpi.reference(layers_job(), arrays)))
+    for found, expected in kept:
+        assert_close({name: array.gather() for name, array in found.items()}, expected)
+    graphs = repeated_of(step)
+    most = gpu_graphs.MOST_GRAPHS_OF_A_STRETCH
+    assert all(len(each.by_addresses) <= most for each in graphs.graphs.values())
+
+
+def test_addresses_that_never_come_again_end_the_capturing(pool, monkeypatch):
+    monkeypatch.setattr(gpu_graphs, "MOST_CAPTURES_WITHOUT_LAUNCH", 3)
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    expected = einmpi.reference(layers_job(), arrays)
+    kept = []
+    for _ in range(9):
+        kept.append(step({name: on_device(array) for name, array in arrays.items()}))
+        assert_close({name: array.gather() for name, array in kept[-1].items()}, expected)
+    assert not repeated_of(step).is_possible
+    assert fake_cupy.Graph.launches <= 2 * 4
+
+
+def test_results_that_alternate_use_two_graphs(pool):
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    given = {name: on_device(array) for name, array in arrays.items()}
+    found = None
+    for _ in range(12):
+        found = step(given)  # the results of the run before are there until now
+    assert_close(
+        {name: array.gather() for name, array in found.items()},
+        einmpi.reference(layers_job(), arrays),
+    )
+    graphs = repeated_of(step)
+    assert graphs.is_possible
+    assert {len(each.by_addresses) for each in graphs.graphs.values()} <= {0, 1, 2}
+
+
+def test_graphs_keep_no_memory_of_the_caller_and_no_block(pool):
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    given = {name: on_device(array) for name, array in layers_inputs().items()}
+    for _ in range(5):
+        found = step(given)
+    inputs = [weakref.ref(array) for array in given.values()]
+    outputs = [weakref.ref(array.local) for array in found.values()]
+    del found, given
+    assert all(reference() is None for reference in (*inputs, *outputs))
+    block = repeated_of(step).block_bytes
+    assert any(size > block for size, blocks in pool.unused.items() if blocks), "it is free now"
+
+
+def test_a_step_in_place_keeps_its_addresses(pool):
+    """Weights that are updated in place: all runs after the third one use one graph."""
+    text = "E[i] = sum(A[i,j] * w[j]) - b[i]\nw_next[j] = w[j] - 0.01 * sum(A[i,j] * E[i])"
+    job = einmpi.program(text, outputs=["w_next"], A=(8, 5), b=(8,), w=(5,))
+    step = einmpi.compile(on_gpu(job), ALONE, carry={"w": "w_next"}, donate=True)
+    matrix = numbers(8, 5)
+    wanted = np.zeros(5)
+    given = {"A": on_device(matrix), "b": on_device(np.ones(8)), "w": on_device(wanted)}
+    for _ in range(9):
+        given["w"] = step(given)["w_next"]
+        wanted = wanted - 0.01 * matrix.T @ (matrix @ wanted - 1)
+        np.testing.assert_allclose(given["w"].gather(), wanted, rtol=1e-12)
+    graphs = repeated_of(step)
+    assert graphs.is_possible and fake_cupy.Graph.launches >= 6
+    assert sum(len(each.by_addresses) for each in graphs.graphs.values()) <= 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_again_and_again(name, pool):
+    job, arrays = CASES[name]
+    expected = einmpi.reference(job, arrays)
+
+    def on_rank(comm):
+        step = einmpi.compile(on_gpu(job), comm)
+        for _ in range(4):
+            found = step(arrays)
+            assert_close({name: array.gather() for name, array in found.items()}, expected)
+            planned = peak_bytes(next(iter(step.ready.values()))[1])
+            assert step.measured.peak <= planned
+            del found
+
+    for ranks in (1, 3):
+        run_threads(ranks, on_rank)
+
+
+def test_messages_are_not_captured(pool):
+    """The same bytes are sent with graphs as without."""
+    job, arrays = CASES["chain, odd"]
+    predicted = einmpi.plan(job, 4).bytes_predicted
+
+    def on_rank(comm):
+        step = einmpi.compile(on_gpu(job), comm)
+        received = []
+        for _ in range(5):
+            step(arrays)
+            received.append(step.measured.received)
+        return received
+
+    for received in zip(*run_threads(4, on_rank), strict=True):
+        assert sum(received) <= predicted
+        assert len(set(received)) >= 1
+    totals = [sum(received) for received in zip(*run_threads(4, on_rank), strict=True)]
+    assert len(set(totals)) == 1
+
+
+def test_steps_that_need_the_host_are_left_out(pool):
+    """An index that is out of range is reported in every run, also between graphs."""
+    text = "H[i] = tanh(x[i]) * 2\nG[i] = H[i] + x[i]\nZ[k] = sum(G[at[k]] * 1)\nY[k] = Z[k] + Z[k]"
+    job = einmpi.program(text + "\nV[k] = Y[k] * Z[k]", outputs=["V"], x=(5,), at=((3,), "int64"))
+    step = einmpi.compile(on_gpu(job), ALONE)
+    x = numbers(5)
+    for run in range(6):
+        at = np.array([run % 5, 4, 0])
+        z = (2 * np.tanh(x) + x)[at]
+        found = step({"x": on_device(x), "at": on_device(at)})["V"]
+        np.testing.assert_allclose(found.gather(), 2 * z * z)
+        with pytest.raises(einmpi.EinmpiError):
+            step({"x": on_device(x), "at": on_device(np.array([0, 9, 0]))})
+
+
+def test_too_little_memory_for_the_block(pool):
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    expected = einmpi.reference(layers_job(), arrays)
+    given = {name: on_device(array) for name, array in arrays.items()}
+    for run in range(5):
+        if run == 2:
+            pool.limit = 4096
+        found = step(given)
+        assert_close({name: array.gather() for name, array in found.items()}, expected)
+    assert not repeated_of(step).is_possible and fake_cupy.Graph.launches == 0
+
+
+def test_what_cannot_be_captured_is_launched(pool, monkeypatch):
+    def fails(stream):
+        raise fake_cupy.CUDARuntimeError("no captures here")
+
+    monkeypatch.setattr(fake_cupy.Stream, "begin_capture", fails)
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    expected = einmpi.reference(layers_job(), arrays)
+    for _ in range(5):
+        found = step({name: on_device(array) for name, array in arrays.items()})
+        assert_close({name: array.gather() for name, array in found.items()}, expected)
+    assert not repeated_of(step).is_possible and fake_cupy.Graph.launches == 0
+
+
+def test_graphs_can_be_turned_off(pool, monkeypatch):
+    monkeypatch.setenv(GRAPHS_VARIABLE, "off")
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    for _ in range(5):
+        step(layers_inputs())
+    assert repeated_of(step) is None and fake_cupy.Graph.launches == 0
+
+
+def test_a_loop_launches_graphs(pool):
+    job = einmpi.load(JOBS / "power.toml", n=24)
+    expected = einmpi.reference(job)["x"]
+    result = einmpi.loop(on_gpu(job), comm=ALONE)
+    np.testing.assert_allclose(result.outputs["x"].gather(), expected, rtol=0, atol=1e-9)
+    assert fake_cupy.Graph.launches >= result.steps - 6
+
+
+# ---- the block ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 7)), max_size=40))
+def test_places_in_use_never_overlap(wishes):
+    """Each wish is a size, and how many allocations later it is released."""
+    layout = ArenaLayout()
+    in_use = []
+    for number, (nbytes, lifetime) in enumerate(wishes):
+        for entry in [entry for entry in in_use if entry[0] <= number]:
+            in_use.remove(entry)
+            layout.release(entry[1])
+        place = Place(nbytes, layout.take(nbytes))
+        assert place.offset + aligned(nbytes) <= layout.total
+        for _, other in in_use:
+            before = other.offset + aligned(other.nbytes) <= place.offset
+            assert before or place.offset + aligned(nbytes) <= other.offset
+        in_use.append((number + 1 + lifetime, place))
+    for _, place in in_use:
+        layout.release(place)
+    assert layout.gaps == ([(0, layout.total)] if wishes else [])
+    assert layout.in_use == 0 and layout.most_in_use <= layout.total
