@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.graph.scalar import gathers_in
+from einmpi.kernels.cuda import capture
 from einmpi.schedule.regions import indices
 
 _alive: list[Any] = []  # keeps all memory: a late copy must not write into a newer array
@@ -80,7 +82,7 @@ class ndarray:
 
     def __setitem__(self, place: Any, values: ndarray) -> None:
         assert isinstance(values, ndarray), f"a GPU array is filled with {type(values).__name__}"
-        _launch(lambda: self.values.__setitem__(_place(place), values.values))
+        _launch(lambda to, source: to.__setitem__(_place(place), source), self, values)
 
 
 def _place(place: Any) -> Any:
@@ -164,13 +166,25 @@ def _current_stream() -> Stream:
     return _thread.streams[-1] if _thread.streams else _null
 
 
-def _launch(action: Any) -> None:
-    """Work on the current stream, or capture that."""
+def _launch(action: Any, *arrays: ndarray) -> None:
+    """Work on the values of arrays, or capture that. A graph has only their addresses."""
     captured = _current_stream().captured
     if captured is None:
-        action()
+        action(*(array.values for array in arrays))
     else:
-        captured.append(action)
+        views = [_without_owner(array.values) for array in arrays]
+        captured.append(lambda: action(*views))
+
+
+def _without_owner(values: np.ndarray) -> np.ndarray:
+    """Return the same elements, without keeping their memory."""
+    if values.size == 0:
+        return values
+    assert all(stride >= 0 for stride in values.strides)
+    extent = zip(values.shape, values.strides, strict=True)
+    nbytes = values.itemsize + sum((size - 1) * stride for size, stride in extent)
+    memory = (ctypes.c_uint8 * nbytes).from_address(values.ctypes.data)
+    return np.ndarray(values.shape, values.dtype, memory, 0, values.strides)
 
 
 def _refuse_in_capture(what: str) -> None:
@@ -405,10 +419,11 @@ def compute(
     """Stand in for einmpi.kernels.cuda.dispatch.compute_einsum, with numpy."""
     from einmpi.kernels.cpu.dispatch import compute_einsum as on_host
 
+    is_gathered = any(map(gathers_in, einsum.operands))
+    if is_gathered or einsum.pick is not None or einsum.segments is not None:
+        capture.need_host()  # it checks the indices
     numbers = {label: indices(runs) for label, runs in index}
-    _launch(
-        lambda: on_host(einsum, [operand.values for operand in operands], target.values, numbers)
-    )
+    _launch(lambda to, *given: on_host(einsum, given, to, numbers), target, *operands)
 
 
 def prepare(*given: Any) -> Any:

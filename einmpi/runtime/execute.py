@@ -191,10 +191,12 @@ def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
 
 
 def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
-    for begin in group.begins:
+    early, late = group.begins_in_order
+    for begin in early:
         _begin(begin, buffers, comm, storage)
     for reuse in group.reuse_steps:
         _reuse(reuse, buffers, comm, storage)
+    made = [slot for slot in group.writes if slot.name not in buffers]
     for slot in group.writes:
         buffers.make(slot)
     for slot in group.reads:
@@ -202,9 +204,13 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSou
     if buffers.backend.compute_group(group, buffers.arrays):
         for slot in group.frees:
             buffers.free(slot)
-        return
-    for step in group.one_by_one:
-        ACTIONS[type(step)](step, buffers, comm, storage)
+    else:
+        for slot in made:  # one by one they need not be there all the time
+            buffers.free(slot)
+        for step in group.one_by_one:
+            ACTIONS[type(step)](step, buffers, comm, storage)
+    for begin in late:
+        _begin(begin, buffers, comm, storage)
 
 
 def _compute_chain(chain: Chain, buffers: Buffers, comm: Comm, storage: InputSource) -> None:

@@ -272,6 +272,18 @@ class Group(Step):
         return tuple(step for step in self.steps if isinstance(step, Begin))
 
     @cached_property
+    def begins_in_order(self) -> tuple[tuple[Begin, ...], tuple[Begin, ...]]:
+        """The loads to begin before the kernels, and those that need memory that is freed here."""
+        early: list[Begin] = []
+        late: list[Begin] = []
+        is_freed = False
+        for step in self.steps:
+            is_freed = is_freed or bool(step.frees)
+            if isinstance(step, Begin):
+                (late if is_freed else early).append(step)
+        return tuple(early), tuple(late)
+
+    @cached_property
     def reuse_steps(self) -> tuple[Reuse, ...]:
         return tuple(step for step in self.steps if isinstance(step, Reuse))
 

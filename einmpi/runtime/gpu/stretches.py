@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, Slot, Step, Store
@@ -31,7 +32,7 @@ def find_stretches(steps: Sequence[Step], with_host: Collection[int]) -> list[St
     A slot that is made before its stretch takes memory for longer. If the schedule would need more
     memory than planned, the stretch is cut before the step that writes the slot first.
     """
-    needed = np.array(bytes_needed(steps), np.int64)
+    needed = _bytes_needed(steps)
     planned = needed.max(initial=0)
     made = _slots_made(steps)
     callers = _slots_of_caller(steps)
@@ -54,6 +55,17 @@ def find_stretches(steps: Sequence[Step], with_host: Collection[int]) -> list[St
             made_before += own
         found.append(_captured(steps, made, start, stop, made_before))
     return found
+
+
+def _bytes_needed(steps: Sequence[Step]) -> npt.NDArray[np.int64]:
+    """Return the bytes of each step; those of a group as if it was computed kernel by kernel."""
+    one_by_one: list[Step] = []
+    positions = []  # where the steps of each step begin
+    for step in steps:
+        positions.append(len(one_by_one))
+        one_by_one += step.steps if isinstance(step, Group) else [step]
+    needed = np.array(bytes_needed(one_by_one), np.int64)
+    return np.maximum.reduceat(needed, positions) if steps else needed
 
 
 def _captured(
