@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import gathers_in
-from einmpi.kernels.cuda import capture
+from einmpi.kernels.cuda.capture import watch
 from einmpi.schedule.regions import indices
 
 _alive: list[Any] = []  # keeps all memory: a late copy must not write into a newer array
@@ -421,7 +421,7 @@ def compute(
 
     is_gathered = any(map(gathers_in, einsum.operands))
     if is_gathered or einsum.pick is not None or einsum.segments is not None:
-        capture.need_host()  # it checks the indices
+        watch.need_host()  # it checks the indices
     numbers = {label: indices(runs) for label, runs in index}
     _launch(lambda to, *given: on_host(einsum, given, to, numbers), target, *operands)
 

@@ -13,6 +13,7 @@ from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import use_blas
+from einmpi.process.variables import graphs_are_on
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.execute import InputSource
 from einmpi.runtime.repeated import Repeated, RepeatedSchedule, can_be_repeated
@@ -72,9 +73,10 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     backend = CupyBackend(
         context, job.fast_math, tf32=job.fast_math, scratch=job.scratch, strict=job.strict
     )
+    has_graphs = graphs_are_on()
 
     def repeated(schedule: Schedule) -> Repeated | None:
-        suits = can_be_repeated(schedule) and graphs_suit(schedule)
+        suits = has_graphs and can_be_repeated(schedule) and graphs_suit(schedule)
         return RepeatedOnGpu(schedule, backend, context.comm) if suits else None
 
     messages = f", messages by {context.gpu.transport}" if comm.size > 1 else ""
@@ -83,7 +85,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
         context.comm,
         lambda inputs: DeviceInputs(inputs, backend, comm),
         lambda place, needed: check_gpu_memory(place, context.gpu, needed),
-        f"{context.gpu}{messages}",
+        f"{context.gpu}{messages}" if has_graphs else f"{context.gpu}{messages}, no CUDA graphs",
         repeated,
     )
 

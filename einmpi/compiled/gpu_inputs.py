@@ -46,6 +46,7 @@ class DeviceInputs:
         self.copies = backend.copies
         self.comm = comm
         self.inputs.reader_threads = READER_THREADS
+        self.run = object()  # stands for this run
         # Blocks that are read in the background, by tensor, and for each the event after which the
         # memory of its slot is free.
         self.begun: dict[str, tuple[HostArray, Event]] = {}
@@ -138,7 +139,7 @@ class DeviceInputs:
                 source = pinned.view(given.dtype).reshape(given.shape)
                 source[...] = given
                 self.copying[step.tensor] = self._copy_boxes(step, source, make())
-        elif self.backend.is_pinned(given, self):
+        elif self.backend.is_pinned(given, self.run):
             self.copying[step.tensor] = self._copy_boxes(step, given, make())
             self.last_copy = self.copying[step.tensor][-1]
 

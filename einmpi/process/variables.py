@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from einmpi.errors import InputError, one_of
+
 BLAS_VARIABLE = "EINMPI_BLAS"
 CACHE_VARIABLE = "EINMPI_CACHE_DIR"
 CHECK_VARIABLE = "EINMPI_CHECK"
@@ -13,6 +15,7 @@ SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 START_TIMEOUT_VARIABLE = "EINMPI_START_TIMEOUT"
 TRANSPORT_VARIABLE = "EINMPI_GPU_MESSAGES"
 GRAPHS_VARIABLE = "EINMPI_CUDA_GRAPHS"
+GRAPHS_SETTINGS = ("on", "off")
 DATE_VARIABLE = "SOURCE_DATE_EPOCH"
 # Set by the launcher for its ranks, and by nobody else.
 NOTES_VARIABLE = "EINMPI_NOTES"  # the file in which each rank notes its current step
@@ -71,8 +74,8 @@ VARIABLES = (
     ),
     Variable(
         (GRAPHS_VARIABLE,),
-        "`off`",
-        "on",
+        "`on` or `off`",
+        "`on`",
         "whether repeated runs launch their kernels as [CUDA graphs](gpu.md#cuda-graphs)",
     ),
     Variable(
@@ -117,3 +120,13 @@ VARIABLES = (
 def is_debugging() -> bool:
     """Return whether errors show their traceback."""
     return os.environ.get(DEBUG_VARIABLE) == "1"
+
+
+def graphs_are_on() -> bool:
+    """Return whether the user leaves CUDA graphs on."""
+    setting = os.environ.get(GRAPHS_VARIABLE, "") or "on"
+    if setting not in GRAPHS_SETTINGS:
+        raise InputError(
+            GRAPHS_VARIABLE, f"there is no setting {setting!r}", one_of(GRAPHS_SETTINGS, setting)
+        )
+    return setting == "on"

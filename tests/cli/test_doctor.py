@@ -271,6 +271,12 @@ def test_gpus_without_cupy(monkeypatch):
     answer = {"cupy": "14.2", "devices": ["NVIDIA H200 (139.8 GiB)"], "nccl": "2.28.9"}
     text = "NVIDIA H200 (139.8 GiB); cupy 14.2, NCCL 2.28.9"
     assert libraries.PROBES["cupy"](answer) == Finding("GPU", "ok", text)
+    monkeypatch.setenv("EINMPI_CUDA_GRAPHS", "off")
+    assert libraries.PROBES["cupy"](answer).text == f"{text}, no CUDA graphs"
+    monkeypatch.setenv("EINMPI_CUDA_GRAPHS", "of")
+    found = libraries.PROBES["cupy"](answer)
+    assert (found.state, found.advice) == ("problem", "unset EINMPI_CUDA_GRAPHS")
+    assert "there is no setting 'of'; expected one of on, off (did you mean off?)" in found.text
 
 
 def test_packages_that_are_missing(monkeypatch):

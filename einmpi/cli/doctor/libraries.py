@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from einmpi.cli.doctor.finding import Finding
-from einmpi.process.variables import BLAS_VARIABLE, CACHE_VARIABLE
+from einmpi.errors import InputError
+from einmpi.process.variables import (
+    BLAS_VARIABLE,
+    CACHE_VARIABLE,
+    GRAPHS_VARIABLE,
+    graphs_are_on,
+)
 
 INSTALL_MPI = (
     "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
@@ -85,7 +91,11 @@ def _examine_cupy(answer: dict[str, Any]) -> Finding:
     if "error" not in answer and answer["devices"]:
         nccl = f"NCCL {answer['nccl']}" if answer.get("nccl") else "no NCCL"
         devices = ", ".join(answer["devices"])
-        return Finding("GPU", "ok", f"{devices}; cupy {answer['cupy']}, {nccl}")
+        text = f"{devices}; cupy {answer['cupy']}, {nccl}"
+        try:
+            return Finding("GPU", "ok", text if graphs_are_on() else f"{text}, no CUDA graphs")
+        except InputError as error:
+            return Finding("GPU", "problem", f"{text}; {error}", f"unset {GRAPHS_VARIABLE}")
     gpus = visible_gpus()
     if not gpus:
         return Finding("GPU", "ok", "none; everything runs on CPUs")

@@ -17,8 +17,10 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
 from einmpi.kernels.contraction import Contraction, Labels, size_of
-from einmpi.kernels.cuda import capture, driver
+from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.batches import Batches, choose_batches, dense_strides
+from einmpi.kernels.cuda.capture import watch
+from einmpi.kernels.cuda.capture.blas import NO_REDUCED_PRECISION_SUMS
 from einmpi.kernels.cuda.driver import DeviceArray
 
 # cuBLAS's constants for the type of an array and of its sums. Half precision is summed in single,
@@ -150,7 +152,7 @@ class MatrixProduct:
                 -1,  # the algorithm: cuBLAS's choice
             )
             calls.append(numbers)
-        captured = capture.captured_blas()
+        captured = watch.captured_blas()
         if captured is not None:
             for numbers in calls:
                 captured.multiply(self.is_batched, numbers)
@@ -159,7 +161,7 @@ class MatrixProduct:
         blas = cuda.cublas
         handle = cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
-        blas.setMathMode(handle, capture.NO_REDUCED_PRECISION_SUMS)
+        blas.setMathMode(handle, NO_REDUCED_PRECISION_SUMS)
         gemm = blas.gemmStridedBatchedEx if self.is_batched else blas.gemmEx
         try:
             for numbers in calls:

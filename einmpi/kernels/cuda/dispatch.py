@@ -18,8 +18,9 @@ from einmpi.graph.scalar import Arg, Scalar
 from einmpi.graph.segments import Segments
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
-from einmpi.kernels.cuda import capture, driver
+from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import MatrixProduct, prepare_product
+from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.distance import prepare_distance
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import (
@@ -86,7 +87,7 @@ def prepare_einsum(
     strict: bool,
 ) -> PreparedCall:
     """Return the call for all arrays with the dtypes, extents, strides and alignment of these."""
-    capture.prepare_calls()
+    watch.prepare_calls()
     if 0 in einsum.bound:
         return lambda operands, target: None
     if any(einsum.extent[label] == 0 for label in einsum.aggregated):
@@ -237,7 +238,7 @@ def _prepare_scatter(
     prepared: list[PreparedCall] = []
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        capture.need_host()
+        watch.need_host()
         places = []
         for index_einsum, used in scatter.index_einsums:
             values = driver.cupy().empty(index_einsum.bound, np.int64)
@@ -285,7 +286,7 @@ def _prepare_generated(
     Labels whose values are used become further operands: a counter if the values are consecutive,
     else an array of indices. `split_runs_of` shares the work of scattered results.
     """
-    capture.prepare_calls()
+    watch.prepare_calls()
     function, entries, labels = number_operands(einsum)
     layouts = []
     offsets = []  # in bytes, from an operand to what is left of it without constant indices
@@ -423,7 +424,7 @@ def _with_index_check(launch: Launch, split: WorkSplit) -> Callable[[list[int]],
     wants_range_position = parameters.index(Parameter("wants_range"))
 
     def checked(addresses: list[int]) -> None:
-        capture.need_host()
+        watch.need_host()
         # Whether an index is out of range, then the lowest and the highest index of each gather.
         report = cupy.zeros(1 + 2 * len(gathers), np.int64)
         values = list(launch.values)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.kernels.contraction import recognise_contraction
-from einmpi.kernels.cuda import capture
+from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, GroupNest, group_source
 from einmpi.kernels.cuda.group_split import (
@@ -129,7 +129,7 @@ def _prepare_group(
     step: Group, arrays: Mapping[str, DeviceArray], fast_math: bool
 ) -> tuple[Launch, tuple[str, ...]] | None:
     """Return the launch of a group and the slots whose addresses it takes."""
-    capture.prepare_calls()
+    watch.prepare_calls()
     for array in arrays.values():
         if any(stride % array.itemsize for stride in array.strides):
             return None

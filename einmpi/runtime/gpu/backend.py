@@ -15,8 +15,9 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cuda import capture, dispatch, driver, group
-from einmpi.kernels.cuda.capture import CapturedBlas
+from einmpi.kernels.cuda import dispatch, driver, group
+from einmpi.kernels.cuda.capture import watch
+from einmpi.kernels.cuda.capture.blas import CapturedBlas, load_blas
 from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import is_in_place
@@ -49,7 +50,7 @@ class GpuContext:
     def captured_blas(self) -> CapturedBlas | None:
         """Return what captures matrix products; None as long as there were no products."""
         if self.blas is None:
-            self.blas = capture.load_blas()
+            self.blas = load_blas()
         return self.blas
 
 
@@ -207,7 +208,7 @@ class CupyBackend:
         """Return an index whose lists of positions are on the GPU too."""
         if all(isinstance(side, slice) for side in place):
             return place
-        capture.need_host()
+        watch.need_host()
         return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)
 
     # ---- kernels --------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class CupyBackend:
     def take_rows(
         self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
     ) -> None:
-        capture.need_host()
+        watch.need_host()
         every = (slice(None),) * dimension
         values = array[(*every, self.cupy.asarray(rows))]
         first_rows(taken, dimension, len(rows))[...] = values
@@ -223,7 +224,7 @@ class CupyBackend:
     def put_rows(
         self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray
     ) -> None:
-        capture.need_host()
+        watch.need_host()
         every = (slice(None),) * dimension
         array[(*every, self.cupy.asarray(rows))] = first_rows(taken, dimension, len(rows))
 
@@ -254,7 +255,7 @@ class CupyBackend:
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             if step.select:
-                capture.need_host()
+                watch.need_host()
             chosen = select_operands(step, operands, self.cupy.asarray)
             as_strided = self.cupy.lib.stride_tricks.as_strided
             einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.kernels.cuda import capture, driver
+from einmpi.kernels.cuda import driver
+from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.runtime.gpu.pinned import PinnedInPlace, PinnedMemory
 
@@ -55,7 +56,7 @@ class DeviceCopies:
 
         It starts after an event, by default after the kernels that were started so far.
         """
-        capture.need_host()
+        watch.need_host()
         from_host = isinstance(source, np.ndarray)
         if not from_host and not isinstance(target, np.ndarray):
             target[...] = source
@@ -146,7 +147,7 @@ class DeviceCopies:
 
     def upload(self, values: HostArray, target: DeviceArray) -> None:
         """Copy contiguous values in any host memory; they may change as soon as this returns."""
-        capture.need_host()
+        watch.need_host()
         self.wait_for_kernels()
         source = values.reshape(-1).view(np.uint8)
         target_bytes = as_bytes(target)
@@ -177,7 +178,7 @@ class DeviceCopies:
 
         While the host copies a piece out of one pinned buffer, the GPU fills the other.
         """
-        capture.need_host()
+        watch.need_host()
         if values is None:
             values = np.empty(source.shape, source.dtype)
         self.wait_for_kernels()

@@ -3,7 +3,6 @@ another are launched together, as a CUDA graph."""
 
 from __future__ import annotations
 
-import os
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.comm.base import Comm
-from einmpi.kernels.cuda import capture
-from einmpi.kernels.cuda.capture import CapturedBlas
+from einmpi.kernels.cuda.capture import watch
+from einmpi.kernels.cuda.capture.blas import CapturedBlas, workspace_bytes
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.log import LOGGER
-from einmpi.process.variables import GRAPHS_VARIABLE
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.execute import ACTIONS, InputSource, carry_out, execute
 from einmpi.runtime.failure import RankFailure
@@ -47,18 +45,11 @@ Addresses: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = tuple[dict[str, DeviceArray], Buffers]
 
 
-def graphs_are_on() -> bool:
-    """Return whether the user leaves CUDA graphs on."""
-    return os.environ.get(GRAPHS_VARIABLE) != "off"
-
-
 def graphs_suit(schedule: Schedule) -> bool:
     """Return whether to launch the kernels of a schedule as graphs.
 
     If inputs come from the host while kernels run, the bus takes longer than the launches.
     """
-    if not graphs_are_on():
-        return False
     for step in schedule.steps:
         if isinstance(step, Begin) or (isinstance(step, Group) and step.begins):
             return False
@@ -164,10 +155,10 @@ class RepeatedOnGpu:
             self._cut()
 
     def _carry_out_watched(self, run: _Run, first: int, stop: int) -> None:
-        capture.take_host_was_needed()
+        watch.take_host_was_needed()
         for number in range(first, stop):
             self._carry_out(run, number, number + 1)
-            if capture.take_host_was_needed():
+            if watch.take_host_was_needed():
                 self.with_host.add(number)
 
     def _cut(self) -> None:
@@ -181,7 +172,7 @@ class RepeatedOnGpu:
         """Carry out all steps, and find a place in one block for all that they allocate."""
         assert self.stretches is not None
         layout = ArenaLayout()
-        capture.take_calls_were_prepared()
+        watch.take_calls_were_prepared()
         with_host_before = len(self.with_host)
         for stretch in self.stretches:
             if not stretch.is_captured:
@@ -196,7 +187,7 @@ class RepeatedOnGpu:
                 self._carry_out_watched(run, stretch.first, stretch.stop)
         self.recorded_runs += 1
         self.is_possible = self.recorded_runs <= MOST_RECORDED_RUNS
-        if run.has_failed or capture.take_calls_were_prepared():
+        if run.has_failed or watch.take_calls_were_prepared():
             return
         if len(self.with_host) > with_host_before:
             self._cut()
@@ -212,9 +203,9 @@ class RepeatedOnGpu:
         """Launch the graphs of all stretches; capture those that are not there yet."""
         assert self.stretches is not None
         capability = self.cuda.Device(self.device).compute_capability
-        workspace_bytes = capture.workspace_bytes(capability)
+        workspace_size = workspace_bytes(capability)
         try:
-            block = self.backend.cupy.empty(aligned(self.block_bytes) + workspace_bytes, np.uint8)
+            block = self.backend.cupy.empty(aligned(self.block_bytes) + workspace_size, np.uint8)
         except MemoryError:
             block = None
         if block is None:
@@ -233,7 +224,7 @@ class RepeatedOnGpu:
             graphs = self.graphs[stretch.first]
             captured = graphs.find(addresses)
             if captured is None:
-                workspace = block.data.ptr + aligned(self.block_bytes), workspace_bytes
+                workspace = block.data.ptr + aligned(self.block_bytes), workspace_size
                 captured = self._capture(run, stretch, block.data.ptr, workspace)
                 if captured is None:
                     self._carry_out(run, stretch.first, stretch.stop)
@@ -279,7 +270,7 @@ class RepeatedOnGpu:
         self, run: _Run, stretch: Stretch, stream: Any, blas: CapturedBlas | None
     ) -> Any:
         """Return the graph of what the steps of a stretch launch on a stream."""
-        with capture.capturing(blas):
+        with watch.capturing(blas):
             stream.begin_capture()
             try:
                 for step in self.schedule.steps[stretch.first : stretch.stop]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, Slot, Step, Store
 
+LAUNCHING_STEPS = (Kernel, Group, Chain, Exchange)
 MIN_LAUNCHING_STEPS = 2  # of a stretch: a graph of one kernel is not faster than the kernel
 
 
@@ -76,7 +78,7 @@ def _captured(
     made_before: Sequence[Slot],
 ) -> Stretch:
     """Return the stretch of these steps, which is captured if that is worth it."""
-    launching = [step for step in steps[first:stop] if isinstance(step, Kernel | Group | Exchange)]
+    launching = [step for step in steps[first:stop] if isinstance(step, LAUNCHING_STEPS)]
     if len(launching) < MIN_LAUNCHING_STEPS:
         return Stretch(first, stop, is_captured=False)
     used: dict[str, None] = {}
@@ -108,7 +110,7 @@ def _ranges(steps: Sequence[Step], with_host: Collection[int]) -> Iterator[tuple
 
 def _can_be_captured(step: Step) -> bool:
     """Return whether a kind of step works on the GPU alone, with memory of the GPU."""
-    if isinstance(step, Kernel | Free | Store):
+    if isinstance(step, Kernel | Chain | Free | Store):
         return True
     if isinstance(step, Group):
         return not step.begins and not any(reuse.nan_checked for reuse in step.reuse_steps)

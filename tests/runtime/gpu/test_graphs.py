@@ -267,6 +267,27 @@ def test_graphs_can_be_turned_off(pool, monkeypatch):
     for _ in range(5):
         step(layers_inputs())
     assert repeated_of(step) is None and fake_cupy.Graph.launches == 0
+    assert step.work.text.endswith(", no CUDA graphs")
+    monkeypatch.setenv(GRAPHS_VARIABLE, "never")
+    with pytest.raises(einmpi.InputError, match="expected one of on, off"):
+        einmpi.compile(on_gpu(layers_job()), ALONE)
+
+
+def test_chains_are_captured(pool):
+    """Attention as one chain of kernels, which is computed block by block."""
+    text = "T[h,s,t] = sum(Q[s,h,d] * K[t,h,d])\nY[s,h,d] = sum(softmax[t](T[h,s,t]) * V[t,h,d])"
+    shapes = dict.fromkeys("QKV", (24, 2, 4))
+    job = einmpi.program(text, outputs=["Y"], **shapes)
+    arrays = {name: numbers(*shape, seed=ord(name)) for name, shape in shapes.items()}
+    expected = einmpi.reference(job, arrays)
+    step = einmpi.compile(on_gpu(job), ALONE)
+    given = {name: on_device(array) for name, array in arrays.items()}
+    for _ in range(5):
+        found = step(given)["Y"]
+        assert_close({"Y": found.gather()}, expected)
+        assert step.measured.peak <= planned_peak(step)
+        del found
+    assert fake_cupy.Graph.launches >= 2
 
 
 def test_a_loop_launches_graphs(pool):

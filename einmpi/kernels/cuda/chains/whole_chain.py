@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import key_of
 from einmpi.kernels.prepared import PreparedCalls
@@ -43,6 +44,7 @@ def compute_chain(step: Chain, arrays: Arrays, calls: PreparedCalls) -> int | No
 
 
 def _prepare(step: Chain, arrays: Arrays) -> PreparedChain | None:
+    watch.prepare_calls()
     for prepare in CHAIN_KERNELS:
         prepared = prepare(step, arrays)
         if prepared is not None:

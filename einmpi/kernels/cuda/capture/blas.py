@@ -1,12 +1,8 @@
-"""Calls that are captured in a CUDA graph, not carried out: what they may not do, and cuBLAS for
-them. CuPy's own functions of cuBLAS refuse to be captured."""
+"""cuBLAS for calls that are captured in a CUDA graph: CuPy's own functions refuse that."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 # cuBLAS chooses its kernels by the size of its workspace: this is what it takes by default, by
 # the major number of the GPU's compute capability.
@@ -22,19 +18,7 @@ _HEAD = (_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER)
 
 
 class NotCapturable(Exception):
-    """A call that needs the host, and so cannot be captured."""
-
-
-class _State(threading.local):
-    """What the calls of a thread do."""
-
-    is_capturing = False
-    blas: CapturedBlas | None = None  # for matrix products that are captured
-    host_was_needed = False
-    calls_were_prepared = False
-
-
-_state = _State()
+    """A call that cannot be captured."""
 
 
 class CapturedBlas:
@@ -94,56 +78,3 @@ def load_blas() -> CapturedBlas | None:
 def workspace_bytes(compute_capability: str) -> int:
     """Return the size of the workspace that cuBLAS takes on a GPU, such as "90"."""
     return WORKSPACE_BYTES.get(int(compute_capability[:-1]), DEFAULT_WORKSPACE_BYTES)
-
-
-@contextmanager
-def capturing(blas: CapturedBlas | None) -> Iterator[None]:
-    """Let the calls of this thread be captured, as long as a `with` block lasts."""
-    _state.is_capturing = True
-    _state.blas = blas
-    try:
-        yield
-    finally:
-        _state.is_capturing = False
-        _state.blas = None
-
-
-def captured_blas() -> CapturedBlas | None:
-    """Return what captures matrix products; None if they are carried out."""
-    if _state.is_capturing and _state.blas is None:
-        raise NotCapturable("there is no cuBLAS whose calls can be captured")
-    return _state.blas
-
-
-def need_host() -> None:
-    """Say that a call reads results on the host, or sends data from there.
-
-    Raise an error if the call is to be captured: the host would not repeat it with the graph.
-    """
-    if _state.is_capturing:
-        raise NotCapturable("the call needs the host")
-    _state.host_was_needed = True
-
-
-def prepare_calls() -> None:
-    """Say that calls are prepared, which may take memory that stays.
-
-    Raise an error if calls are captured: such memory is not theirs.
-    """
-    if _state.is_capturing:
-        raise NotCapturable("the call is not prepared yet")
-    _state.calls_were_prepared = True
-
-
-def take_host_was_needed() -> bool:
-    """Return whether a call of this thread has needed the host since this was last asked."""
-    was_needed = _state.host_was_needed
-    _state.host_was_needed = False
-    return was_needed
-
-
-def take_calls_were_prepared() -> bool:
-    """Return whether this thread has prepared calls since this was last asked."""
-    were_prepared = _state.calls_were_prepared
-    _state.calls_were_prepared = False
-    return were_prepared

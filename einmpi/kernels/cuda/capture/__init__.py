@@ -1,0 +1,1 @@
+"""Calls that are captured in a CUDA graph."""
