@@ -48,7 +48,7 @@ from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.runtime.repeated import Repeated
+from einmpi.runtime.repeated import Repeated, RepeatedSchedule
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
@@ -194,10 +194,13 @@ class Compiled:
         if not known.may_be_prepared or known.prepared is not None:
             return
         repeated = self.repeated_schedule(known.schedule)
-        if repeated is not None and not repeated.calls:
+        if not isinstance(repeated, RepeatedSchedule):
+            known.may_be_prepared = False  # on a GPU
+            return
+        if not repeated.calls:
             return  # they are bound in the next run
         known.may_be_prepared = False
-        if repeated is not None and not self.reads_files and not self.options.donate:
+        if not self.reads_files and not self.options.donate:
             known.prepared = prepare_run(repeated, known.schedule, inputs)
 
     def _call_prepared(

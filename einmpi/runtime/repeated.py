@@ -269,6 +269,8 @@ class _GivenBlocks:
     def block(self, step: Load, comm: Comm) -> Array:
         return self.blocks[step.slot.name]
 
+    def close(self) -> None: ...
+
 
 def _bind_free(name: str) -> BoundCall:
     """Return what gives up the array of a slot."""
