@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
@@ -27,6 +27,8 @@ from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
+    from einmpi.compiled.known import KnownJobs
+    from einmpi.compiled.known_calls import KnownCall
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options
 
@@ -173,9 +175,10 @@ def run(
     """
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.known import known_jobs
+    from einmpi.compiled.known_calls import all_know
 
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
-        return _checked_call(job, named_inputs(inputs, tensors))
+        return _checked_call(job, named_inputs(inputs, tensors), settings)
 
     def compile_job() -> Compiled:
         return compile(
@@ -192,7 +195,14 @@ def run(
         )
 
     own_comm = comm_of_program(comm)
-    job_key, checked, given = together(own_comm, check_call)
+    jobs = known_jobs(own_comm)
+    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half)
+    found = _find_known_run(jobs, check_call)
+    if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
+        found = None
+    if found is not None:
+        return found.compiled.call_as_known(found.call, found.inputs)
+    key, checked, given = together(own_comm, check_call)
     if checked.loop is not None:
         return loop(
             checked,
@@ -207,38 +217,65 @@ def run(
             strict=strict,
             half=half,
         ).outputs
-    # A machine file may change between two runs.
-    machine_file = checked.machine if machine is None else str(machine)
-    machine_identity = None if machine_file is None else identity_at(machine_file)
-    settings = (
-        strategy,
-        memory,
-        recompute,
-        pin,
-        machine_file,
-        machine_identity,
-        fast_math,
-        strict,
-        half,
-    )
-    key = (job_key, repr(settings))
-    compiled = known_jobs(own_comm).find(own_comm, key, checked, compile_job)
+    compiled = jobs.find(own_comm, key, checked, compile_job)
     try:
         return compiled(given)
     finally:
         compiled.forget_inputs()  # a file may change, and the next run may never come
 
 
-def _checked_call(job: Job | str, given: dict[str, Any]) -> tuple[Hashable, Job, dict[str, Any]]:
-    """Return a key that identifies the job, the job itself, and its inputs.
+class _KnownRun(NamedTuple):
+    """A run like an earlier one, as this rank knows it."""
 
-    For a program given as text, integers are sizes and other numbers are parameters. The key has
-    the values of the sizes, but only the types of the parameters and the kinds of the arrays.
+    compiled: Compiled
+    call: KnownCall
+    inputs: dict[str, Any]
+
+
+def _find_known_run(
+    jobs: KnownJobs, check_call: Callable[[], tuple[Hashable, Job, dict[str, Any]]]
+) -> _KnownRun | None:
+    """Return the earlier run that a run is like, if this rank knows one. Nothing is sent."""
+    try:
+        key, job, inputs = check_call()
+    except Exception:  # all ranks check it together, and raise it
+        return None
+    compiled = jobs.known(key, job)
+    if compiled is None or compiled.reads_files:
+        return None
+    call = compiled.known_calls.find_own(inputs)
+    return None if call is None else _KnownRun(compiled, call, inputs)
+
+
+def _checked_call(
+    job: Job | str, given: dict[str, Any], settings: tuple[Any, ...]
+) -> tuple[Hashable, Job, dict[str, Any]]:
+    """Return a key that identifies the job and its settings, the job itself, and its inputs."""
+    if isinstance(job, str):
+        job_key, checked, inputs = _job_and_inputs_of_text(job, given)
+    else:
+        job_key = id(job)
+        checked = check_job("run", job)
+        inputs = given
+    strategy, memory, recompute, pin, machine, fast_math, strict, half = settings
+    machine_file = checked.machine if machine is None else str(machine)
+    # A machine file may change between two runs.
+    machine_identity = None if machine_file is None else identity_at(machine_file)
+    shown = (strategy, memory, recompute, pin, machine_file, machine_identity)
+    shown += (fast_math, strict, half)
+    return (job_key, repr(shown)), checked, inputs
+
+
+def _job_and_inputs_of_text(
+    text: str, given: dict[str, Any]
+) -> tuple[Hashable, Job, dict[str, Any]]:
+    """Return a key that identifies the job of a program, the job itself, and its inputs.
+
+    Integers are sizes and other numbers are parameters. The key has the values of the sizes, but
+    only the types of the parameters and the kinds of the arrays.
     """
     from einmpi.compiled.given_inputs import as_array
 
-    if not isinstance(job, str):
-        return id(job), check_job("run", job), given
     inputs: dict[str, Any] = {}
     sizes: list[tuple[str, int]] = []
     parameter_types: list[tuple[str, type]] = []
@@ -253,7 +290,7 @@ def _checked_call(job: Job | str, given: dict[str, Any]) -> tuple[Hashable, Job,
             parameter_types.append((name, type(value)))
         else:
             kinds.append((name, array.shape, array.dtype.name))
-    key = (job, tuple(kinds), tuple(sizes), tuple(parameter_types))
+    key = (text, tuple(kinds), tuple(sizes), tuple(parameter_types))
     return key, _job_of_text(*key), inputs
 
 

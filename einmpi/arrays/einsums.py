@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.local import ALONE
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.known import compiled_once
+from einmpi.compiled.known import MOST_PROGRAMS, compiled_once
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
@@ -35,6 +36,8 @@ from einmpi.language.numpy_einsum import (
 )
 
 _Operand = TypeVar("_Operand")
+# Those of arrays in C order, by what identifies them.
+_known_einsums: dict[Hashable, Compiled] = {}
 
 
 def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
@@ -67,6 +70,21 @@ def _by_name(operands: Sequence[_Operand]) -> dict[str, _Operand]:
     return {f"x{number}": operand for number, operand in enumerate(operands)}
 
 
+def _key_of_arrays(arguments: Sequence[Any]) -> Hashable:
+    """Return what identifies an einsum of arrays in C order, None for all others.
+
+    Its result has the order in which it was computed.
+    """
+    if not arguments or type(arguments[0]) is not str:
+        return None
+    key: list[Hashable] = [arguments[0]]
+    for array in arguments[1:]:
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            return None
+        key.append((array.shape, array.dtype))
+    return tuple(key)
+
+
 def einsum_of_arrays(
     *arguments: Any,
     out: npt.NDArray[Any] | None = None,
@@ -76,6 +94,13 @@ def einsum_of_arrays(
     optimize: Any = False,
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
+    is_plain = out is None and dtype is None and optimize is False
+    key = None
+    if is_plain and order == "K" and casting == "safe":
+        key = _key_of_arrays(arguments)
+    if key is not None and key in _known_einsums:
+        known = _known_einsums[key]
+        return known(_by_name(arguments[1:]))["out"].local
     distributed = [argument for argument in arguments if isinstance(argument, DistArray)]
     comm: Comm = ALONE
     if distributed:
@@ -101,6 +126,11 @@ def einsum_of_arrays(
     result = compiled(_by_name(arrays))["out"]
     if distributed:
         return result
+    are_used = all(map(operator.is_, arrays, arguments[1:]))
+    if key is not None and are_used:
+        if len(_known_einsums) >= MOST_PROGRAMS:
+            _known_einsums.clear()
+        _known_einsums[key] = compiled
     if out is None:
         return _in_order(numpy_order, subscripts, arrays, result.local)
     # As in numpy, a product in several steps is assigned to `out` whatever its dtype.

@@ -26,6 +26,9 @@ _FORWARDING_SECONDS = 0.5
 
 def import_mpi() -> Any:
     """Import mpi4py, which starts MPI."""
+    imported = sys.modules.get("mpi4py.MPI")
+    if hasattr(imported, "COMM_WORLD"):  # the usual case; others wait until it is complete
+        return imported
     try:
         with warnings.catch_warnings():
             # The warning is about a foreign launcher, for which `world` has an error.

@@ -35,6 +35,11 @@ class KnownJobs:
         self._compiled_so_far = 0
         self._lock = threading.RLock()  # of threads of one process that is alone
 
+    def known(self, key: Hashable, source: Any) -> Compiled | None:
+        """Return what this rank has compiled for a key and from this. Nothing is sent."""
+        entry = self._entries.get(key)
+        return None if entry is None or entry.source is not source else entry.compiled
+
     def find(
         self, comm: Comm, key: Hashable, source: Any, make: Callable[[], Compiled]
     ) -> Compiled:

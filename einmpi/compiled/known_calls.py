@@ -41,7 +41,6 @@ class KnownCalls:
         self.comm = comm
         self.calls: dict[Hashable, KnownCall] = {}
         self.is_asking = False  # the same on all ranks
-        self.ask_unknown = comm.prepare_same("")
 
     def find(self, inputs: Mapping[str, Any]) -> KnownCall | None:
         """Return the earlier call with inputs that look like these, if all ranks know it.
@@ -49,22 +48,19 @@ class KnownCalls:
         Ranks ask each other once, with one small message. If they do not all know the same call,
         they check and compare everything.
         """
-        outline = None
-        if type(inputs) is dict or isinstance(inputs, Mapping):  # the usual type is known faster
-            outline = outline_of(inputs, self.comm)
-        known = None if outline is None else self.calls.get(outline)
+        known = self.find_own(inputs)
         if self.comm.size == 1:
             return known
         if not self.is_asking:
             return None
-        with abort_on_divergence(self.comm):
-            if is_checking():
-                known = None
-            if known is None:
-                all_say(self.comm, "", self.ask_unknown)
-                return None
-            all_know_it = all_say(self.comm, known.text, known.ask)
-        return known if all_know_it else None
+        return known if all_know(self.comm, known) else None
+
+    def find_own(self, inputs: Mapping[str, Any]) -> KnownCall | None:
+        """Return the earlier call that this rank knows. Nothing is sent."""
+        outline = None
+        if type(inputs) is dict or isinstance(inputs, Mapping):  # the usual type is known faster
+            outline = outline_of(inputs, self.comm)
+        return None if outline is None else self.calls.get(outline)
 
     def add(
         self,
@@ -94,6 +90,18 @@ class KnownCalls:
         may_fail = reads_files or _may_fail(plan.graph)
         ask = self.comm.prepare_same(text)
         self.calls[outline] = KnownCall(plan, schedule, text, ask, may_fail)
+
+
+def all_know(comm: Comm, known: KnownCall | None) -> bool:
+    """Return whether all ranks know the same call. They all ask each other, with one message.
+
+    With EINMPI_CHECK=1 none of them knows a call: values of inputs are compared in all calls.
+    """
+    with abort_on_divergence(comm):
+        if known is not None and not is_checking():
+            return all_say(comm, known.text, known.ask)
+        all_say(comm, "", comm.prepare_same(""))
+    return False
 
 
 def _may_fail(graph: EinGraph) -> bool:

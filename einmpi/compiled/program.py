@@ -136,7 +136,12 @@ class Compiled:
         elif tensors:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
-        known = self.known_calls.find(inputs)
+        return self.call_as_known(self.known_calls.find(inputs), inputs)
+
+    def call_as_known(
+        self, known: KnownCall | None, inputs: Mapping[str, Any]
+    ) -> dict[str, DistArray]:
+        """Do a call, given the earlier one that all ranks know. `__call__` looks for it first."""
         if known is not None and known.prepared is not None and self.on_step is None:
             prepared_outputs = self._call_prepared(known, known.prepared, inputs)
             if prepared_outputs is not None:

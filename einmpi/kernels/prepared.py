@@ -89,7 +89,8 @@ def view_maker(array: Array, view: Array) -> ViewMaker | None:
     """
     if view is array:
         return unchanged
-    has_buffer = array.dtype.isbuiltin == 1 and array.flags.c_contiguous
+    is_user_defined = array.dtype.isbuiltin == 2  # bfloat16, which numpy has no buffer of
+    has_buffer = not is_user_defined and array.flags.c_contiguous
     if not has_buffer or view.size == 0 or view.dtype != array.dtype:
         return None
     if not np.may_share_memory(array, view):

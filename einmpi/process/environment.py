@@ -33,8 +33,9 @@ def is_launched() -> bool:
         if name in os.environ:
             return True
     # The batch script of a Slurm job has SLURM_PROCID too; only srun sets PMI variables as well.
-    has_pmi = any(name.startswith(_PMI_PREFIXES) for name in os.environ)
-    return has_pmi and "SLURM_PROCID" in os.environ
+    if "SLURM_PROCID" not in os.environ:
+        return False
+    return any(name.startswith(_PMI_PREFIXES) for name in os.environ)
 
 
 def launcher_rank() -> int:
