@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _InputKinds: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 _Sizes: TypeAlias = tuple[tuple[str, int], ...]
 _ParameterTypes: TypeAlias = tuple[tuple[str, type], ...]
+_NO_SETTINGS = (None,) * 8  # all that `run` takes as keywords, but inputs
 
 
 def compile(
@@ -257,12 +258,23 @@ def _checked_call(
         job_key = id(job)
         checked = check_job("run", job)
         inputs = given
+    if settings == _NO_SETTINGS and checked.machine is None:
+        return (job_key, ""), checked, inputs
     strategy, memory, recompute, pin, machine, fast_math, strict, half = settings
     machine_file = checked.machine if machine is None else str(machine)
     # A machine file may change between two runs.
     machine_identity = None if machine_file is None else identity_at(machine_file)
-    shown = (strategy, memory, recompute, pin, machine_file, machine_identity)
-    shown += (fast_math, strict, half)
+    shown = (
+        strategy,
+        memory,
+        recompute,
+        pin,
+        machine_file,
+        machine_identity,
+        fast_math,
+        strict,
+        half,
+    )
     return (job_key, repr(shown)), checked, inputs
 
 
@@ -274,7 +286,7 @@ def _job_and_inputs_of_text(
     Integers are sizes and other numbers are parameters. The key has the values of the sizes, but
     only the types of the parameters and the kinds of the arrays.
     """
-    from einmpi.compiled.given_inputs import as_array
+    from einmpi.compiled.given_inputs import as_array, dtype_name
 
     inputs: dict[str, Any] = {}
     sizes: list[tuple[str, int]] = []
@@ -289,7 +301,7 @@ def _job_and_inputs_of_text(
         if type(value) in (bool, float, complex):
             parameter_types.append((name, type(value)))
         else:
-            kinds.append((name, array.shape, array.dtype.name))
+            kinds.append((name, array.shape, dtype_name(array.dtype)))
     key = (text, tuple(kinds), tuple(sizes), tuple(parameter_types))
     return key, _job_of_text(*key), inputs
 

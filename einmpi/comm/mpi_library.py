@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 import warnings
+from functools import cache
 from typing import Any, NoReturn
 
 from einmpi.errors import EinmpiError, failure
@@ -44,14 +45,7 @@ def import_mpi() -> Any:
 
 def world() -> Any | None:
     """Return the world communicator if a launcher started this process, else None."""
-    if not is_launched():
-        if slurm_step_tasks() > 1:
-            raise failure(
-                EinmpiError.status,
-                f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
-                f"alone; {_PMI_ADVICE}",
-                everywhere=True,
-            )
+    if _is_alone():
         return None
     is_started = "mpi4py.MPI" in sys.modules
     if not is_started and NAMES.claim("cleaning"):  # one rank of a machine is enough
@@ -66,6 +60,21 @@ def world() -> Any | None:
             message += f"; under Slurm, {_PMI_ADVICE}"
         raise failure(EinmpiError.status, message, everywhere=True)
     return comm
+
+
+@cache  # the environment of a rank stays as it is, and reading it takes longer than a small call
+def _is_alone() -> bool:
+    """Return whether no launcher started this process."""
+    if is_launched():
+        return False
+    if slurm_step_tasks() > 1:
+        raise failure(
+            EinmpiError.status,
+            f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
+            f"alone; {_PMI_ADVICE}",
+            everywhere=True,
+        )
+    return True
 
 
 def mpi_has_ended() -> bool:

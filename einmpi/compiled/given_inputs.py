@@ -85,9 +85,9 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
         array = given[vertex.name]
         if vertex.name in rows:
             vertex = replace(vertex, bound=(rows[vertex.name], *vertex.bound[1:]))
-        if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
+        if tuple(array.shape) != vertex.bound or dtype_name(array.dtype) != vertex.dtype:
             extents = ", ".join(str(extent) for extent in array.shape)
-            found = f"{_name_of(array.dtype)}[{extents}]"
+            found = f"{dtype_name(array.dtype)}[{extents}]"
             hint = ""
             if tuple(array.shape) == vertex.bound:
                 hint = f'convert it with .astype("{vertex.dtype}"), which may change values'
@@ -107,7 +107,7 @@ def as_input(job: Job, name: str, value: Any, array: Any) -> Any:
     vertex = job.graph.by_name.get(name)
     if vertex is None or not vertex.is_input or not hasattr(array, "astype"):
         return array
-    if _name_of(array.dtype) == vertex.dtype:
+    if dtype_name(array.dtype) == vertex.dtype:
         return array
     wanted = np.dtype(vertex.dtype)
     if type(value) in (bool, int, float, complex):
@@ -136,7 +136,8 @@ def _as_number_of(
 
 
 @cache  # numpy assembles a name each time; short calls on a GPU would wait for it
-def _name_of(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, which is assembled only once."""
     return str(np.dtype(dtype).name)
 
 

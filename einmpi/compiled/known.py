@@ -61,7 +61,9 @@ class KnownJobs:
 
 def known_jobs(comm: Comm) -> KnownJobs:
     """Return the jobs that the ranks of a communicator have compiled."""
-    known: KnownJobs = comm.kept.setdefault("jobs", KnownJobs())
+    known: KnownJobs | None = comm.kept.get("jobs")
+    if known is None:
+        known = comm.kept.setdefault("jobs", KnownJobs())
     return known
 
 
