@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _InputKinds: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 _Sizes: TypeAlias = tuple[tuple[str, int], ...]
 _ParameterTypes: TypeAlias = tuple[tuple[str, type], ...]
-_NO_SETTINGS = (None,) * 8  # all that `run` takes as keywords, but inputs
 
 
 def compile(
@@ -258,7 +257,8 @@ def _checked_call(
         job_key = id(job)
         checked = check_job("run", job)
         inputs = given
-    if settings == _NO_SETTINGS and checked.machine is None:
+    has_settings = any(setting is not None for setting in settings)
+    if not has_settings and checked.machine is None:
         return (job_key, ""), checked, inputs
     strategy, memory, recompute, pin, machine, fast_math, strict, half = settings
     machine_file = checked.machine if machine is None else str(machine)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.comm.base import Comm
+from einmpi.compiled.dist_array import DistArray
 from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.execute import InputSource
 from einmpi.schedule.steps import Load
@@ -63,7 +64,8 @@ class TimedStorage:
         self.seconds += time.perf_counter() - first_use_seconds() - start
 
     def block(self, step: Load, comm: Comm) -> Any:
-        if type(self.at_hand.get(step.tensor)) is np.ndarray and not step.overwritten:
+        kind = type(self.at_hand.get(step.tensor))
+        if (kind is np.ndarray or kind is DistArray) and not step.overwritten:
             return self.storage.block(step, comm)
         start = time.perf_counter() - first_use_seconds()
         block = self.storage.block(step, comm)

@@ -91,6 +91,7 @@ class Compiled:
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
         # By the id of a plan or a schedule, which is kept too.
         self.origins: dict[int, tuple[Plan, Origin]] = {}
+        self.fingerprints: dict[int, tuple[Plan, str]] = {}
         self.repeated: dict[int, tuple[Schedule, Repeated | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
@@ -160,7 +161,7 @@ class Compiled:
                 given,
                 plan,
                 schedule,
-                lambda: _fingerprint(self.job, plan),
+                lambda: self.fingerprint(plan),
                 self.reads_files,
             )
         sources = Inputs(self.job, given, self.files, self.resident)
@@ -280,6 +281,9 @@ class Compiled:
         kinds = tuple((name, kind_of(given[name])) for name, _ in kinds if name in others)
         if kinds not in self.ready:
             self.ready[kinds] = self.make_ready(kinds)
+        else:  # other ranks may call another program
+            ready = self.ready[kinds]
+            together(self.comm, lambda: ready, lambda ready: self.fingerprint(ready[0]))
         plan, schedule = self.ready[kinds]
         for name in carried:
             array = given.get(name)
@@ -297,7 +301,7 @@ class Compiled:
         plan, schedule = together(
             self.comm,
             lambda: self._plan_and_lower(kinds),
-            lambda ready: _fingerprint(self.job, ready[0]),
+            lambda ready: self.fingerprint(ready[0]),
         )
         LOGGER.info(
             "planned %s on %d ranks in %.3f s: %d bytes to move",
@@ -511,6 +515,13 @@ class Compiled:
         result.origin = origin
         result.tensor = name
         return result
+
+    def fingerprint(self, plan: Plan) -> str:
+        """Return a text that is equal on ranks that are about to do the same."""
+        known = self.fingerprints.get(id(plan))
+        if known is None:
+            known = self.fingerprints[id(plan)] = plan, _fingerprint(self.job, plan)
+        return known[1]
 
 
 # ---- agreement of all ranks ---------------------------------------------------------------------

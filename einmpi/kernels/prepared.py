@@ -4,6 +4,7 @@ worked out the first time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from operator import methodcaller
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -101,6 +102,8 @@ def view_maker(array: Array, view: Array) -> ViewMaker | None:
     dtype = view.dtype
     strides = view.strides
     offset = address_of(view) - address_of(array)
+    if view.size == array.size and array.reshape(shape).strides == strides:
+        return methodcaller("reshape", shape)  # takes less time
     return lambda other: np.ndarray(shape, dtype, other, offset, strides)
 
 

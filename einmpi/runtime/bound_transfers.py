@@ -1,5 +1,6 @@
 """Exchanges and reductions with all that is the same in every run bound to them: message buffers,
-views of these and of slots that keep their memory, and the call of the communicator."""
+views of these and of slots that keep their memory, and the call of the communicator. Callers
+ignore floating-point errors."""
 
 from __future__ import annotations
 
@@ -127,8 +128,7 @@ def _bind_copy(target: SlotView, source: SlotView) -> BoundCall:
 def _bind_combining(combine: np.ufunc, view: SlotView, message: HostArray) -> BoundCall:
     def combine_with_message(buffers: Buffers) -> None:
         part = view(buffers)
-        with np.errstate(all="ignore"):
-            combine(part, message, out=part)
+        combine(part, message, part)
 
     return combine_with_message
 

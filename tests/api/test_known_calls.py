@@ -13,20 +13,24 @@ B = np.arange(15.0).reshape(3, 5)
 PRODUCT = "C[i,k] = sum[j](A[i,j] * B[j,k])"
 
 
-class Counter:
-    """Counts how often the ranks of a communicator ask each other."""
+ASKING = ("same", "lowest", "allgather_text")
+MOVING = ("alltoallv", "allgatherv", "reduce_scatter", "sendrecv")
 
-    def __init__(self, comm):
+
+class Counter:
+    """Counts how often the ranks of a communicator ask each other, or do other calls of it."""
+
+    def __init__(self, comm, names=ASKING):
         self.asked = []
-        for name in ("same", "lowest", "allgather_text"):
+        for name in names:
             self.watch(comm, name)
 
     def watch(self, comm, name):
         ask = getattr(comm, name)
 
-        def counted(argument):
+        def counted(*arguments):
             self.asked.append(name)
-            return ask(argument)
+            return ask(*arguments)
 
         setattr(comm, name, counted)
 
@@ -49,6 +53,124 @@ def test_a_known_call_asks_once(ranks):
             counter.taken()
 
     run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_known_call_sends_the_messages_of_its_schedule_and_one_more(ranks):
+    def on_rank(comm):
+        counter = Counter(comm, (*ASKING, *MOVING))
+        job = einmpi.program("y[i] = sum[j](A[i,j] * x[j])\nn = sum(y[i]**2)", A=(6, 6), x=(6,))
+        compiled = einmpi.compile(job, comm)
+        x = einmpi.DistArray.from_global(np.arange(6.0), comm=comm)
+        matrix = np.arange(36.0).reshape(6, 6)
+        found = []
+        for _ in range(6):
+            counter.taken()
+            outputs = compiled(A=matrix, x=x)
+            calls = counter.taken()
+            moved = [name for name in calls if name in MOVING]
+            found.append((calls, moved, compiled.measured.received))
+            expected = np.sum((matrix @ np.arange(6.0)) ** 2)
+            np.testing.assert_allclose(outputs["n"].gather(), expected, rtol=1e-12)
+        first_moved = found[0][1]
+        assert first_moved
+        for calls, moved, received in found[1:]:
+            assert calls == ["same", *first_moved]
+            assert moved == first_moved
+            assert received == found[0][2]
+        ((plan, _),) = compiled.ready.values()
+        return received, plan.bytes_predicted
+
+    results = run_threads(ranks, on_rank)
+    assert sum(received for received, _ in results) == results[0][1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_known_job_is_run_with_one_question(ranks):
+    def on_rank(comm):
+        job = einmpi.program(PRODUCT, A=A, B=B)
+        for _ in range(3):
+            einmpi.run(job, {"A": A, "B": B}, comm)
+            einmpi.run(PRODUCT, comm=comm, A=A, B=B)
+        counter = Counter(comm)
+        for factor in (1, 2):
+            for program in (job, PRODUCT):
+                found = einmpi.run(program, {"A": factor * A}, comm, B=B)["C"]
+                assert counter.taken() == ["same"]
+                np.testing.assert_array_equal(found.gather(), factor * A @ B)
+                counter.taken()
+
+    run_threads(ranks, on_rank)
+
+
+def test_ranks_that_call_different_programs_are_told_so():
+    """Both programs are known, were called equally often, and need no messages."""
+
+    def on_rank(comm):
+        double = einmpi.compile(einmpi.program("y[i] = 2 * x[i]", x=(4,)), comm)
+        triple = einmpi.compile(einmpi.program("y[i] = 3 * x[i]", x=(4,)), comm)
+        x = np.ones(4)
+        for _ in range(4):
+            double(x=x)
+            triple(x=x)
+        with pytest.raises(EinmpiError, match="all ranks must do the same"):
+            (triple if comm.rank == 1 else double)(x=x)
+        with pytest.raises(EinmpiError, match="all ranks must do the same"):
+            program = f"y[i] = {comm.rank} * x[i]"
+            einmpi.run(einmpi.program(program, x=(4,)), {"x": x}, comm)
+        np.testing.assert_array_equal(triple(x=x)["y"].gather(), 3 * x)
+
+    run_threads(3, on_rank)
+
+
+def test_one_rank_stores_its_inputs_otherwise():
+    """What a rank has prepared does not matter to the others: the call stays known."""
+
+    def on_rank(comm):
+        product = einmpi.compile(einmpi.program(PRODUCT, A=A, B=B), comm)
+        other = {"A": np.asfortranarray(A), "B": B[::-1][::-1]}
+        for _ in range(4):
+            product(A=A, B=B)
+        counter = Counter(comm)
+        for number in range(6):
+            is_other = comm.rank == 1 and number % 2
+            found = product(other if is_other else {"A": A, "B": B})["C"]
+            asked = counter.taken()
+            assert asked == ["same"] or number == 1  # the first time this rank asks the others
+            np.testing.assert_array_equal(found.gather(), A @ B)
+            counter.taken()
+        wrong = A.astype("complex128") if comm.rank == 1 else A
+        with pytest.raises(EinmpiError, match="A is complex128"):
+            product(A=wrong, B=B)
+        with pytest.raises(EinmpiError, match="A is complex128"):
+            einmpi.run(product.job, {"A": wrong, "B": B}, comm)
+        np.testing.assert_array_equal(product(A=A, B=B)["C"].gather(), A @ B)
+
+    run_threads(2, on_rank)
+
+
+def test_jobs_that_are_gone_are_not_taken_for_others():
+    """A new job may get the address of one that is gone."""
+    for number in range(100):
+        job = einmpi.program(f"y[i] = {number} + x[i]", x=(2,))
+        for _ in range(2):
+            found = einmpi.run(job, x=np.zeros(2))["y"].gather()
+            np.testing.assert_array_equal(found, [number, number])
+
+
+def test_results_of_prepared_calls_belong_to_the_caller():
+    """Arrays that are allocated together do not overlap, and later calls do not change them."""
+    job = einmpi.program("s = sum(x[i])\ny[i] = x[i] + s\nz = s > 3", x=(5,))
+    compiled = einmpi.compile(job)
+    inputs = [np.arange(5.0) + number for number in range(12)]
+    results = [compiled(x=x) for x in inputs]
+    for x, outputs in zip(inputs, results, strict=True):
+        np.testing.assert_array_equal(outputs["y"].local, x + x.sum())
+        assert outputs["z"].local == (x.sum() > 3)
+        for array in outputs.values():
+            assert array.local.flags.c_contiguous and array.local.flags.writeable
+            assert array.local.ctypes.data % 64 == 0
+            array.local[...] = 7
 
 
 def test_results_are_known_as_inputs_of_the_next_call():
@@ -143,6 +265,51 @@ if y.comm.rank == 1:
 double(x=np.ones(4))
 y.gather()
 """
+
+
+COUNTING = """
+import numpy as np
+import einmpi
+from einmpi.comm.mpi import comm_of
+
+class Counting:
+    def __init__(self, communicator):
+        self.communicator = communicator
+        self.sent = []
+
+    def __getattr__(self, name):
+        found = getattr(self.communicator, name)
+        if name not in ("Sendrecv", "Isend", "Irecv", "Iallreduce", "Ibcast", "Iallgather"):
+            return found
+
+        def counted(*arguments, **options):
+            if name != "Irecv":
+                self.sent.append(name)
+            return found(*arguments, **options)
+
+        return counted
+
+comm = comm_of()
+counting = comm._all = Counting(comm._all)
+job = einmpi.program("y[i] = 2 * x[i]", x=(4,))
+double = einmpi.compile(job)
+for call in (double, lambda x: einmpi.run(job, x=x)):
+    for number in range(5):
+        counting.sent.clear()
+        y = call(x=np.ones(4))["y"]
+    assert len(counting.sent) == comm.size - 1, counting.sent
+    assert set(counting.sent) <= {"Sendrecv", "Isend"}, counting.sent
+    assert (y.gather() == 2).all()
+print("counted")
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_known_call_sends_one_message_to_every_other_rank(ranks):
+    done = run_mpi(ranks, COUNTING, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("counted") == ranks
 
 
 @needs_mpirun
