@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_cupy
 import numpy as np
 import pytest
 from distributed import run_on_threads
@@ -14,8 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
+from einmpi.errors import EinmpiError
+from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.planner.chains import blocks, find
 from einmpi.planner.plan import Plan
+from einmpi.planner.text.explain import as_json
+from einmpi.runtime import execute
+from einmpi.runtime.fused import chain as chain_step
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.lower import lower
 
@@ -383,7 +389,7 @@ def test_a_plan_says_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     (chain,) = plan.chains
     assert chain.outer == ("O",)
     assert "fused" in str(plan) and "A → O: " in str(plan)
-    data = einmpi.planner.text.explain.as_json(plan)
+    data = as_json(plan)
     assert data["fused"][0]["vertices"] == list(chain.vertices)
     assert data["fused"][0]["bytes_of_blocks"] == chain.nbytes <= 9 * 2**20
     assert plan.digest == einmpi.plan(long_attention(8192), ranks=2).digest
@@ -431,3 +437,127 @@ def test_chains_where_memory_is_short(tmp_path: Path) -> None:
             np.testing.assert_allclose(done.outputs["Z"], expected, rtol=1e-12, atol=1e-12)
             kinds.add((bool(done.plan.spilled), bool(done.plan.chains)))
     assert kinds == {(True, True), (True, False), (False, True)}
+
+
+# ---- elsewhere ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gpu_computes_blocks(ranks: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains without a kernel of their own go block by block, gradients too."""
+    fake_cupy.install(monkeypatch)
+    shape = (2, 31, 2, 4)
+    job = einmpi.program(ATTENTION, dtype=dtype, Q=shape, K=shape, V=shape)
+    arrays = arrays_for(job)
+    done = run_on_threads(replace(job, backend="cupy"), ranks, arrays)
+    assert done.plan.chains
+    assert_within(done.outputs["O"], numpy_attention(**lower_case(arrays)), dtype, 4 * 31)
+    if dtype == "float32":
+        job = block_with_gradients(30, dtype)
+        arrays = arrays_for(job)
+        done = run_on_threads(replace(job, backend="cupy"), ranks, arrays)
+        assert done.plan.chains
+        expected = einmpi.reference(job, arrays)
+        for name in job.graph.outputs:
+            assert_within(done.outputs[name], expected[name], dtype, 30 * 64)
+
+
+def test_a_kernel_for_a_whole_chain_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cupy.install(monkeypatch)
+    shape = (1, 31, 1, 4)
+    job = einmpi.program(ATTENTION, Q=shape, K=shape, V=shape)
+    arrays = arrays_for(job)
+    asked = []
+
+    def prepare(step: Chain, given: Any) -> whole_chain.PreparedChain:
+        asked.append((step, sorted(given)))
+
+        def compute(now: Any) -> None:
+            now["O"].values[...] = 7
+
+        return whole_chain.PreparedChain(compute)
+
+    monkeypatch.setattr(whole_chain, "CHAIN_KERNELS", [lambda *_: None, prepare])
+    done = run_on_threads(replace(job, backend="cupy"), 1, arrays)
+    assert (done.outputs["O"] == 7).all()
+    ((step, names),) = asked
+    assert names == ["K", "O", "Q", "V"]
+    assert [kernel.vertex for kernel in step.kernels][-1] == "O"
+
+
+def test_a_repeated_call_and_other_threads() -> None:
+    """A compiled job is called again with the same bits, with several threads a rank."""
+    shape = (1, 33, 2, 4)
+    job = einmpi.program(ATTENTION, Q=shape, K=shape, V=shape)
+    arrays = arrays_for(job)
+    compiled = einmpi.compile(job)
+    first = compiled(arrays)["O"].gather()
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled(arrays)["O"].gather(), first)
+    other = {name: 2 * array for name, array in arrays.items()}
+    assert_within(
+        compiled(other)["O"].gather(), numpy_attention(**lower_case(other)), "float64", 99
+    )
+
+
+def test_an_error_inside_of_a_chain_names_the_vertex() -> None:
+    text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
+    job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
+    arrays = arrays_for(job)
+    arrays["group"] = np.arange(27)
+    assert einmpi.plan(job, ranks=1).chains
+    with pytest.raises(EinmpiError, match=r"A_1.*index"):
+        einmpi.run(job, arrays)
+
+
+def test_training_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a training have chains, and the losses are those of the unfused steps."""
+    shapes = dict.fromkeys(WEIGHTS, (5, 3, 2))
+    job = einmpi.program(BLOCK, X=(40, 5), target=(40, 5), **shapes)
+    arrays = arrays_for(job)
+    fused_steps = []
+    compute = chain_step.compute_chain
+
+    def compute_chain(step: Chain, *others: Any) -> None:
+        fused_steps.append(step)
+        compute(step, *others)
+
+    monkeypatch.setattr(execute, "compute_chain", compute_chain)
+    options = {
+        "loss": "loss",
+        "parameters": WEIGHTS,
+        "optimizer": {"name": "sgd", "rate": 0.01},
+        "steps": 4,
+        "record": ["loss"],
+    }
+    found = einmpi.train(job, arrays, **options)
+    assert len(fused_steps) == 8
+    unfused(monkeypatch)
+    whole = einmpi.train(job, arrays, **options)
+    assert len(fused_steps) == 8
+    np.testing.assert_allclose(found.history["loss"], whole.history["loss"], rtol=1e-12)
+    assert found.history["loss"][-1] < found.history["loss"][0]
+
+
+def test_checkpoints_are_not_inside_of_a_chain() -> None:
+    shape = (1, 40, 1, 4)
+    job = einmpi.program(
+        ATTENTION + "Z[b,s,h,d] = exp(O[b,s,h,d])", Q=shape, K=shape, V=shape, outputs=["Z"]
+    )
+    schedule = lower(einmpi.plan(job, ranks=2), 0)
+    inside = {point.vertex: point.inside for point in schedule.points}
+    assert not inside.pop("O") and not inside.pop("Z")
+    assert inside and all(inside.values())
+
+
+def test_ranks_without_rows() -> None:
+    """More ranks than rows: some ranks have none, but their sums over rows are neutral."""
+    text, _, _ = OTHER_CHAINS["sums over rows"]
+    job = einmpi.program(text, Q=(3, 2), K=(60, 2), V=(3, 2))
+    arrays = arrays_for(job)
+    expected = einmpi.reference(job, arrays)
+    for ranks in (5, 7):
+        done = run_on_threads(job, ranks, arrays)
+        for name in ("O", "most"):
+            assert_within(done.outputs[name], expected[name], "float64", 60)

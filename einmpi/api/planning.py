@@ -51,11 +51,13 @@ def options_of(
     if recompute is not None:
         again = checked_recompute("recompute", recompute, job.written)
     machine_file = job.machine if machine is None else path_name("machine", machine)
+    backend = backend_record(job.backend)
     return Options(
         strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
         memory=limit,
         recompute=again,
-        chain_bytes=backend_record(job.backend).chain_bytes,
+        chain_bytes=backend.chain_bytes,
+        operations_of_a_byte=backend.operations_of_a_byte,
         resident=tuple(spec.name for spec in used_inputs if spec.resident),
         pins=pins,
         roles=job.roles,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES
+from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,15 @@ class BackendRecord:
     chain_bytes : int
         The memory that the blocks of a fused chain may take: what fits into a CPU's cache, or
         what gives a GPU enough to do at a time.
+    operations_of_a_byte : int
+        How many operations of a matrix product take as long as to read or write a byte of memory.
     """
 
     name: str
     documentation: str
     workplace: str
     chain_bytes: int = CHAIN_BLOCK_BYTES
+    operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
 
 
 _BACKENDS: dict[str, BackendRecord] = {}
@@ -78,5 +81,6 @@ register_backend(
         documentation="[GPUs](gpu.md) of NVIDIA: CuPy, cuBLAS and compiled kernels",
         workplace="einmpi.compiled.backends:on_gpu",
         chain_bytes=2**28,
+        operations_of_a_byte=64,
     )
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from einmpi.late import late
-from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES
+from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
@@ -66,6 +66,8 @@ class Options:
     # "auto", "none", or names: tensors that are dropped and computed again
     recompute: str | tuple[str, ...] = AUTO
     chain_bytes: int = CHAIN_BLOCK_BYTES  # of a block of the tensors inside of a chain
+    # That take as long as to read or write a byte of memory.
+    operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
     first: tuple[str, ...] = ()  # vertices that are computed before all others
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order

@@ -187,7 +187,11 @@ class Planning:
             if splits:
                 again = with_copies(best, splits, nbytes)
                 best = replace(again, peak=self.memory.peak(again), peak_before=best.peak)
-        return with_fused_chains(best, self.memory, self.options)
+
+        def bytes_moved(cut: CutGraph) -> int:
+            return sum(bill.nbytes for bill in self.bills(cut).values())
+
+        return with_fused_chains(best, self.memory, self.options, bytes_moved)
 
     def recomputed(self, cut: CutGraph, limit: int, highest_price: int | None = None) -> CutGraph:
         """Return the graph with tensors computed again, so that it fits into the limit if it can.

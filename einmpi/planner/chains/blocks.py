@@ -11,6 +11,7 @@ from einmpi.graph.einsum import EinSum
 # Of all blocks of a chain, so that they stay in the cache of a CPU: two large tensors with a power
 # of two as the number of rows, and what there is for each row.
 CHAIN_BLOCK_BYTES = 9 * 2**20
+OPERATIONS_OF_A_BYTE = 8  # that take as long on a CPU as to read or write a byte of memory
 MIN_MATRIX_ROWS = 64  # of a block: with fewer, a matrix product would take longer
 
 

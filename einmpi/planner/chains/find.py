@@ -165,11 +165,15 @@ class ChainSearch:
             return False
         return all(len(set(entries)) == len(entries) for entries in einsum.operands)
 
+    def _span(self, names: Collection[str]) -> tuple[Vertex, ...]:
+        """Return the vertices from the first of these to the last."""
+        places = [self.graph.position[name] for name in names]
+        return self.graph.vertices[min(places) : max(places) + 1]
+
     def _after(self, names: Collection[str]) -> set[str]:
-        """Return all vertices that depend on some of these, without these."""
+        """Return the vertices before the last of these that depend on some, without these."""
         found: set[str] = set()
-        first = min(self.graph.position[name] for name in names)
-        for vertex in self.graph.vertices[first:]:
+        for vertex in self._span(names):
             if vertex.name in names:
                 continue
             if any(operand in names or operand in found for operand in vertex.inputs):
@@ -180,7 +184,7 @@ class ChainSearch:
         """Return the members that depend on a vertex outside which depends on a member."""
         tainted = self._after(members)
         late: set[str] = set()
-        for vertex in self.graph.vertices:
+        for vertex in self._span(members):
             if vertex.name not in members:
                 continue
             if any(operand in tainted or operand in late for operand in vertex.inputs):
@@ -196,7 +200,7 @@ class ChainSearch:
             return None
         after = self._after(members)
         needed: set[str] = set()  # by members, directly or not
-        for vertex in reversed(self.graph.vertices):
+        for vertex in reversed(self._span(members)):
             if vertex.name in members or vertex.name in needed:
                 needed.update(vertex.inputs)
         between = (after & needed) - members
@@ -214,7 +218,8 @@ class ChainSearch:
 
     def _fused(self, members: set[str], seed: str) -> FusedChain | None:
         """Return some vertices as a chain; None if they are none, or not worth it."""
-        vertices = [vertex for vertex in self.graph.computed if vertex.name in members]
+        places = sorted(self.graph.position[name] for name in members)
+        vertices = [self.graph.vertices[place] for place in places]
         names = tuple(vertex.name for vertex in vertices)
         inner = []
         for vertex in vertices:

@@ -2,59 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.chains.order import with_chains_together
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.plan import Options
+from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.order import orders_that_free_early
 from einmpi.planner.saving_memory.recompute import AUTO, CutGraph, with_copies
 
-# Operations that are taken to cost as much time as reading or writing one byte of memory.
-OPERATIONS_OF_A_BYTE = 8
 
-
-def with_fused_chains(cut: CutGraph, memory: CutMemory, options: Options) -> CutGraph:
+def with_fused_chains(
+    cut: CutGraph, memory: CutMemory, options: Options, bytes_moved: Callable[[CutGraph], int]
+) -> CutGraph:
     """Return the graph with its chains fused, as far as that needs no more memory than before.
 
     Where a chain and a later one, of a gradient, need the same large tensor, that is computed
     again in the later one if this costs less than to write and read it, or if memory is short.
+    `bytes_moved` tells how much a graph moves between ranks.
     """
     search = memory.chain_search(cut)
     if not search.seeds:
         return cut
-    best = _fused(cut, search.chains(), memory)
+    limit = options.memory
+    best = cut
+    fused = _with_chains(cut, search.chains())
+    if fused is not None:
+        fused = _in_best_order(fused, memory, limit)
+        if fused.peak <= cut.peak:
+            best = fused
     if options.recompute != AUTO:
         return best
     again = _computed_again(cut, memory)
-    if again is None or again.peak >= best.peak:
+    if again is None:
         return best
-    is_short = options.memory is not None and best.peak > options.memory
-    if is_short or _costs_less(again, best):
-        return replace(again, peak_before=best.peak)
+    is_worthwhile = limit is not None and best.peak > limit
+    if not is_worthwhile:
+        price = _operations_added(again, best)
+        price += FLOPS_PER_BYTE * (bytes_moved(again) - bytes_moved(best))
+        saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
+        is_worthwhile = price <= options.operations_of_a_byte * saved
+    if is_worthwhile:
+        again = _in_best_order(again, memory, limit)
+        if again.peak < best.peak:
+            return replace(again, peak_before=best.peak)
     return best
 
 
-def _fused(cut: CutGraph, chains: Sequence[FusedChain], memory: CutMemory) -> CutGraph:
-    """Return the graph with these chains, in the order that needs least memory.
+def _with_chains(cut: CutGraph, chains: Sequence[FusedChain]) -> CutGraph | None:
+    """Return the graph with these chains, each in one place; None if there is no such order."""
+    graph = with_chains_together(cut.graph, chains)
+    if graph is None or not chains:
+        return None
+    return replace(cut, graph=graph, chains=tuple(chains))
 
-    Return it as it was if it would need more memory.
-    """
-    best = cut
-    if not chains:
-        return cut
-    fused = replace(cut, chains=tuple(chains))
-    orders = [cut.graph, *orders_that_free_early(cut.graph, memory.constraints(fused))]
-    for graph in orders:
-        together = with_chains_together(graph, chains)
-        if together is None:
-            return cut
-        other = replace(fused, graph=together)
+
+def _in_best_order(cut: CutGraph, memory: CutMemory, limit: int | None) -> CutGraph:
+    """Return a graph with its peak; where that is above the limit, in the order with the least."""
+    best = replace(cut, peak=memory.peak(cut))
+    if limit is None or best.peak <= limit:
+        return best
+    for graph in orders_that_free_early(cut.graph, memory.constraints(cut)):
+        other = _with_chains(replace(cut, graph=graph), cut.chains)
+        if other is None:
+            continue
         other = replace(other, peak=memory.peak(other))
-        if other.peak < best.peak or (best is cut and other.peak == cut.peak):
+        if other.peak < best.peak:
             best = other
     return best
 
@@ -68,8 +83,9 @@ def _computed_again(cut: CutGraph, memory: CutMemory) -> CutGraph | None:
     nbytes = memory.constraints(cut).nbytes
     while splits:
         again = with_copies(cut, splits, nbytes)
-        again = replace(again, peak=memory.peak(again))
-        fused = _fused(again, memory.chain_search(again).chains(), memory)
+        fused = _with_chains(again, memory.chain_search(again).chains())
+        if fused is None:
+            return None
         inner = fused.inner
         copy_of = {name: copy for copy, name in again.copies.items()}
         useless = [name for name in splits if not inner.issuperset((name, copy_of[name]))]
@@ -79,12 +95,10 @@ def _computed_again(cut: CutGraph, memory: CutMemory) -> CutGraph | None:
     return None
 
 
-def _costs_less(again: CutGraph, best: CutGraph) -> bool:
-    """Return whether computing tensors again takes less time than the memory traffic it saves."""
-    new_copies = again.copies.keys() - best.copies.keys()
-    operations = sum(again.graph[name].operations() for name in new_copies)
-    saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
-    return operations <= OPERATIONS_OF_A_BYTE * saved
+def _operations_added(again: CutGraph, best: CutGraph) -> int:
+    """Return the operations of what one graph computes again, and the other one does not."""
+    copies = again.copies.keys() - best.copies.keys()
+    return sum(again.graph[name].operations() for name in copies)
 
 
 def _bytes_read_and_written(cut: CutGraph) -> int:
@@ -93,10 +107,6 @@ def _bytes_read_and_written(cut: CutGraph) -> int:
     total = 0
     for vertex in cut.graph.computed:
         if vertex.name not in inner:
-            total += vertex.nbytes * (1 + _reads(cut.graph, vertex.name))
+            readers = len(cut.graph.consumers[vertex.name])
+            total += vertex.nbytes * (1 + readers)
     return total
-
-
-def _reads(graph: EinGraph, name: str) -> int:
-    """Return how many vertices read a tensor."""
-    return len(graph.consumers[name])
