@@ -13,7 +13,7 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.inputs import Inputs, OnDevice
 from einmpi.files.reading import Reading
 from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array
 from einmpi.runtime.gpu.backend import CupyBackend
@@ -109,15 +109,23 @@ class DeviceInputs:
                 return block.copy()
             return block
         key = step.tensor, step.region
-        stays = given is None and step.tensor not in self.inputs.changing
+        is_unchanged = step.tensor not in self.inputs.changing
+        stays = given is None and is_unchanged
         if stays and key in self.backend.resident:
             return self.backend.resident[key]
+        given_stays = is_unchanged and self.inputs.given_stay and not step.overwritten
+        if given is not None and given_stays:
+            known = self.inputs.on_device.get(key)
+            if known is not None and known.given is given:
+                return known.block
         values = self.inputs.block(replace(step, overwritten=False), self.comm)
         self.inputs.resident.pop(key, None)  # it stays on the GPU instead
         array = self.backend.allocate(values.shape, values.dtype.name)
         self.copies.upload(np.ascontiguousarray(values), array)
         if stays:
             self.backend.resident[key] = array
+        elif given_stays:
+            self.inputs.on_device[key] = OnDevice(given, array)
         return array
 
     def close(self) -> None:

@@ -32,13 +32,21 @@ class _KnownView(NamedTuple):
     block: Array
 
 
+class OnDevice(NamedTuple):
+    """A given array, or DistArray, and the block of it that a GPU has."""
+
+    given: Any
+    block: Any
+
+
 class Inputs:
     """The inputs of the runs of one rank.
 
     `given` are those of the caller, `files` says where the job's other inputs are in files.
     With `keep`, blocks that were loaded stay in `resident` for the next run. Those of inputs that
     are `changing` from run to run do not. Given DistArrays in `overwritable` are not used by
-    anyone after the run.
+    anyone after the run. With `given_stay`, an array that is given again has the same values,
+    unless its input is changing; what was copied to a GPU is then in `on_device`.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class Inputs:
         resident: Blocks | None = None,
         keep: bool = False,
         changing: Collection[str] = (),
+        given_stay: bool = False,
     ) -> None:
         self.job = job
         self.given = given
@@ -56,6 +65,8 @@ class Inputs:
         self.resident = {} if resident is None else resident
         self.keep = keep
         self.changing = changing
+        self.given_stay = given_stay
+        self.on_device: dict[tuple[str, Region], OnDevice] = {}
         self.overwritable: set[str] = set()
         self.views: dict[str, _KnownView] = {}  # of given arrays, by the input
         self.shuffled = 0  # bytes received from other ranks that read them

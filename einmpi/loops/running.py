@@ -214,6 +214,7 @@ class LoopRun:
             self.step.files,
             self.step.resident,
             changing=(*self.loop.carry, *self.inputs_changing),
+            given_stay=True,
         )
         if self.loop.history is not None:
             on_first_rank(self.comm, self.start_history)

@@ -9,6 +9,7 @@ import numpy as np
 
 from einmpi.graph.scalar import Arg, walk
 from einmpi.kernels.cpu.scattering.scatter import Scatter, scatter_places
+from einmpi.kernels.cpu.updates.scattered_updates import changed_rows
 from einmpi.kernels.operands import operands_read
 from einmpi.kernels.ufuncs import apply
 from einmpi.runtime.backend import Array, HostArray
@@ -83,9 +84,11 @@ def _blocks_of_rows(
         for start in range(0, extent, step.rows):
             yield np.arange(start, min(start + step.rows, extent)), places - start
         return
-    is_inside = (places >= 0) & (places < extent)
-    rows = np.unique(places[is_inside])
-    numbers = np.where(is_inside, np.searchsorted(rows, places), -1)
+    changed = changed_rows(places, extent)
+    rows = changed.rows
+    numbers = np.full(places.size, -1)
+    numbers[changed.order] = np.repeat(np.arange(len(rows)), np.diff(changed.starts))
+    numbers = numbers.reshape(places.shape)
     for start in range(0, len(rows), step.rows):
         yield rows[start : start + step.rows], numbers - start
 

@@ -96,6 +96,46 @@ def test_a_loop(monkeypatch, small_pieces):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_given_arrays_are_copied_to_the_gpu_once_in_a_loop(ranks, monkeypatch):
+    fake_cupy.install(monkeypatch)
+    shapes = []
+    upload = gpu_copies.DeviceCopies.upload
+
+    def counting(self, values, array):
+        shapes.append(values.shape)
+        upload(self, values, array)
+
+    monkeypatch.setattr(gpu_copies.DeviceCopies, "upload", counting)
+    rng = np.random.default_rng(5)
+    inputs = {"A": rng.normal(size=(12, 12)) / 12, "x": rng.normal(size=12)}
+    job = einmpi.program("x_next[i] = sum(A[i,j] * x[j]) + step", step=(), **inputs)
+
+    def on_rank(comm):
+        found = []
+        for steps in (5, 3):  # a second loop gets other values in the same array
+            result = einmpi.loop(on_gpu(job), inputs, comm, carry={"x": "x_next"}, steps=steps)
+            found.append(result.outputs["x"].gather())
+            comm.barrier()
+            if comm.rank == 0:
+                inputs["A"] *= 2
+            comm.barrier()
+        return found
+
+    matrix = inputs["A"].copy()
+    expected = []
+    for steps in (5, 3):
+        x = inputs["x"]
+        for step in range(steps):
+            x = matrix @ x + step
+        expected.append(x)
+        matrix *= 2
+    for found in run_threads(ranks, on_rank):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    matrices = [shape for shape in shapes if len(shape) == 2]
+    assert len(matrices) == 2 * ranks
+
+
 def test_batches(tmp_path, monkeypatch, small_pieces):
     """A batch is read into host memory, and copied to the GPU like any input."""
     fake_cupy.install(monkeypatch)
