@@ -1,0 +1,288 @@
+"""CUDA text of the gradients of softmax attention, which computes the weights once more.
+
+One kernel owns rows and gives dQ, the other owns columns and gives dK and dV: no sum has two
+writers, so that results are the same in every run.
+"""
+
+from __future__ import annotations
+
+from einmpi.kernels.cuda.attention_forward import MASK, batch_offsets, stride_parameters
+from einmpi.kernels.cuda.attention_tiles import TileSizes, shared_text
+
+PARAMETERS = """{tensors},
+    float* statistics, float* products, i64 batches_1, i64 batches_2, i64 all_rows,
+    i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
+    double fill_value"""
+
+# The slope of a score is its weight times (slope of the weight - sum of weight * slope in the
+# row), and that sum is the product of the row of O with the row of dO. This kernel computes it
+# for its rows and leaves it in `products` for the other kernel.
+ROW_GRADIENTS = """
+FLOAT_OF
+
+__device__ __forceinline__ float chunk_product(const value_t* left, const value_t* right) {
+    const uint4 a = *(const uint4*)left;
+    const uint4 b = *(const uint4*)right;
+    const u32 left_pairs[4] = {a.x, a.y, a.z, a.w};
+    const u32 right_pairs[4] = {b.x, b.y, b.z, b.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        sum = fmaf(float_of(left_pairs[i] & 0xffff), float_of(right_pairs[i] & 0xffff), sum);
+        sum = fmaf(float_of(left_pairs[i] >> 16), float_of(right_pairs[i] >> 16), sum);
+    }
+    return sum;
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
+    PARAMETERS) {
+    extern __shared__ char memory[];
+    const int row_block = row_blocks - 1 - blockIdx.x % (u32)row_blocks;  // the longest first
+    const u32 batch = blockIdx.x / (u32)row_blocks;
+    const i64 batch_2 = batch % (u32)batches_2;
+    const i64 batch_1 = batch / (u32)batches_2 % (u32)batches_1;
+    const i64 batch_0 = batch / (u32)batches_2 / (u32)batches_1;
+BATCH_OFFSETS
+    const int rows = all_rows, columns = all_columns, lower = lowest, upper = highest;
+    const int first_row = row_block * ROWS;
+    const float factor = scale * 1.4426950408889634;
+    const float fill = fill_value;
+    int tile, end;
+    seen_tiles(tile, end, first_row, columns, lower, upper, skips);
+
+    const u32 tile_q = shared_start(memory);
+    const u32 tile_do = tile_q + OWN_TILE;
+    const u32 buffers = tile_do + OWN_TILE;  // twice a tile of K and a tile of V
+    copy_tile<ROWS>(tile_q, q, q_row, first_row, rows);
+    copy_tile<ROWS>(tile_do, d_o, d_o_row, first_row, rows);
+    if (tile < end) {
+        copy_tile<COLUMNS>(buffers, k, k_row, tile * COLUMNS, columns);
+        copy_tile<COLUMNS>(buffers + OTHER_TILE, v, v_row, tile * COLUMNS, columns);
+    }
+    commit_copies();
+
+    float logarithm[2], product[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        const bool inside = row < rows;
+        product[half] = 0;
+        if (inside) {
+            for (int chunk = threadIdx.x % 4; chunk < HEAD_CHUNKS; chunk += 4)
+                product[half] += chunk_product(o + row * o_row + chunk * 8,
+                                               d_o + row * d_o_row + chunk * 8);
+        }
+        product[half] += __shfl_xor_sync(0xffffffff, product[half], 1);
+        product[half] += __shfl_xor_sync(0xffffffff, product[half], 2);
+        logarithm[half] = inside ? statistics[batch * all_rows + row] : 0;
+        if (inside && threadIdx.x % 4 == 0) products[batch * all_rows + row] = product[half];
+    }
+
+    float results[PADDED / 8][4] = {};
+    for (int buffer = 0; tile < end; ++tile, buffer ^= 1) {
+        const u32 tile_k = buffers + buffer * 2 * OTHER_TILE;
+        const u32 tile_v = tile_k + OTHER_TILE;
+        await_copies<0>();
+        if (tile + 1 < end) {
+            const u32 next = buffers + (buffer ^ 1) * 2 * OTHER_TILE;
+            copy_tile<COLUMNS>(next, k, k_row, (tile + 1) * COLUMNS, columns);
+            copy_tile<COLUMNS>(next + OTHER_TILE, v, v_row, (tile + 1) * COLUMNS, columns);
+        }
+        commit_copies();
+        float weights[COLUMNS / 8][4];
+        float slopes[COLUMNS / 8][4];
+        u32 fragments[COLUMNS / 16][4];
+        const bool masked = crosses_mask(first_row, tile * COLUMNS, columns, lower, upper);
+        begin_products();
+        multiply_tiles<COLUMNS>(weights, tile_q, tile_k);
+        commit_products();
+        multiply_tiles<COLUMNS>(slopes, tile_do, tile_v);
+        commit_products();
+        await_products<1>();
+        pin(weights);
+        if (masked)
+            mask_scores(weights, first_row, tile * COLUMNS, columns, lower, upper, fill,
+                        NEGATIVE_INFINITY);
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                weights[n][e] = exp2_of(fmaf(weights[n][e], factor, -logarithm[e / 2]));
+        }
+        await_products<0>();
+        pin(slopes);
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                slopes[n][e] = weights[n][e] * (slopes[n][e] - product[e / 2]);
+        }
+        if (masked)
+            mask_scores(slopes, first_row, tile * COLUMNS, columns, lower, upper, 0, 0);
+        pack_rows<COLUMNS>(fragments, slopes);
+        begin_products();
+        add_product<COLUMNS>(results, fragments, tile_k);
+        commit_products();
+        await_products<0>();
+        pin(results);
+    }
+    await_copies<0>();
+    store_rows(tile_q, results, scale, scale, d_q, d_q_row, first_row, rows);
+}
+"""
+
+# Here the own rows are columns of the scores, and tiles pass over rows of the scores: scores are
+# transposed. Batches of the third dimension share K and V, and are summed over.
+COLUMN_GRADIENTS = """
+__device__ __forceinline__ float2 pair_of(u32 address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
+    PARAMETERS) {
+    extern __shared__ char memory[];
+    const int row_block = blockIdx.x % (u32)row_blocks;
+    const u32 batch = blockIdx.x / (u32)row_blocks;
+    const i64 batch_2 = 0;
+    const i64 batch_1 = batch % (u32)batches_1;
+    const i64 batch_0 = batch / (u32)batches_1;
+BATCH_OFFSETS
+    statistics += batch * batches_2 * all_rows;
+    products += batch * batches_2 * all_rows;
+    const int rows = all_columns, columns = all_rows, lower = -highest, upper = -lowest;
+    const int first_row = row_block * ROWS;
+    const float factor = scale * 1.4426950408889634;
+    const float fill = fill_value;
+    int begin, end;
+    seen_tiles(begin, end, first_row, columns, lower, upper, skips);
+
+    const u32 tile_k = shared_start(memory);
+    const u32 tile_v = tile_k + OWN_TILE;
+    const u32 buffers = tile_v + OWN_TILE;
+    constexpr u32 BUFFER = 2 * OTHER_TILE;  // a tile of Q and a tile of dO
+    const u32 numbers = buffers + 2 * BUFFER;
+    constexpr u32 NUMBERS = 2 * COLUMNS * 4;  // a statistic and a product for each row of them
+    const auto copy_step = [&](int tile, u32 buffer) {
+        const int first = tile * COLUMNS;
+        copy_tile<COLUMNS>(buffers + buffer * BUFFER, q, q_row, first, columns);
+        copy_tile<COLUMNS>(buffers + buffer * BUFFER + OTHER_TILE, d_o, d_o_row, first, columns);
+        const int place = first + threadIdx.x;
+        const u32 target = numbers + buffer * NUMBERS + threadIdx.x * 4;
+        if (threadIdx.x < COLUMNS) {
+            const bool inside = place < columns;
+            copy_float(target, inside ? statistics + place : statistics, inside);
+            copy_float(target + COLUMNS * 4, inside ? products + place : products, inside);
+        }
+        commit_copies();
+    };
+    float results_k[PADDED / 8][4] = {};
+    float results_v[PADDED / 8][4] = {};
+    copy_tile<ROWS>(tile_k, k, k_row, first_row, rows);
+    copy_tile<ROWS>(tile_v, v, v_row, first_row, rows);
+    commit_copies();
+    int member = 0, tile = begin;
+    if (begin < end) copy_step(tile, 0);
+    for (u32 buffer = 0; begin < end && member < batches_2; buffer ^= 1) {
+        const int first_column = tile * COLUMNS;
+        if (++tile == end) {
+            tile = begin;
+            ++member;
+            q += q_2;
+            d_o += d_o_2;
+            statistics += all_rows;
+            products += all_rows;
+        }
+        await_copies<0>();
+        if (member < batches_2) copy_step(tile, buffer ^ 1);
+        const u32 tile_q = buffers + buffer * BUFFER;
+        const u32 tile_do = tile_q + OTHER_TILE;
+        const u32 row_numbers = numbers + buffer * NUMBERS + threadIdx.x % 4 * 8;
+        float weights[COLUMNS / 8][4];
+        float slopes[COLUMNS / 8][4];
+        u32 fragments[COLUMNS / 16][4];
+        u32 slope_fragments[COLUMNS / 16][4];
+        const bool masked = crosses_mask(first_row, first_column, columns, lower, upper);
+        begin_products();
+        multiply_tiles<COLUMNS>(weights, tile_k, tile_q);
+        commit_products();
+        multiply_tiles<COLUMNS>(slopes, tile_v, tile_do);
+        commit_products();
+        await_products<1>();
+        pin(weights);
+        if (masked)
+            mask_scores(weights, first_row, first_column, columns, lower, upper, fill,
+                        NEGATIVE_INFINITY);
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+            const float2 logarithm = pair_of(row_numbers + n * 32);
+            weights[n][0] = exp2_of(fmaf(weights[n][0], factor, -logarithm.x));
+            weights[n][1] = exp2_of(fmaf(weights[n][1], factor, -logarithm.y));
+            weights[n][2] = exp2_of(fmaf(weights[n][2], factor, -logarithm.x));
+            weights[n][3] = exp2_of(fmaf(weights[n][3], factor, -logarithm.y));
+        }
+        pack_rows<COLUMNS>(fragments, weights);
+        await_products<0>();
+        pin(slopes);
+        begin_products();
+        add_product<COLUMNS>(results_v, fragments, tile_do);
+        commit_products();
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; ++n) {
+            const float2 product = pair_of(row_numbers + COLUMNS * 4 + n * 32);
+            slopes[n][0] = weights[n][0] * (slopes[n][0] - product.x);
+            slopes[n][1] = weights[n][1] * (slopes[n][1] - product.y);
+            slopes[n][2] = weights[n][2] * (slopes[n][2] - product.x);
+            slopes[n][3] = weights[n][3] * (slopes[n][3] - product.y);
+        }
+        if (masked)
+            mask_scores(slopes, first_row, first_column, columns, lower, upper, 0, 0);
+        pack_rows<COLUMNS>(slope_fragments, slopes);
+        begin_products();
+        add_product<COLUMNS>(results_k, slope_fragments, tile_q);
+        commit_products();
+        await_products<0>();
+        pin(results_k);
+        pin(results_v);
+    }
+    await_copies<0>();
+    store_rows(tile_k, results_k, scale, scale, d_k, d_k_row, first_row, rows);
+    store_rows(tile_v, results_v, 1, 1, d_v, d_v_row, first_row, rows);
+}
+"""
+
+FLOAT_OF = {
+    "float16": """__device__ __forceinline__ float float_of(u32 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((value_t)bits));
+    return value;
+}""",
+    "bfloat16": """__device__ __forceinline__ float float_of(u32 bits) {
+    return __int_as_float(bits << 16);
+}""",
+}
+
+
+def _gradient_text(kernel: str, tensors: str, sizes: TileSizes) -> str:
+    kernel = kernel.replace("PARAMETERS", PARAMETERS.format(tensors=stride_parameters(tensors)))
+    kernel = kernel.replace("BATCH_OFFSETS", batch_offsets(tensors))
+    kernel = kernel.replace("FLOAT_OF", FLOAT_OF[sizes.dtype])
+    return shared_text(sizes) + MASK + kernel
+
+
+def row_gradients_text(sizes: TileSizes) -> str:
+    """Return the text of the kernel that computes dQ, and the products of rows of O and dO."""
+    return _gradient_text(ROW_GRADIENTS, "q k v o d_o d_q", sizes)
+
+
+def column_gradients_text(sizes: TileSizes) -> str:
+    """Return the text of the kernel that computes dK and dV from those products."""
+    return _gradient_text(COLUMN_GRADIENTS, "q k v d_o d_k d_v", sizes)
+
+
+def gradient_bytes(sizes: TileSizes) -> int:
+    """Return the bytes of shared memory of a block: two own tiles and twice two others."""
+    tiles = 2 * sizes.tile_bytes(sizes.rows) + 4 * sizes.tile_bytes(sizes.columns)
+    return tiles + 4 * 4 * sizes.columns + 1024
