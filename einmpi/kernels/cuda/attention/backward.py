@@ -6,8 +6,8 @@ writers, so that results are the same in every run.
 
 from __future__ import annotations
 
-from einmpi.kernels.cuda.attention_forward import MASK, batch_offsets, stride_parameters
-from einmpi.kernels.cuda.attention_tiles import TileSizes, shared_text
+from einmpi.kernels.cuda.attention.forward import MASK, batch_offsets, stride_parameters
+from einmpi.kernels.cuda.attention.tiles import TileSizes, shared_text
 
 PARAMETERS = """{tensors},
     float* statistics, float* products, i64 batches_1, i64 batches_2, i64 all_rows,

@@ -5,7 +5,7 @@ A pass over the columns keeps each row's maximum and sum, and scales the result 
 
 from __future__ import annotations
 
-from einmpi.kernels.cuda.attention_tiles import TileSizes, shared_text
+from einmpi.kernels.cuda.attention.tiles import TileSizes, shared_text
 
 BATCH_DIMENSIONS = 3
 

@@ -13,14 +13,14 @@ from math import inf, prod
 import numpy as np
 
 from einmpi.kernels.cuda import driver
-from einmpi.kernels.cuda.attention_backward import (
+from einmpi.kernels.cuda.attention.backward import (
     column_gradients_text,
     gradient_bytes,
     row_gradients_text,
 )
-from einmpi.kernels.cuda.attention_compile import AttentionLaunch, compiled_attention
-from einmpi.kernels.cuda.attention_forward import BATCH_DIMENSIONS, forward_bytes, forward_text
-from einmpi.kernels.cuda.attention_tiles import FRACTION_TYPES, MAX_HEAD, TileSizes
+from einmpi.kernels.cuda.attention.compiled import AttentionLaunch, compiled_attention
+from einmpi.kernels.cuda.attention.forward import BATCH_DIMENSIONS, forward_bytes, forward_text
+from einmpi.kernels.cuda.attention.tiles import FRACTION_TYPES, MAX_HEAD, TileSizes
 from einmpi.kernels.cuda.driver import DeviceArray
 
 MIN_CAPABILITY = 80  # mma.sync of 16-bit values, and copies to shared memory that run on

@@ -1,0 +1,1 @@
+"""Softmax attention among the kernels of a chain."""

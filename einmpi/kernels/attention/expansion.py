@@ -1,0 +1,150 @@
+"""Kernels of a chain as expressions of tensors: elementwise kernels between them are written out.
+
+Two kernels that compute the same then have the same expression, however they were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar
+from einmpi.schedule.step import Kernel
+
+# Conversions to these are left out: kernels of a whole chain compute in float32.
+LEFT_OUT_CASTS = ("float16", "bfloat16", "float32")
+
+
+class NoMatchError(Exception):
+    """Some kernels are not what a pattern asks for."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A product: a number times numerators, over denominators."""
+
+    number: float
+    numerators: tuple[Scalar, ...]
+    denominators: tuple[Scalar, ...]
+
+
+class Expansion:
+    """The kernels of a chain, by the names of the slots that they write."""
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        self.producers = {kernel.target.name: kernel for kernel in kernels}
+
+    def is_given(self, element: Element) -> bool:
+        """Tell whether a tensor comes from outside of the chain."""
+        return element.tensor not in self.producers
+
+    def body(self, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
+        """Return what a kernel aggregates, or computes, with its labels renamed.
+
+        Elements are of tensors from outside of the chain, or of results of aggregations.
+        """
+        if kernel.select:
+            raise NoMatchError
+        return self._expand(kernel.einsum.function, kernel, names)
+
+    def _expand(self, node: Scalar, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
+        if isinstance(node, Arg):
+            return self._operand(node.position, kernel, names)
+        if isinstance(node, Index):
+            return _index_value(node.label, kernel, names)
+        if isinstance(node, Call):
+            arguments = tuple([self._expand(part, kernel, names) for part in node.args])
+            if node.op in LEFT_OUT_CASTS:
+                return arguments[0]
+            return Call(node.op, arguments)
+        return node
+
+    def _operand(self, position: int, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
+        slot = kernel.operands[position]
+        labels = []
+        for entry in kernel.einsum.operands[position]:
+            if not isinstance(entry, str):
+                raise NoMatchError  # a gather
+            labels.append(names[entry])
+        if len(set(labels)) < len(labels):
+            raise NoMatchError  # a diagonal
+        producer = self.producers.get(slot.name)
+        if producer is None or producer.einsum.aggregated:
+            return Element(slot.name, tuple(labels))
+        inner_names = dict(zip(producer.einsum.output, labels, strict=True))
+        return self.body(producer, inner_names)
+
+    def aggregation(self, element: Element, name: str, bound: Sequence[str]) -> Scalar:
+        """Return what the kernel of an element aggregates by `name`, over labels named `bound`."""
+        kernel = self.producers.get(element.tensor)
+        if kernel is None or kernel.einsum.aggregation != name:
+            raise NoMatchError
+        return self.body(kernel, output_names(kernel.einsum, element, bound))
+
+
+def output_names(einsum: EinSum, element: Element, bound: Sequence[str]) -> dict[str, str]:
+    """Return names for an EinSum's labels: those of an element of it, `bound` for the others."""
+    if len(einsum.aggregated) != len(bound) or len(einsum.output) != len(element.index):
+        raise NoMatchError
+    names = dict(zip(einsum.aggregated, bound, strict=True))
+    for label, entry in zip(einsum.output, element.index, strict=True):
+        assert isinstance(entry, str)
+        names[label] = entry
+    return names
+
+
+def _index_value(label: str, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
+    """Return a label as a number: the index that position 0 stands for on this rank, and on."""
+    runs = dict(kernel.index).get(label, ((0, kernel.einsum.extent[label]),))
+    if len(runs) != 1:
+        raise NoMatchError  # its indices have gaps here
+    start = runs[0][0]
+    index = Index(names[label])
+    return index if start == 0 else Call("+", (index, Const(start)))
+
+
+def number_of(node: Scalar) -> float | None:
+    """Return the value of an expression that reads nothing; None of any other."""
+    if isinstance(node, Const):
+        return None if isinstance(node.value, complex) else float(node.value)
+    if not isinstance(node, Call):
+        return None
+    values = []
+    for part in node.args:
+        value = number_of(part)
+        if value is None:
+            return None
+        values.append(value)
+    with np.errstate(all="ignore"):
+        return float(OPERATIONS[node.op].function(*values))
+
+
+def factors_of(node: Scalar) -> Factors:
+    """Return an expression as a product; what is neither a product nor a quotient is one factor."""
+    number = number_of(node)
+    if number is not None:
+        return Factors(number, (), ())
+    if isinstance(node, Call) and node.op == "*":
+        left, right = [factors_of(part) for part in node.args]
+        return Factors(
+            left.number * right.number,
+            left.numerators + right.numerators,
+            left.denominators + right.denominators,
+        )
+    if isinstance(node, Call) and node.op == "/":
+        above, below = [factors_of(part) for part in node.args]
+        if below.number == 0:
+            raise NoMatchError
+        return Factors(
+            above.number / below.number,
+            above.numerators + below.denominators,
+            above.denominators + below.numerators,
+        )
+    if isinstance(node, Call) and node.op == "neg":
+        inner = factors_of(node.args[0])
+        return Factors(-inner.number, inner.numerators, inner.denominators)
+    return Factors(1.0, (node,), ())

@@ -1,0 +1,1 @@
+"""Softmax attention on the tensor cores of NVIDIA GPUs."""
