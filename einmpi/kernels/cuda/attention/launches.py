@@ -1,7 +1,6 @@
-"""Softmax attention and its gradients on a GPU with tensor cores, for float16 and bfloat16.
+"""Launches of softmax attention and of its gradients, for float16 and bfloat16.
 
-Arrays are views with three dimensions of batches, then rows, then the head. K and V may have a
-stride of 0 along the last batch dimension: its members share them.
+Which tiles a kernel has, and what it is given, follows from how arrays are stored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,21 @@ MIN_CAPABILITY = 80  # mma.sync of 16-bit values, and copies to shared memory th
 WARPGROUP_CAPABILITY = 90  # the only one with wgmma
 CHUNK_BYTES = 16  # that one thread copies at a time
 CHUNK_VALUES = 8
+VALUE_BYTES = 2
 MAX_COUNT = 2**30  # of rows and columns, whose numbers and differences are 32-bit integers
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How an array of rows is stored: three dimensions of batches, then rows, then the head.
+
+    K and V may have a stride of 0 along the last batch dimension: its members share them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes
+    address: int
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,9 @@ def capability() -> int:
     return 0 if device is None else int(device().compute_capability)
 
 
-def supports(arrays: Sequence[DeviceArray], scores: Scores) -> bool:
+def supports(arrays: Sequence[Stored], scores: Scores) -> bool:
     """Tell whether the kernels can compute with these arrays on the current GPU."""
-    dtype = arrays[0].dtype
-    if dtype.name not in FRACTION_TYPES or capability() < MIN_CAPABILITY:
+    if arrays[0].dtype not in FRACTION_TYPES or capability() < MIN_CAPABILITY:
         return False
     if not scores.scale > 0 or not scores.fill < inf:
         return False
@@ -75,16 +87,16 @@ def supports(arrays: Sequence[DeviceArray], scores: Scores) -> bool:
     return all(_is_readable(array, arrays[0]) for array in arrays)
 
 
-def _is_readable(array: DeviceArray, first: DeviceArray) -> bool:
+def _is_readable(array: Stored, first: Stored) -> bool:
     """Tell whether threads can copy 16 bytes at a time from each row of an array."""
     head = array.shape[-1]
     if array.dtype != first.dtype or head != first.shape[-1]:
         return False
     if head % CHUNK_VALUES or not 0 < head <= MAX_HEAD:
         return False
-    if array.size == 0 or max(array.shape) > MAX_COUNT:
+    if 0 in array.shape or max(array.shape) > MAX_COUNT:
         return False
-    if array.strides[-1] != array.itemsize or array.data.ptr % CHUNK_BYTES:
+    if array.strides[-1] != VALUE_BYTES or array.address % CHUNK_BYTES:
         return False
     return not any(stride % CHUNK_BYTES for stride in array.strides[:-1])
 
@@ -135,8 +147,9 @@ class _Problem:
         ]
 
 
-def _problem_of(q: DeviceArray, k: DeviceArray, scores: Scores) -> _Problem:
-    return _Problem(scores, q.shape[:BATCH_DIMENSIONS], q.shape[-2], k.shape[-2])
+def _problem_of(q: Stored, k: Stored, scores: Scores) -> _Problem:
+    first, second, third = q.shape[:BATCH_DIMENSIONS]
+    return _Problem(scores, (first, second, third), q.shape[-2], k.shape[-2])
 
 
 def _prepare(
@@ -144,7 +157,7 @@ def _prepare(
     sizes: TileSizes,
     shared_bytes: int,
     blocks: int,
-    arrays: Sequence[DeviceArray],
+    arrays: Sequence[Stored],
     addresses: int,
     values: Sequence[int | float],
 ) -> AttentionLaunch:
@@ -156,7 +169,7 @@ def _prepare(
     for array in arrays:
         pointers.append(len(arguments))
         arguments.append(0)
-        arguments += [stride // array.itemsize for stride in array.strides[:-1]]
+        arguments += [stride // VALUE_BYTES for stride in array.strides[:-1]]
     for _ in range(addresses):
         pointers.append(len(arguments))
         arguments.append(0)
@@ -167,10 +180,10 @@ def _prepare(
 
 
 def prepare_attention(
-    q: DeviceArray,
-    k: DeviceArray,
-    v: DeviceArray,
-    o: DeviceArray,
+    q: Stored,
+    k: Stored,
+    v: Stored,
+    o: Stored,
     scores: Scores,
     sizes: TileSizes | None = None,
 ) -> AttentionLaunch:
@@ -180,7 +193,7 @@ def prepare_attention(
     """
     if sizes is None:
         is_hopper = capability() == WARPGROUP_CAPABILITY
-        sizes = forward_sizes(q.dtype.name, q.shape[-1], is_hopper)
+        sizes = forward_sizes(q.dtype, q.shape[-1], is_hopper)
     problem = _problem_of(q, k, scores)
     row_blocks = -(-problem.rows // sizes.rows)
     blocks = row_blocks * prod(problem.batches)
@@ -196,17 +209,17 @@ class GradientLaunches:
     column_gradients: AttentionLaunch
     products_shape: tuple[int, ...]  # of the float32 array that both use
 
-    def __call__(self, arrays: Sequence[DeviceArray], statistics: DeviceArray) -> None:
+    def __call__(self, addresses: Sequence[int], statistics: DeviceArray) -> None:
         """Compute with q, k, v, o, dO, dQ, dK, dV, and the statistics of the forward kernel."""
+        q, k, v, o, d_o, d_q, d_k, d_v = addresses
         products = driver.cupy().empty(self.products_shape, np.float32)
-        q, k, v, o, d_o, d_q, d_k, d_v = [array.data.ptr for array in arrays]
         numbers = [statistics.data.ptr, products.data.ptr]
         self.row_gradients([q, k, v, o, d_o, d_q, *numbers])
         self.column_gradients([q, k, v, d_o, d_k, d_v, *numbers])
 
 
 def prepare_gradients(
-    arrays: Sequence[DeviceArray],
+    arrays: Sequence[Stored],
     scores: Scores,
     row_sizes: TileSizes | None = None,
     column_sizes: TileSizes | None = None,
@@ -216,7 +229,7 @@ def prepare_gradients(
     dK and dV have extent 1 along the last batch dimension, whose members share K and V.
     """
     q, k, v, o, d_o, d_q, d_k, d_v = arrays
-    sizes = gradient_sizes(q.dtype.name, q.shape[-1], capability() == WARPGROUP_CAPABILITY)
+    sizes = gradient_sizes(q.dtype, q.shape[-1], capability() == WARPGROUP_CAPABILITY)
     row_sizes = row_sizes or sizes
     column_sizes = column_sizes or sizes
     problem = _problem_of(q, k, scores)
