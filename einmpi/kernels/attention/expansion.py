@@ -7,16 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Element,
+    Index,
+    Scalar,
+    labels_in,
+    relabel,
+    walk,
+)
 from einmpi.schedule.step import Kernel
 
 # Conversions to these are left out: kernels of a whole chain compute in float32.
 LEFT_OUT_CASTS = ("float16", "bfloat16", "float32")
+
+
+Names: TypeAlias = dict[str, str]  # for labels of a kernel
 
 
 class NoMatchError(Exception):
@@ -78,12 +92,36 @@ class Expansion:
         inner_names = dict(zip(producer.einsum.output, labels, strict=True))
         return self.body(producer, inner_names)
 
+    def anchored(self, kernel: Kernel, anchors: Sequence[Element]) -> tuple[Scalar, Names]:
+        """Return what a kernel aggregates with the labels that anchors have, and these names.
+
+        An anchor is an element that occurs in it, maybe with other labels.
+        """
+        own = {label: label for label in kernel.einsum.labels}
+        body = self.body(kernel, own)
+        names: Names = {}
+        for anchor in anchors:
+            found = [part for part in walk(body) if _is_of(part, anchor.tensor)]
+            if not found:
+                raise NoMatchError
+            for label, name in zip(labels_in(found[0].index), anchor.index, strict=True):
+                assert isinstance(name, str)
+                if names.setdefault(label, name) != name:
+                    raise NoMatchError
+        if set(names) != set(own) or len(set(names.values())) < len(names):
+            raise NoMatchError
+        return relabel(body, names), names
+
     def aggregation(self, element: Element, name: str, bound: Sequence[str]) -> Scalar:
         """Return what the kernel of an element aggregates by `name`, over labels named `bound`."""
         kernel = self.producers.get(element.tensor)
         if kernel is None or kernel.einsum.aggregation != name:
             raise NoMatchError
         return self.body(kernel, output_names(kernel.einsum, element, bound))
+
+
+def _is_of(node: Scalar, tensor: str) -> TypeGuard[Element]:
+    return isinstance(node, Element) and node.tensor == tensor
 
 
 def output_names(einsum: EinSum, element: Element, bound: Sequence[str]) -> dict[str, str]:

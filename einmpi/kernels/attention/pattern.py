@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from einmpi.graph.scalar import Element, Scalar
+from einmpi.graph.scalar import Element
 from einmpi.kernels.attention.expansion import Expansion, Factors, NoMatchError, factors_of
-from einmpi.kernels.attention.mask import Band
 from einmpi.kernels.attention.softmax import (
     COLUMN_LABEL,
     CONTRACTED_LABEL,
+    Scores,
     Weights,
     weights_of,
 )
@@ -18,25 +18,35 @@ from einmpi.schedule.step import Kernel
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What the labels of attention are. Others are CONTRACTED_LABEL and COLUMN_LABEL.
+
+    Batch labels may be missing in Q, K and V. `row` is None if there is but one row.
+    """
+
+    row: str | None
+    value: str  # of V and O
+    own_batches: tuple[str, ...]  # that K or V has
+    shared_batches: tuple[str, ...]  # whose members share K and V
+    extents: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
 class Attention:
     """O[…,row,value] ← Σ[column](softmax[column](scale · Σ(Q·K)) · V), with a mask.
 
-    Tensors are elements: the name of a slot and, for each dimension, a label. Batch labels may be
-    missing in Q, K and V. The labels of aggregations are CONTRACTED_LABEL and COLUMN_LABEL.
-    `row` is None if there is but one row.
+    Tensors are elements: the name of a slot and, for each dimension, a label.
     """
 
     q: Element
     k: Element
     v: Element
     o: Element
-    row: str | None
-    value: str
-    batches: tuple[str, ...]  # in the order of the output
-    extents: tuple[tuple[str, int], ...]
-    scale: float
-    band: Band
-    fill: float  # of scores that are not seen, after scaling
+    maximum: Element | None  # of the scores of each row, if it is wanted
+    total: Element | None  # of the exponentials of each row, if it is wanted
+    divides: bool  # whether O is divided by the total
+    scores: Scores
+    labels: Labels
 
 
 def find_attention(kernels: Sequence[Kernel], written: Sequence[str]) -> Attention | None:
@@ -44,35 +54,48 @@ def find_attention(kernels: Sequence[Kernel], written: Sequence[str]) -> Attenti
 
     `written` are the names of the slots that the chain leaves.
     """
-    try:
-        return _match(kernels, written)
-    except NoMatchError:
-        return None
-
-
-def _match(kernels: Sequence[Kernel], written: Sequence[str]) -> Attention:
-    last = kernels[-1]
-    if list(written) != [last.target.name]:
-        raise NoMatchError
     expansion = Expansion(kernels)
-    o = Element(last.target.name, last.einsum.output)
-    product = weighted_sum(expansion, last)
-    if product.number != 1 or len(product.numerators) != 2 or len(product.denominators) != 1:
+    for kernel in reversed(kernels):
+        if kernel.target.name not in written:
+            continue
+        try:
+            return _match(expansion, kernel, set(written) - {kernel.target.name})
+        except NoMatchError:
+            continue
+    return None
+
+
+def _match(expansion: Expansion, kernel: Kernel, numbers: set[str]) -> Attention:
+    """Return a kernel as attention that also leaves some numbers of each row."""
+    o = Element(kernel.target.name, kernel.einsum.output)
+    product = weighted_sum(expansion, kernel)
+    if product.number != 1 or len(product.numerators) != 2:
         raise NoMatchError
     exponential, v = product.numerators
     if isinstance(exponential, Element):
         exponential, v = v, exponential
     if not isinstance(v, Element) or not expansion.is_given(v):
         raise NoMatchError
-    weights = weights_of(expansion, exponential, product.denominators[0], COLUMN_LABEL)
-    extents = dict(last.einsum.extents)
-    score_kernel = expansion.producers[weights.scores.element.tensor]
-    (contracted,) = score_kernel.einsum.aggregated
-    extents[CONTRACTED_LABEL] = score_kernel.einsum.extent[contracted]
-    total_kernel = expansion.producers[weights.total.tensor]
-    (column,) = total_kernel.einsum.aggregated
-    extents[COLUMN_LABEL] = total_kernel.einsum.extent[column]
-    return labelled(weights, v, o, extents)
+    weights = weights_of(expansion, exponential, product.denominators)
+    if expansion.is_given(weights.maximum):
+        raise NoMatchError
+    total = weights.total or _kept_total(expansion, weights, numbers)
+    wanted = {element.tensor: element for element in (weights.maximum, total) if element}
+    if not numbers <= set(wanted):
+        raise NoMatchError
+    extents = dict(kernel.einsum.extents)
+    extents.update(aggregated_extents(expansion, weights))
+    return Attention(
+        q=weights.q,
+        k=weights.k,
+        v=v,
+        o=o,
+        maximum=weights.maximum if weights.maximum.tensor in numbers else None,
+        total=total if total is not None and total.tensor in numbers else None,
+        divides=weights.total is not None,
+        scores=weights.scores,
+        labels=sort_labels(weights, v, o, extents),
+    )
 
 
 def weighted_sum(expansion: Expansion, kernel: Kernel) -> Factors:
@@ -97,7 +120,32 @@ def weighted_sum(expansion: Expansion, kernel: Kernel) -> Factors:
     )
 
 
-def labelled(weights: Weights, v: Element, o: Element, extents: dict[str, int]) -> Attention:
+def _kept_total(expansion: Expansion, weights: Weights, numbers: set[str]) -> Element | None:
+    """Return the total among the numbers that a chain leaves, which O is not divided by."""
+    for name in sorted(numbers - {weights.maximum.tensor}):
+        kernel = expansion.producers[name]
+        body, names = expansion.anchored(kernel, [weights.scores.element])
+        aggregated = [names[label] for label in kernel.einsum.aggregated]
+        if kernel.einsum.aggregation != "sum" or aggregated != [COLUMN_LABEL]:
+            raise NoMatchError
+        if body != weights.exponential:
+            raise NoMatchError
+        return Element(name, tuple([names[label] for label in kernel.einsum.output]))
+    return None
+
+
+def aggregated_extents(expansion: Expansion, weights: Weights) -> dict[str, int]:
+    """Return the extents of the contracted label and of the columns."""
+    kernel = expansion.producers[weights.scores.element.tensor]
+    (contracted,) = kernel.einsum.aggregated
+    column = kernel.einsum.output[weights.scores.element.index.index(COLUMN_LABEL)]
+    return {
+        CONTRACTED_LABEL: kernel.einsum.extent[contracted],
+        COLUMN_LABEL: kernel.einsum.extent[column],
+    }
+
+
+def sort_labels(weights: Weights, v: Element, o: Element, extents: Mapping[str, int]) -> Labels:
     """Sort the labels of attention into batches, rows, columns and heads."""
     q_labels = set(weights.q.index)
     k_labels = set(weights.k.index)
@@ -107,8 +155,6 @@ def labelled(weights: Weights, v: Element, o: Element, extents: dict[str, int]) 
     if len(values) != 1:
         raise NoMatchError
     (value,) = values
-    if CONTRACTED_LABEL not in q_labels & k_labels or COLUMN_LABEL not in k_labels & v_labels:
-        raise NoMatchError
     outside = set(o_labels) - {value}
     if q_labels - outside != {CONTRACTED_LABEL}:
         raise NoMatchError
@@ -116,31 +162,13 @@ def labelled(weights: Weights, v: Element, o: Element, extents: dict[str, int]) 
         raise NoMatchError
     if v_labels - outside != {value, COLUMN_LABEL}:
         raise NoMatchError
-    row = _row_label(weights, o_labels, extents, q_labels - k_labels - v_labels)
-    if row is not None and row in k_labels | v_labels:
+    row = weights.scores.band.row
+    if row is None:  # without a mask, the longest label that only Q and O have
+        only_in_rows = [label for label in o_labels if label not in k_labels | v_labels]
+        row = max(only_in_rows, key=lambda label: extents[label], default=None)
+    if row in k_labels | v_labels or (row is not None and row not in o_labels):
         raise NoMatchError
-    batches = tuple([label for label in o_labels if label not in (row, value)])
-    return Attention(
-        q=weights.q,
-        k=weights.k,
-        v=v,
-        o=o,
-        row=row,
-        value=value,
-        batches=batches,
-        extents=tuple(extents.items()),
-        scale=weights.scores.scale,
-        band=weights.scores.band,
-        fill=weights.scores.fill,
-    )
-
-
-def _row_label(
-    weights: Weights, labels: Sequence[str], extents: dict[str, int], candidates: set[str | Scalar]
-) -> str | None:
-    """Return the label of rows: that of the mask, or the longest one that only Q and O have."""
-    masked = weights.scores.band.row
-    if masked is not None:
-        return masked
-    found = [label for label in labels if label in candidates]
-    return max(found, key=lambda label: extents[label], default=None)
+    batches = [label for label in o_labels if label not in (row, value)]
+    own = [label for label in batches if label in k_labels | v_labels]
+    shared = [label for label in batches if label not in k_labels | v_labels]
+    return Labels(row, value, tuple(own), tuple(shared), tuple(extents.items()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeAlias
 
 from einmpi.graph.scalar import Call, Element, Scalar
 from einmpi.kernels.attention.expansion import (
@@ -15,6 +17,7 @@ from einmpi.kernels.attention.expansion import (
 )
 from einmpi.kernels.attention.mask import ALL_SEEN, Band, band_of
 
+Mask: TypeAlias = tuple[Scalar, bool]  # a condition, and whether scores are seen where it is false
 # Names of labels that are aggregated. No label of a program has a space.
 CONTRACTED_LABEL = "contracted label"  # of the scores
 COLUMN_LABEL = "column label"  # of the softmax
@@ -28,7 +31,7 @@ class Scores:
     scale: float = 1.0
     band: Band = ALL_SEEN
     fill: float = -inf
-    condition: Scalar | None = None  # as the program has it
+    mask: Mask | None = None  # as the program has it
 
 
 @dataclass(frozen=True)
@@ -37,30 +40,52 @@ class Weights:
 
     scores: Scores
     exponential: Scalar
-    total: Element  # the sum of exponentials over the columns
+    maximum: Element  # of the scores, over the columns
+    total: Element | None  # the sum of exponentials over the columns; None if it is not needed
     q: Element
     k: Element
 
 
-def weights_of(expansion: Expansion, exponential: Scalar, total: Scalar, column: str) -> Weights:
-    """Recognise a softmax over `column` by its numerator and its denominator."""
+def weights_of(
+    expansion: Expansion, exponential: Scalar, denominators: Sequence[Scalar]
+) -> Weights:
+    """Recognise a softmax over COLUMN_LABEL by its numerator and its denominator.
+
+    The maximum and the total may be given from outside of the chain.
+    """
     match exponential:
         case Call("exp", (Call("-", (shown, Element() as maximum)),)):
             pass
         case _:
             raise NoMatchError
-    if not isinstance(total, Element):
+    column = COLUMN_LABEL
+    is_given = expansion.is_given(maximum)
+    if not is_given and expansion.aggregation(maximum, "max", (column,)) != shown:
         raise NoMatchError
-    if expansion.aggregation(maximum, "max", (column,)) != shown:
-        raise NoMatchError
-    if expansion.aggregation(total, "sum", (column,)) != exponential:
-        raise NoMatchError
+    total = None
+    if denominators:
+        total = _total_of(expansion, exponential, denominators)
+        if expansion.is_given(total) != is_given:
+            raise NoMatchError
     scores = scores_of(shown, column)
     product = factors_of(expansion.aggregation(scores.element, "sum", (CONTRACTED_LABEL,)))
     q, k = two_elements(expansion, product, column)
     if product.number * scores.scale <= 0:
         raise NoMatchError
-    return Weights(replace(scores, scale=product.number * scores.scale), exponential, total, q, k)
+    scores = replace(scores, scale=product.number * scores.scale)
+    return Weights(scores, exponential, maximum, total, q, k)
+
+
+def _total_of(expansion: Expansion, exponential: Scalar, denominators: Sequence[Scalar]) -> Element:
+    """Return the only denominator, which must be the sum of the exponentials unless it is given."""
+    total = denominators[0]
+    if len(denominators) > 1 or not isinstance(total, Element):
+        raise NoMatchError
+    if expansion.is_given(total):
+        return total
+    if expansion.aggregation(total, "sum", (COLUMN_LABEL,)) != exponential:
+        raise NoMatchError
+    return total
 
 
 def two_elements(
@@ -111,7 +136,7 @@ def _masked(condition: Scalar, seen: Scalar, other: Scalar, column: str) -> Scor
         fill = number_of(seen)
         seen = other
     inner = scores_of(seen, column)
-    if fill is None or not fill < inf or inner.condition is not None:
+    if fill is None or not fill < inf or inner.mask is not None:
         raise NoMatchError
     band = band_of(condition, column, is_negated)
-    return replace(inner, band=band, fill=fill, condition=condition)
+    return replace(inner, band=band, fill=fill, mask=(condition, is_negated))

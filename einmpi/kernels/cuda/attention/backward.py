@@ -6,20 +6,29 @@ writers, so that results are the same in every run.
 
 from __future__ import annotations
 
-from einmpi.kernels.cuda.attention.forward import MASK, batch_offsets, stride_parameters
+from einmpi.kernels.cuda.attention.forward import (
+    MASK,
+    batch_offsets,
+    number_offsets,
+    number_parameters,
+    stride_parameters,
+)
 from einmpi.kernels.cuda.attention.tiles import TileSizes, shared_text
+
+# Where the sum of weight * slope of a row comes from; names of constants in the text.
+PRODUCTS_GIVEN = "PRODUCTS_GIVEN"
+PRODUCTS_OF_RESULTS = "PRODUCTS_OF_RESULTS"
+PRODUCTS_IN_A_PASS = "PRODUCTS_IN_A_PASS"
 
 PARAMETERS = """{tensors},
     float* statistics, float* products, i64 batches_1, i64 batches_2, i64 all_rows,
     i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
-    double fill_value"""
+    double fill_value, double slope_scale"""
 
 # The slope of a score is its weight times (slope of the weight - sum of weight * slope in the
-# row), and that sum is the product of the row of O with the row of dO. This kernel computes it
-# for its rows and leaves it in `products` for the other kernel.
+# row). That sum may be given in `products`. If O is given, it is the product of the row of O with
+# the row of dO; else a pass of its own computes it. It is left in `products` for the other kernel.
 ROW_GRADIENTS = """
-FLOAT_OF
-
 __device__ __forceinline__ float chunk_product(const value_t* left, const value_t* right) {
     const uint4 a = *(const uint4*)left;
     const uint4 b = *(const uint4*)right;
@@ -61,47 +70,40 @@ BATCH_OFFSETS
     }
     commit_copies();
 
-    float logarithm[2], product[2];
+    float logarithm[2], product[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
         const bool inside = row < rows;
-        product[half] = 0;
-        if (inside) {
+        logarithm[half] = inside ? statistics[batch * all_rows + row] : 0;
+        if (inside && PRODUCTS == PRODUCTS_GIVEN) product[half] = products[batch * all_rows + row];
+        if (inside && PRODUCTS == PRODUCTS_OF_RESULTS) {
             for (int chunk = threadIdx.x % 4; chunk < HEAD_CHUNKS; chunk += 4)
                 product[half] += chunk_product(o + row * o_row + chunk * 8,
                                                d_o + row * d_o_row + chunk * 8);
         }
-        product[half] += __shfl_xor_sync(0xffffffff, product[half], 1);
-        product[half] += __shfl_xor_sync(0xffffffff, product[half], 2);
-        logarithm[half] = inside ? statistics[batch * all_rows + row] : 0;
-        if (inside && threadIdx.x % 4 == 0) products[batch * all_rows + row] = product[half];
     }
-
-    float results[PADDED / 8][4] = {};
-    for (int buffer = 0; tile < end; ++tile, buffer ^= 1) {
-        const u32 tile_k = buffers + buffer * 2 * OTHER_TILE;
-        const u32 tile_v = tile_k + OTHER_TILE;
+    // Weights, and the slopes of weights, of one tile; copies of tile `next` begin, if it is one.
+    u32 buffer = 1;
+    const auto weigh_tile = [&](float (&weights)[COLUMNS / 8][4], float (&slopes)[COLUMNS / 8][4],
+                                int number, int next) {
         await_copies<0>();
-        if (tile + 1 < end) {
-            const u32 next = buffers + (buffer ^ 1) * 2 * OTHER_TILE;
-            copy_tile<COLUMNS>(next, k, k_row, (tile + 1) * COLUMNS, columns);
-            copy_tile<COLUMNS>(next + OTHER_TILE, v, v_row, (tile + 1) * COLUMNS, columns);
+        buffer ^= 1;
+        if (next < end) {
+            const u32 target = buffers + (buffer ^ 1) * 2 * OTHER_TILE;
+            copy_tile<COLUMNS>(target, k, k_row, next * COLUMNS, columns);
+            copy_tile<COLUMNS>(target + OTHER_TILE, v, v_row, next * COLUMNS, columns);
         }
         commit_copies();
-        float weights[COLUMNS / 8][4];
-        float slopes[COLUMNS / 8][4];
-        u32 fragments[COLUMNS / 16][4];
-        const bool masked = crosses_mask(first_row, tile * COLUMNS, columns, lower, upper);
         begin_products();
-        multiply_tiles<COLUMNS>(weights, tile_q, tile_k);
+        multiply_tiles<COLUMNS>(weights, tile_q, buffers + buffer * 2 * OTHER_TILE);
         commit_products();
-        multiply_tiles<COLUMNS>(slopes, tile_do, tile_v);
+        multiply_tiles<COLUMNS>(slopes, tile_do, buffers + buffer * 2 * OTHER_TILE + OTHER_TILE);
         commit_products();
         await_products<1>();
         pin(weights);
-        if (masked)
-            mask_scores(weights, first_row, tile * COLUMNS, columns, lower, upper, fill,
+        if (crosses_mask(first_row, number * COLUMNS, columns, lower, upper))
+            mask_scores(weights, first_row, number * COLUMNS, columns, lower, upper, fill,
                         NEGATIVE_INFINITY);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
@@ -111,23 +113,53 @@ BATCH_OFFSETS
         }
         await_products<0>();
         pin(slopes);
+    };
+    float weights[COLUMNS / 8][4];
+    float slopes[COLUMNS / 8][4];
+    if (PRODUCTS == PRODUCTS_IN_A_PASS) {
+        for (int number = tile; number < end; ++number) {
+            // The other pass begins with the first tile again.
+            weigh_tile(weights, slopes, number, number + 1 < end ? number + 1 : tile);
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    product[e / 2] = fmaf(weights[n][e], slopes[n][e], product[e / 2]);
+            }
+        }
+    }
+    if (PRODUCTS != PRODUCTS_GIVEN) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+            product[half] += __shfl_xor_sync(0xffffffff, product[half], 1);
+            product[half] += __shfl_xor_sync(0xffffffff, product[half], 2);
+            if (row < rows && threadIdx.x % 4 == 0)
+                products[batch * all_rows + row] = product[half];
+        }
+    }
+
+    float results[PADDED / 8][4] = {};
+    for (; tile < end; ++tile) {
+        weigh_tile(weights, slopes, tile, tile + 1);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 slopes[n][e] = weights[n][e] * (slopes[n][e] - product[e / 2]);
         }
-        if (masked)
+        if (crosses_mask(first_row, tile * COLUMNS, columns, lower, upper))
             mask_scores(slopes, first_row, tile * COLUMNS, columns, lower, upper, 0, 0);
+        u32 fragments[COLUMNS / 16][4];
         pack_rows<COLUMNS>(fragments, slopes);
         begin_products();
-        add_product<COLUMNS>(results, fragments, tile_k);
+        add_product<COLUMNS>(results, fragments, buffers + buffer * 2 * OTHER_TILE);
         commit_products();
         await_products<0>();
         pin(results);
     }
     await_copies<0>();
-    store_rows(tile_q, results, scale, scale, d_q, d_q_row, first_row, rows);
+    store_rows(tile_q, results, slope_scale, slope_scale, d_q, d_q_row, first_row, rows);
 }
 """
 
@@ -149,6 +181,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
     const i64 batch_2 = 0;
     const i64 batch_1 = batch % (u32)batches_1;
     const i64 batch_0 = batch / (u32)batches_1;
+    const bool has_d_k = d_k != nullptr, has_d_v = d_v != nullptr;
 BATCH_OFFSETS
     statistics += batch * batches_2 * all_rows;
     products += batch * batches_2 * all_rows;
@@ -248,33 +281,54 @@ BATCH_OFFSETS
         pin(results_v);
     }
     await_copies<0>();
-    store_rows(tile_k, results_k, scale, scale, d_k, d_k_row, first_row, rows);
-    store_rows(tile_v, results_v, 1, 1, d_v, d_v_row, first_row, rows);
+    if (has_d_k)
+        store_rows(tile_k, results_k, slope_scale, slope_scale, d_k, d_k_row, first_row, rows);
+    if (has_d_v) store_rows(tile_v, results_v, 1, 1, d_v, d_v_row, first_row, rows);
 }
 """
 
-FLOAT_OF = {
-    "float16": """__device__ __forceinline__ float float_of(u32 bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((value_t)bits));
-    return value;
-}""",
-    "bfloat16": """__device__ __forceinline__ float float_of(u32 bits) {
-    return __int_as_float(bits << 16);
-}""",
-}
+# What a program keeps of its softmax, as the other kernels take it: in float32, with logarithms.
+ROW_NUMBERS = """
+extern "C" __global__ __launch_bounds__(THREADS) void kernel(
+    {numbers},
+    i64 wide_numbers, float* statistics, float* products, i64 batches_1, i64 batches_2,
+    i64 all_rows, i64 count) {{
+    const i64 place = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (place >= count) return;
+    const i64 row = place % all_rows;
+    const i64 batch = place / all_rows;
+    const i64 batch_2 = batch % batches_2;
+    const i64 batch_1 = batch / batches_2 % batches_1;
+    const i64 batch_0 = batch / batches_2 / batches_1;
+{offsets}
+    const float maximum = read_number(maxima, maxima_offset + row * maxima_row, wide_numbers);
+    const float total = read_number(totals, totals_offset + row * totals_row, wide_numbers);
+    statistics[place] = fmaf(maximum, 1.4426950408889634f, log2f(total));
+    if (given)
+        products[place] = read_number(given, given_offset + row * given_row, wide_numbers);
+}}
+"""
+
+
+def row_numbers_text(sizes: TileSizes) -> str:
+    """Return the text of the kernel that reads maxima, totals and products, if they are given."""
+    arrays = "maxima totals given"
+    kernel = ROW_NUMBERS.format(numbers=number_parameters(arrays), offsets=number_offsets(arrays))
+    return shared_text(sizes) + kernel
 
 
 def _gradient_text(kernel: str, tensors: str, sizes: TileSizes) -> str:
     kernel = kernel.replace("PARAMETERS", PARAMETERS.format(tensors=stride_parameters(tensors)))
     kernel = kernel.replace("BATCH_OFFSETS", batch_offsets(tensors))
-    kernel = kernel.replace("FLOAT_OF", FLOAT_OF[sizes.dtype])
     return shared_text(sizes) + MASK + kernel
 
 
-def row_gradients_text(sizes: TileSizes) -> str:
-    """Return the text of the kernel that computes dQ, and the products of rows of O and dO."""
-    return _gradient_text(ROW_GRADIENTS, "q k v o d_o d_q", sizes)
+def row_gradients_text(sizes: TileSizes, products: str = PRODUCTS_OF_RESULTS) -> str:
+    """Return the text of the kernel that computes dQ, and the sums of weight * slope of rows."""
+    choices = (PRODUCTS_GIVEN, PRODUCTS_OF_RESULTS, PRODUCTS_IN_A_PASS)
+    lines = [f"constexpr int {choice} = {number};\n" for number, choice in enumerate(choices)]
+    lines.append(f"constexpr int PRODUCTS = {products};\n")
+    return _gradient_text("".join(lines) + ROW_GRADIENTS, "q k v o d_o d_q", sizes)
 
 
 def column_gradients_text(sizes: TileSizes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -27,12 +27,13 @@ class AttentionLaunch:
     threads: int
     shared_bytes: int
     values: tuple[int | float, ...]
-    pointers: tuple[int, ...]  # the positions of addresses among the values
+    pointers: tuple[tuple[int, str], ...]  # (position of an argument, name of the array)
 
-    def __call__(self, addresses: Sequence[int]) -> None:
+    def __call__(self, addresses: Mapping[str, int]) -> None:
+        """Launch the kernel; arrays without an address are left out."""
         values = list(self.values)
-        for position, address in zip(self.pointers, addresses, strict=True):
-            values[position] = address
+        for position, name in self.pointers:
+            values[position] = addresses.get(name, 0)
         self.kernel((self.blocks,), (self.threads,), tuple(values), shared_mem=self.shared_bytes)
 
 

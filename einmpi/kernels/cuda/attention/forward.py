@@ -28,6 +28,24 @@ def batch_offsets(tensors: str) -> str:
     return "".join(lines)
 
 
+def number_parameters(arrays: str) -> str:
+    """Return the parameters of arrays with one number for each row; an address of 0 means none."""
+    found = []
+    for array in arrays.split():
+        strides = [f"i64 {array}_{number}" for number in range(BATCH_DIMENSIONS)]
+        found.append(f"void* {array}, {', '.join(strides)}, i64 {array}_row")
+    return ",\n    ".join(found)
+
+
+def number_offsets(arrays: str) -> str:
+    """Return the statements that say where the numbers of this block's batch begin."""
+    lines = []
+    for array in arrays.split():
+        terms = [f"batch_{number} * {array}_{number}" for number in range(BATCH_DIMENSIONS)]
+        lines.append(f"    const i64 {array}_offset = {' + '.join(terms)};\n")
+    return "".join(lines)
+
+
 # A score is seen where lower <= column - row <= upper; others are `fill`, and those past the last
 # column are minus infinity, so that their weights are 0.
 MASK = """
@@ -99,8 +117,10 @@ __device__ __forceinline__ void weigh(float (&scores)[COLUMNS / 8][4], float (&m
 """
 
 PARAMETERS = """{tensors},
-    float* statistics, i64 batches_1, i64 batches_2, i64 all_rows, i64 all_columns, i64 row_blocks,
-    i64 lowest, i64 highest, i64 skips, double scale, double fill_value"""
+    {numbers},
+    i64 wide_numbers, i64 divides, float* statistics, i64 batches_1, i64 batches_2,
+    i64 all_rows, i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
+    double fill_value"""
 
 # While tensor cores multiply the weights of one tile by V, they also compute the scores of the
 # next, whose weights are computed at the same time. A tile of K is therefore one ahead of V.
@@ -194,11 +214,21 @@ BATCH_OFFSETS
     for (int half = 0; half < 2; ++half) {
         sum[half] += __shfl_xor_sync(0xffffffff, sum[half], 1);
         sum[half] += __shfl_xor_sync(0xffffffff, sum[half], 2);
-        inverse[half] = 1 / sum[half];  // not a number in rows that see no column: 0 * infinity
-        const int row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
-        if (statistics && threadIdx.x % 4 == 0 && row < rows) {
-            const float logarithm = fmaf(maximum[half], factor, log2f(sum[half]));
-            statistics[batch * all_rows + row] = sum[half] == 0 ? NOT_A_NUMBER : logarithm;
+        if (sum[half] == 0) sum[half] = NOT_A_NUMBER;  // the row sees no column
+        // Sums are relative to the maximum as it is stored.
+        const float largest = maximum[half] * (float)scale;
+        const float shown = maxima ? rounded(largest, wide_numbers) : largest;
+        const float shift = maxima ? exp2_of((largest - shown) * 1.4426950408889634f) : 1;
+        inverse[half] = divides ? 1 / sum[half] : shift * (sum[half] / sum[half]);
+        const i64 row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+        if (threadIdx.x % 4 == 0 && row < rows) {
+            if (maxima) write_number(maxima, maxima_offset + row * maxima_row, shown, wide_numbers);
+            if (totals)
+                write_number(totals, totals_offset + row * totals_row, sum[half] * shift,
+                             wide_numbers);
+            if (statistics)
+                statistics[batch * all_rows + row] =
+                    fmaf(maximum[half], factor, log2f(sum[half]));
         }
     }
     __syncthreads();
@@ -209,9 +239,13 @@ BATCH_OFFSETS
 
 def forward_text(sizes: TileSizes) -> str:
     """Return the text of the kernel that computes attention and the statistics of its rows."""
-    parameters = PARAMETERS.format(tensors=stride_parameters("q k v o"))
+    parameters = PARAMETERS.format(
+        tensors=stride_parameters("q k v o"), numbers=number_parameters("maxima totals")
+    )
     kernel = FORWARD.replace("PARAMETERS", parameters)
-    kernel = kernel.replace("BATCH_OFFSETS", batch_offsets("q k v o"))
+    kernel = kernel.replace(
+        "BATCH_OFFSETS", batch_offsets("q k v o") + number_offsets("maxima totals")
+    )
     return shared_text(sizes) + MASK + SOFTMAX + kernel
 
 

@@ -5,28 +5,27 @@ Which tiles a kernel has, and what it is given, follows from how arrays are stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf, prod
-
-import numpy as np
 
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.attention.backward import (
     column_gradients_text,
     gradient_bytes,
     row_gradients_text,
+    row_numbers_text,
 )
 from einmpi.kernels.cuda.attention.compiled import AttentionLaunch, compiled_attention
 from einmpi.kernels.cuda.attention.forward import BATCH_DIMENSIONS, forward_bytes, forward_text
 from einmpi.kernels.cuda.attention.tiles import FRACTION_TYPES, MAX_HEAD, TileSizes
-from einmpi.kernels.cuda.driver import DeviceArray
 
 MIN_CAPABILITY = 80  # mma.sync of 16-bit values, and copies to shared memory that run on
 WARPGROUP_CAPABILITY = 90  # the only one with wgmma
 CHUNK_BYTES = 16  # that one thread copies at a time
 CHUNK_VALUES = 8
 VALUE_BYTES = 2
+ROW_NUMBERS_THREADS = 256
 MAX_COUNT = 2**30  # of rows and columns, whose numbers and differences are 32-bit integers
 
 
@@ -76,6 +75,11 @@ def capability() -> int:
     return 0 if device is None else int(device().compute_capability)
 
 
+def has_warpgroups() -> bool:
+    """Tell whether the current GPU has wgmma."""
+    return capability() == WARPGROUP_CAPABILITY
+
+
 def supports(arrays: Sequence[Stored], scores: Scores) -> bool:
     """Tell whether the kernels can compute with these arrays on the current GPU."""
     if arrays[0].dtype not in FRACTION_TYPES or capability() < MIN_CAPABILITY:
@@ -113,146 +117,178 @@ def forward_sizes(dtype: str, head: int, warpgroups: bool) -> TileSizes:
     return TileSizes(dtype, head, 128, 64, False)
 
 
-def gradient_sizes(dtype: str, head: int, warpgroups: bool) -> TileSizes:
-    """Return the tiles of both kernels of gradients that were fastest for a head."""
-    rows = 128 if warpgroups else 64
-    return TileSizes(dtype, head, rows, 64, warpgroups)
+def row_gradient_sizes(dtype: str, head: int, warpgroups: bool) -> TileSizes:
+    """Return the tiles of the kernel of dQ that were fastest for a head."""
+    if not warpgroups:
+        return TileSizes(dtype, head, 64, 64, False)
+    if head > 64:
+        return TileSizes(dtype, head, 128, 64, True)
+    return TileSizes(dtype, head, 64, 64, True, blocks=2)
+
+
+def column_gradient_sizes(dtype: str, head: int, warpgroups: bool) -> TileSizes:
+    """Return the tiles of the kernel of dK and dV that were fastest for a head."""
+    if not warpgroups:
+        return TileSizes(dtype, head, 64, 64, False)
+    return TileSizes(dtype, head, 128, 64 if head > 64 else 128, True)
 
 
 # ---- launches -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """What the arguments of all attention kernels are made of."""
+class Problem:
+    """What all kernels of one attention are given: its tensors and the numbers of its rows.
 
+    Tensors are named q, k, v, o, d_o, d_q, d_k and d_v. Numbers are `maxima` and `totals`, the
+    statistics that a program keeps of its softmax, and `given`, the sums of weight · slope.
+    """
+
+    tensors: Mapping[str, Stored]
     scores: Scores
-    batches: tuple[int, int, int]
-    rows: int
-    columns: int
+    # In bytes: of three dimensions of batches, and of rows.
+    number_strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    number_dtype: str = "float32"
+    divides: bool = True  # whether results are divided by the totals
 
-    def values(self, row_blocks: int, skips: bool) -> list[int | float]:
-        _, batches_1, batches_2 = self.batches
-        return [
-            batches_1,
-            batches_2,
-            self.rows,
-            self.columns,
-            row_blocks,
-            max(self.scores.lower, -MAX_COUNT),
-            min(self.scores.upper, MAX_COUNT),
-            int(skips),
-            self.scores.scale,
-            self.scores.fill,
-        ]
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return self.tensors["q"].shape[:BATCH_DIMENSIONS]
 
+    @property
+    def rows(self) -> int:
+        return self.tensors["q"].shape[-2]
 
-def _problem_of(q: Stored, k: Stored, scores: Scores) -> _Problem:
-    first, second, third = q.shape[:BATCH_DIMENSIONS]
-    return _Problem(scores, (first, second, third), q.shape[-2], k.shape[-2])
+    @property
+    def columns(self) -> int:
+        return self.tensors["k"].shape[-2]
 
+    @property
+    def row_numbers_shape(self) -> tuple[int, ...]:
+        """The shape of `statistics` and `products`, float32 arrays that kernels share."""
+        return (*self.batches, self.rows)
 
-def _prepare(
-    make_text: Callable[[TileSizes], str],
-    sizes: TileSizes,
-    shared_bytes: int,
-    blocks: int,
-    arrays: Sequence[Stored],
-    addresses: int,
-    values: Sequence[int | float],
-) -> AttentionLaunch:
-    """Prepare a kernel with the strides of arrays, `addresses` more pointers, and values."""
-    device = driver.cupy().cuda.Device().id
-    kernel = compiled_attention(make_text(sizes), sizes.warpgroups, shared_bytes, device)
-    arguments: list[int | float] = []
-    pointers = []
-    for array in arrays:
-        pointers.append(len(arguments))
-        arguments.append(0)
-        arguments += [stride // VALUE_BYTES for stride in array.strides[:-1]]
-    for _ in range(addresses):
-        pointers.append(len(arguments))
-        arguments.append(0)
-    arguments += values
-    return AttentionLaunch(
-        kernel, blocks, sizes.threads, shared_bytes, tuple(arguments), tuple(pointers)
-    )
+    @property
+    def head(self) -> int:
+        return self.tensors["q"].shape[-1]
+
+    @property
+    def dtype(self) -> str:
+        return self.tensors["q"].dtype
 
 
-def prepare_attention(
-    q: Stored,
-    k: Stored,
-    v: Stored,
-    o: Stored,
-    scores: Scores,
-    sizes: TileSizes | None = None,
-) -> AttentionLaunch:
-    """Return the launch that takes the addresses of q, k, v, o and of the rows' statistics.
+class _Arguments:
+    """The arguments of a kernel, in their order, and which of them are addresses."""
 
-    The statistics are a contiguous float32 array of batches and rows; the address 0 means none.
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.values: list[int | float] = []
+        self.pointers: list[tuple[int, str]] = []
+
+    def add_address(self, name: str) -> None:
+        self.pointers.append((len(self.values), name))
+        self.values.append(0)
+
+    def add_tensors(self, names: str) -> None:
+        for name in names.split():
+            self.add_address(name)
+            # A kernel may have parameters of a tensor that is not used.
+            stored = self.problem.tensors.get(name, self.problem.tensors["q"])
+            self.values += [stride // VALUE_BYTES for stride in stored.strides[:-1]]
+
+    def add_numbers(self, names: str) -> None:
+        itemsize = 4 if self.problem.number_dtype == "float32" else VALUE_BYTES
+        for name in names.split():
+            self.add_address(name)
+            strides = self.problem.number_strides.get(name, (0,) * (BATCH_DIMENSIONS + 1))
+            self.values += [stride // itemsize for stride in strides]
+        self.values.append(int(self.problem.number_dtype == "float32"))
+
+    def add_problem(self, row_blocks: int, skips: bool) -> None:
+        scores = self.problem.scores
+        self.values += [*self.problem.batches[1:], self.problem.rows, self.problem.columns]
+        self.values += [row_blocks, max(scores.lower, -MAX_COUNT), min(scores.upper, MAX_COUNT)]
+        self.values += [int(skips), scores.scale, scores.fill]
+
+    def launch(self, text: str, sizes: TileSizes, shared: int, blocks: int) -> AttentionLaunch:
+        device = driver.cupy().cuda.Device().id
+        kernel = compiled_attention(text, sizes.warpgroups, shared, device)
+        values = tuple(self.values)
+        return AttentionLaunch(kernel, blocks, sizes.threads, shared, values, tuple(self.pointers))
+
+
+def prepare_attention(problem: Problem, sizes: TileSizes | None = None) -> AttentionLaunch:
+    """Return the launch that takes q, k, v and gives o, and maxima, totals and statistics of rows.
+
+    The latter are optional. `statistics` is a contiguous float32 array: base-2 logarithms of sums.
     """
     if sizes is None:
-        is_hopper = capability() == WARPGROUP_CAPABILITY
-        sizes = forward_sizes(q.dtype, q.shape[-1], is_hopper)
-    problem = _problem_of(q, k, scores)
+        sizes = forward_sizes(problem.dtype, problem.head, has_warpgroups())
     row_blocks = -(-problem.rows // sizes.rows)
+    arguments = _Arguments(problem)
+    arguments.add_tensors("q k v o")
+    arguments.add_numbers("maxima totals")
+    arguments.values.append(int(problem.divides))
+    arguments.add_address("statistics")
+    arguments.add_problem(row_blocks, problem.scores.skips)
     blocks = row_blocks * prod(problem.batches)
-    values = problem.values(row_blocks, scores.skips)
-    return _prepare(forward_text, sizes, forward_bytes(sizes), blocks, (q, k, v, o), 1, values)
+    return arguments.launch(forward_text(sizes), sizes, forward_bytes(sizes), blocks)
 
 
-@dataclass(frozen=True)
-class GradientLaunches:
-    """The kernels of dQ and of dK and dV, in this order: the second reads what the first leaves."""
-
-    row_gradients: AttentionLaunch
-    column_gradients: AttentionLaunch
-    products_shape: tuple[int, ...]  # of the float32 array that both use
-
-    def __call__(self, addresses: Sequence[int], statistics: DeviceArray) -> None:
-        """Compute with q, k, v, o, dO, dQ, dK, dV, and the statistics of the forward kernel."""
-        q, k, v, o, d_o, d_q, d_k, d_v = addresses
-        products = driver.cupy().empty(self.products_shape, np.float32)
-        numbers = [statistics.data.ptr, products.data.ptr]
-        self.row_gradients([q, k, v, o, d_o, d_q, *numbers])
-        self.column_gradients([q, k, v, d_o, d_k, d_v, *numbers])
+def prepare_row_numbers(problem: Problem) -> AttentionLaunch:
+    """Return the launch that reads maxima, totals and given, and gives statistics and products."""
+    sizes = TileSizes(problem.dtype, problem.head, ROW_NUMBERS_THREADS // 2, 64, False)
+    count = prod(problem.row_numbers_shape)
+    arguments = _Arguments(problem)
+    arguments.add_numbers("maxima totals given")
+    arguments.add_address("statistics")
+    arguments.add_address("products")
+    arguments.values += [*problem.batches[1:], problem.rows, count]
+    blocks = -(-count // sizes.threads)
+    return arguments.launch(row_numbers_text(sizes), sizes, 0, blocks)
 
 
-def prepare_gradients(
-    arrays: Sequence[Stored],
-    scores: Scores,
-    row_sizes: TileSizes | None = None,
-    column_sizes: TileSizes | None = None,
-) -> GradientLaunches:
-    """Return the launches for q, k, v, o, dO, dQ, dK, dV.
+def prepare_row_gradients(
+    problem: Problem, products: str, slope_scale: float, sizes: TileSizes | None = None
+) -> AttentionLaunch:
+    """Return the launch that takes q, k, v, d_o and statistics, and gives d_q and products.
 
-    dK and dV have extent 1 along the last batch dimension, whose members share K and V.
+    `products` says where these come from: the argument of row_gradients_text. `slope_scale` is a
+    factor of d_q.
     """
-    q, k, v, o, d_o, d_q, d_k, d_v = arrays
-    sizes = gradient_sizes(q.dtype, q.shape[-1], capability() == WARPGROUP_CAPABILITY)
-    row_sizes = row_sizes or sizes
-    column_sizes = column_sizes or sizes
-    problem = _problem_of(q, k, scores)
-    row_blocks = -(-problem.rows // row_sizes.rows)
-    rows = _prepare(
-        row_gradients_text,
-        row_sizes,
-        gradient_bytes(row_sizes),
-        row_blocks * prod(problem.batches),
-        (q, k, v, o, d_o, d_q),
-        2,
-        problem.values(row_blocks, scores.skips),
-    )
+    if sizes is None:
+        sizes = row_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
+    row_blocks = -(-problem.rows // sizes.rows)
+    arguments = _Arguments(problem)
+    arguments.add_tensors("q k v o d_o d_q")
+    arguments.add_address("statistics")
+    arguments.add_address("products")
+    arguments.add_problem(row_blocks, problem.scores.skips)
+    arguments.values.append(slope_scale)
+    text = row_gradients_text(sizes, products)
+    blocks = row_blocks * prod(problem.batches)
+    return arguments.launch(text, sizes, gradient_bytes(sizes), blocks)
+
+
+def prepare_column_gradients(
+    problem: Problem, slope_scale: float, sizes: TileSizes | None = None
+) -> AttentionLaunch:
+    """Return the launch that takes q, k, v, d_o, statistics and products, and gives d_k and d_v.
+
+    These are summed over the last batch dimension, whose members share k and v. `slope_scale` is
+    a factor of d_k. One of them may be left out.
+    """
+    if sizes is None:
+        sizes = column_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
+    scores = problem.scores
     # A row that sees nothing has weights that are not numbers, and every dV gets a share of it.
     skips = scores.skips and scores.every_row_sees(problem.rows, problem.columns)
-    column_blocks = -(-problem.columns // column_sizes.rows)
-    columns = _prepare(
-        column_gradients_text,
-        column_sizes,
-        gradient_bytes(column_sizes),
-        column_blocks * prod(problem.batches[:2]),
-        (q, k, v, d_o, d_k, d_v),
-        2,
-        problem.values(column_blocks, skips),
-    )
-    return GradientLaunches(rows, columns, (*problem.batches, problem.rows))
+    column_blocks = -(-problem.columns // sizes.rows)
+    arguments = _Arguments(problem)
+    arguments.add_tensors("q k v d_o d_k d_v")
+    arguments.add_address("statistics")
+    arguments.add_address("products")
+    arguments.add_problem(column_blocks, skips)
+    arguments.values.append(slope_scale)
+    blocks = column_blocks * prod(problem.batches[:2])
+    return arguments.launch(column_gradients_text(sizes), sizes, gradient_bytes(sizes), blocks)

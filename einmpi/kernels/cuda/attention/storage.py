@@ -3,106 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from einmpi.graph.scalar import Element
-from einmpi.kernels.attention.pattern import Attention
-from einmpi.kernels.attention.softmax import COLUMN_LABEL, CONTRACTED_LABEL
+from einmpi.kernels.attention.pattern import Labels
 from einmpi.kernels.cuda.attention.forward import BATCH_DIMENSIONS
 from einmpi.kernels.cuda.attention.launches import Stored
 from einmpi.kernels.cuda.driver import DeviceArray
 
+# An extent, and for each tensor, by its name in the kernels, a stride in bytes.
+Dimension: TypeAlias = tuple[int, dict[str, int]]
+NO_DIMENSION: Dimension = (1, {})
+
 
 class Storage:
-    """The arrays of some elements, by the strides of their labels."""
+    """The arrays of some elements, which are named as kernels name them: q, k, v, …"""
 
-    def __init__(self, elements: Sequence[Element], arrays: Mapping[str, DeviceArray]) -> None:
-        self.elements = list(elements)
-        self.arrays = [arrays[element.tensor] for element in elements]
+    def __init__(
+        self, elements: Mapping[str, Element], arrays: Mapping[str, DeviceArray], labels: Labels
+    ) -> None:
+        self.elements = elements
+        self.arrays = {name: arrays[element.tensor] for name, element in elements.items()}
+        self.labels = labels
+        self.extent = dict(labels.extents)
 
-    def strides(self, label: str | None) -> tuple[int, ...]:
-        """Return the stride of a label in each array: 0 where an array does not have it."""
-        found = []
-        for element, array in zip(self.elements, self.arrays, strict=True):
-            has_label = label in element.index
-            found.append(array.strides[element.index.index(label)] if has_label else 0)
-        return tuple(found)
+    def stride(self, name: str, label: str | None) -> int:
+        """Return the stride of a label in an array: 0 where the array does not have it."""
+        index = self.elements[name].index
+        if label is None or label not in index or self.extent[label] == 1:
+            return 0
+        return int(self.arrays[name].strides[index.index(label)])
 
-    def merged(
-        self, labels: Sequence[str], extent: Mapping[str, int]
-    ) -> list[tuple[int, tuple[int, ...]]]:
-        """Return dimensions, as extents and strides: labels that lie like one are one."""
-        found: list[tuple[int, tuple[int, ...]]] = []
+    def batches(self, most_own: int) -> list[Dimension] | None:
+        """Return three dimensions of batches; those whose members share K and V are the last.
+
+        Return None if batches do not lie in so few dimensions, with at most `most_own` others.
+        """
+        own = self._merged(self.labels.own_batches)
+        shared = self._merged(self.labels.shared_batches)
+        if not shared and len(own) < BATCH_DIMENSIONS:
+            shared = [NO_DIMENSION]
+        missing = BATCH_DIMENSIONS - len(own) - len(shared)
+        if missing < 0 or len(own) > most_own:
+            return None
+        return [NO_DIMENSION] * missing + own + shared
+
+    def _merged(self, labels: Sequence[str]) -> list[Dimension]:
+        """Return the dimensions of labels; labels that lie like one are one."""
+        found: list[Dimension] = []
         for label in labels:
-            size = extent[label]
-            strides = self.strides(label)
+            size = self.extent[label]
             if size == 1:
                 continue
-            if found and found[-1][1] == tuple([stride * size for stride in strides]):
+            strides = {name: self.stride(name, label) for name in self.elements}
+            whole = {name: stride * size for name, stride in strides.items()}
+            if found and found[-1][1] == whole:
                 found[-1] = found[-1][0] * size, strides
             else:
                 found.append((size, strides))
         return found
 
-    def stored(
-        self,
-        number: int,
-        batches: Sequence[tuple[int, tuple[int, ...]]],
-        row: tuple[int, str | None],
-        head: tuple[int, str],
-    ) -> Stored:
-        """Return an array as three dimensions of batches, a row and a head, given as labels."""
-        array = self.arrays[number]
-        row_extent, row_label = row
-        head_extent, head_label = head
+    def stored(self, name: str, batches: Sequence[Dimension], row: str | None, head: str) -> Stored:
+        """Return an array as three dimensions of batches, rows and a head, given by labels."""
+        array = self.arrays[name]
+        rows = 1 if row is None else self.extent[row]
         shape = [size for size, _ in batches]
-        strides = [each[number] for _, each in batches]
-        row_stride = self.strides(row_label)[number] if row_extent > 1 else 0
-        head_stride = self.strides(head_label)[number]
+        head_stride = array.strides[self.elements[name].index.index(head)]
         return Stored(
             array.dtype.name,
-            (*shape, row_extent, head_extent),
-            (*strides, row_stride, head_stride),
+            (*shape, rows, self.extent[head]),
+            (*self.number_strides(name, batches, row), head_stride),
             array.data.ptr,
         )
 
-
-def batch_dimensions(
-    storage: Storage, attention: Attention
-) -> list[tuple[int, tuple[int, ...]]] | None:
-    """Return three dimensions of batches, of which those that share K and V are the last.
-
-    Return None if batches do not lie in three dimensions.
-    """
-    extent = dict(attention.extents)
-    of_k_or_v = {*attention.k.index, *attention.v.index}
-    own = [label for label in attention.batches if label in of_k_or_v]
-    shared = [label for label in attention.batches if label not in of_k_or_v]
-    found = storage.merged(own, extent)
-    members = storage.merged(shared, extent)
-    none = (1, (0,) * len(storage.arrays))
-    if not members and len(found) < BATCH_DIMENSIONS:
-        members = [none]
-    missing = BATCH_DIMENSIONS - len(found) - len(members)
-    if missing < 0:
-        return None
-    return [none] * missing + found + members
-
-
-def store_attention(attention: Attention, arrays: Mapping[str, DeviceArray]) -> list[Stored] | None:
-    """Return how Q, K, V and O are stored; None if batches do not lie in three dimensions."""
-    storage = Storage((attention.q, attention.k, attention.v, attention.o), arrays)
-    batches = batch_dimensions(storage, attention)
-    if batches is None:
-        return None
-    extent = dict(attention.extents)
-    rows = 1 if attention.row is None else extent[attention.row]
-    row = rows, attention.row
-    column = extent[COLUMN_LABEL], COLUMN_LABEL
-    contracted = extent[CONTRACTED_LABEL], CONTRACTED_LABEL
-    value = extent[attention.value], attention.value
-    return [
-        storage.stored(0, batches, row, contracted),
-        storage.stored(1, batches, column, contracted),
-        storage.stored(2, batches, column, value),
-        storage.stored(3, batches, row, value),
-    ]
+    def number_strides(
+        self, name: str, batches: Sequence[Dimension], row: str | None
+    ) -> tuple[int, ...]:
+        """Return the strides of an array along batches and rows."""
+        strides = [each.get(name, 0) for _, each in batches]
+        return (*strides, self.stride(name, row))

@@ -292,6 +292,38 @@ __device__ __forceinline__ void await_products() {
 """
 
 
+FLOAT_OF = {
+    "float16": """
+__device__ __forceinline__ float float_of(u32 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((value_t)bits));
+    return value;
+}
+""",
+    "bfloat16": """
+__device__ __forceinline__ float float_of(u32 bits) {
+    return __int_as_float(bits << 16);
+}
+""",
+}
+
+# Numbers of rows are float32 where the program computes its softmax so, else of the values' dtype.
+WRITE_NUMBER = """
+__device__ __forceinline__ float rounded(float number, bool wide) {
+    return wide ? number : float_of(packed(number, 0) & 0xffff);
+}
+
+__device__ __forceinline__ void write_number(void* target, i64 place, float number, bool wide) {
+    if (wide) ((float*)target)[place] = number;
+    else ((value_t*)target)[place] = packed(number, 0) & 0xffff;
+}
+
+__device__ __forceinline__ float read_number(const void* source, i64 place, bool wide) {
+    return wide ? ((const float*)source)[place] : float_of(((const value_t*)source)[place]);
+}
+"""
+
+
 def _accumulators(count: int) -> tuple[str, str]:
     """Return the names of accumulators in an asm text, and the list of its outputs."""
     names = ", ".join([f"%{number}" for number in range(count)])
@@ -342,4 +374,5 @@ def shared_text(sizes: TileSizes) -> str:
         fence = ""
         products = WARP_PRODUCTS
     text = constants(sizes) + f"#define SHARE_WITH_TENSOR_CORES {fence}\n" + TILES + products
+    text += FLOAT_OF[sizes.dtype] + WRITE_NUMBER
     return text.replace("FRACTION", FRACTION_TYPES[sizes.dtype])

@@ -5,14 +5,15 @@ Each is asked whether it can; chains that none of them computes go block by bloc
 
 from __future__ import annotations
 
-from einmpi.kernels.cuda.attention.chain import prepare_attention_chain
+from einmpi.kernels.cuda.attention.chain import prepare_attention_chain, prepare_gradient_chain
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.chains.prepared import Arrays, PrepareChain, PreparedChain
 from einmpi.kernels.cuda.launch import key_of
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.schedule.fused.chain import Chain
 
-CHAIN_KERNELS: list[PrepareChain] = [prepare_attention_chain]  # asked in this order
+# Asked in this order.
+CHAIN_KERNELS: list[PrepareChain] = [prepare_attention_chain, prepare_gradient_chain]
 
 
 def compute_chain(step: Chain, arrays: Arrays, calls: PreparedCalls) -> int | None:
