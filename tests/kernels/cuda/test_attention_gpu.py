@@ -132,7 +132,7 @@ def test_attention(cupy, products, name):
 @pytest.mark.parametrize("name", ["several tiles", "causal, bfloat16", "softmax in float32"])
 def test_numbers_of_rows(cupy, products, name):
     case = CASES[name]
-    chain, written = attention_chain(case, with_numbers=True)
+    chain, _ = attention_chain(case, with_numbers=True)
     arrays, exact = values_of(cupy, case, "QKV")
     outputs_of(cupy, chain, arrays)
     compute(prepare_attention_chain, chain, arrays)
