@@ -71,6 +71,7 @@ class _Slopes:
     weights: Weights
     slopes: Element  # of the weights
     products: Element  # the sum of weight · slope of each row
+    is_divided: bool  # whether it is so; else it is the sum of exponential · slope
     other: Element  # what the product is multiplied by
     number: float
 
@@ -126,24 +127,55 @@ def _match(expansion: Expansion, name: str, others: Sequence[str]) -> AttentionG
 
 
 def _slopes_of(expansion: Expansion, product: Factors) -> _Slopes:
-    """Recognise weight · (slope of the weight − products) times an element."""
+    """Recognise weight · (slope of the weight − products) times an element.
+
+    The total may divide all of it, or each term: then products are divided by it once more.
+    """
     elements = [part for part in product.numerators if isinstance(part, Element)]
     if len(elements) != 1:
         raise NoMatchError
     (other,) = elements
     inside, mask = _unmasked(_without(product, other))
-    differences = [part for part in inside.numerators if isinstance(part, Call) and part.op == "-"]
-    exponentials = [part for part in inside.numerators if part not in differences]
-    if len(differences) != 1 or len(exponentials) != 1 or len(inside.denominators) != 1:
+    differences = [part for part in inside.numerators if _is_sum(part)]
+    exponentials = [part for part in inside.numerators if not _is_sum(part)]
+    if len(differences) != 1 or len(exponentials) != 1:
         raise NoMatchError
-    slopes, products = differences[0].args
+    slope, subtracted = _difference(differences[0])
+    if len(slope.numerators) != 1 or len(subtracted.numerators) != 1:
+        raise NoMatchError
+    slopes = slope.numerators[0]
+    products = subtracted.numerators[0]
     if not isinstance(slopes, Element) or not isinstance(products, Element):
         raise NoMatchError
-    weights = weights_of(expansion, exponentials[0], inside.denominators)
-    if mask != weights.scores.mask or not expansion.is_given(other):
+    denominators = inside.denominators + slope.denominators
+    weights = weights_of(expansion, exponentials[0], denominators)
+    below_products = list(inside.denominators + subtracted.denominators)
+    is_divided = below_products == [weights.total]
+    if not is_divided and below_products != [weights.total, weights.total]:
+        raise NoMatchError
+    if mask != weights.scores.mask or weights.total is None or not expansion.is_given(other):
         raise NoMatchError
     factors = Counter([*inside.numerators, *inside.denominators])
-    return _Slopes(factors, weights, slopes, products, other, inside.number)
+    return _Slopes(factors, weights, slopes, products, is_divided, other, inside.number)
+
+
+def _is_sum(node: Scalar) -> bool:
+    return isinstance(node, Call) and node.op in ("+", "-")
+
+
+def _difference(node: Scalar) -> tuple[Factors, Factors]:
+    """Return the two products of a difference, which may be written as a sum."""
+    assert isinstance(node, Call)
+    first, second = [factors_of(part) for part in node.args]
+    if node.op == "+":
+        second = replace(second, number=-second.number)
+    if (first.number, second.number) == (-1, -1):
+        first, second = second, first
+        first = replace(first, number=1.0)
+        second = replace(second, number=1.0)
+    if (first.number, second.number) != (1, 1):
+        raise NoMatchError
+    return first, second
 
 
 def _without(product: Factors, factor: Scalar) -> Factors:
@@ -171,13 +203,15 @@ def _unmasked(product: Factors) -> tuple[Factors, Mask | None]:
 def _check_products(expansion: Expansion, found: _Slopes) -> None:
     """Check that products are sums over columns of weight · slope, unless they are given."""
     if expansion.is_given(found.products):
+        if not found.is_divided:
+            raise NoMatchError
         return
     product = factors_of(expansion.aggregation(found.products, "sum", (COLUMN_LABEL,)))
     weights = found.weights
     expected = Counter([weights.exponential, found.slopes])
     if product.number != 1 or Counter(product.numerators) != expected:
         raise NoMatchError
-    if list(product.denominators) != [weights.total]:
+    if list(product.denominators) != ([weights.total] if found.is_divided else []):
         raise NoMatchError
 
 

@@ -160,6 +160,20 @@ def test_weights_that_are_wanted_are_not_left_out():
     assert find_attention(kernels, ["O", "T"]) is None
 
 
+@pytest.mark.parametrize("given", [(), ("statistics",)], ids=len)
+@pytest.mark.parametrize("mask", ["", "t <= s"])
+def test_gradients_of_a_softmax_in_float32_are_found(mask, given):
+    """Its total divides each term of a difference."""
+    chain, _ = gradient_chain(Case(IN_FLOAT32, mask=mask), given)
+    found = find_gradients(chain.parts, [slot.name for slot in chain.writes])
+    assert found is not None
+    assert found.d_q.factor == found.d_k.factor == 0.125
+    assert found.products is None
+    assert (found.maximum is None) == (not given)
+    chain, _ = gradient_chain(Case(IN_FLOAT32), ("statistics", "products"))
+    assert find_gradients(chain.parts, [slot.name for slot in chain.writes]) is None
+
+
 @pytest.mark.parametrize("given", [(), ("statistics",), ("statistics", "products")], ids=len)
 @pytest.mark.parametrize("mask", ["", "t <= s", "(t <= s) & (t > s - 7)"])
 @pytest.mark.parametrize("text", [PLAIN, HEADS_FIRST, SHARED_HEADS])

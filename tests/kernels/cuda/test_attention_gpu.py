@@ -46,6 +46,7 @@ CASES = {
     "odd sizes": Case(rows=77, columns=301, head=64),
     "one row": Case(rows=1, columns=1000, head=64),
     "one column": Case(rows=100, columns=1, head=32),
+    "few columns": Case(rows=300, columns=5, head=32),
     "heads first": Case(HEADS_FIRST, rows=513, columns=129, head=128, batch=2),
     "causal": Case(rows=300, columns=300, head=128, mask="t <= s"),
     "causal, bfloat16": Case(dtype="bfloat16", rows=300, columns=300, mask="t <= s"),
@@ -62,7 +63,8 @@ CASES = {
     "softmax in float32": Case(IN_FLOAT32, rows=140, columns=190, mask="t <= s + 60"),
     "one statement": Case(IN_ONE_STATEMENT, rows=140, columns=190),
 }
-WITH_GRADIENTS = [name for name, case in CASES.items() if case.text != IN_ONE_STATEMENT]
+# With one column, dQ and dK are 0: the difference of two numbers that are rounded.
+WITH_GRADIENTS = [name for name in CASES if name not in ("one statement", "one column")]
 UNIT_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
 
 
@@ -151,6 +153,8 @@ def test_numbers_of_rows(cupy, products, name):
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_gradients(cupy, products, name, given):
     case = CASES[name]
+    if case.text == IN_FLOAT32 and "products" in given:
+        pytest.skip("this program divides its sums of slopes otherwise")
     chain, names = gradient_chain(case, given)
     read = [slot.name for slot in chain.reads]
     arrays, exact = values_of(cupy, case, ["Q", "K", "V", names["d_o"]])
