@@ -159,6 +159,9 @@ class NoValues:
     def block(self, step: Any, comm: Any) -> np.ndarray:
         return np.broadcast_to(np.float64(0), step.slot.shape)
 
+    def takes_messages(self, step: Any) -> bool:
+        return False
+
 
 def assert_close(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Compare with a tolerance relative to the largest element: 1e-10 in double, 1e-4 in single.

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
-from einmpi.job.job import Job, with_half, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
 from einmpi.job.recompute import checked_recompute
+from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import parse_bytes
 
@@ -63,6 +64,7 @@ def options_of(
         roles=job.roles,
         nodes=nodes,
         machine=None if machine_file is None else read_machine(machine_file),
+        overlap=job.overlap == MODES[0],
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
         pin_places=places,
     )
@@ -80,6 +82,7 @@ def plan(
     machine: str | os.PathLike[str] | None = None,
     strict: bool | None = None,
     half: str | None = None,
+    overlap: str | None = None,
 ) -> Plan:
     """Plan how a job is cut over ranks. No MPI is started and no data is read.
 
@@ -111,6 +114,8 @@ def plan(
     half : {"float32", "steps"}, optional
         Whether float16 and bfloat16 are computed in float32 and rounded once a statement, or
         rounded after every operation, as numpy does; by default as the job says.
+    overlap : {"auto", "off"}, optional
+        Whether kernels may run while tensors move between nodes; by default as the job says.
 
     Returns
     -------
@@ -138,6 +143,8 @@ def plan(
         job = with_strict(job, truth_value("strict", strict))
     if half is not None:
         job = with_half(job, half)
+    if overlap is not None:
+        job = with_overlap_mode(job, overlap)
 
     def options(of_job: Job) -> Options:
         return options_of(of_job, strategy, memory, pin, machine, as_int(nodes), recompute)

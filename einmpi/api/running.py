@@ -19,7 +19,7 @@ from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, with_half, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
@@ -51,6 +51,7 @@ def compile(
     fast_math: bool | None = None,
     strict: bool | None = None,
     half: str | None = None,
+    overlap: str | None = None,
     carry: Mapping[str, str] | None = None,
     donate: bool = False,
 ) -> Compiled:
@@ -62,7 +63,7 @@ def compile(
         What to compute.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, recompute, pin, machine, strict, half : optional
+    strategy, memory, recompute, pin, machine, strict, half, overlap : optional
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
@@ -104,6 +105,8 @@ def compile(
             changed = with_strict(changed, truth_value("strict", strict))
         if half is not None:
             changed = with_half(changed, half)
+        if overlap is not None:
+            changed = with_overlap_mode(changed, overlap)
         if changed.loop is not None:
             hint = "einmpi.loop and einmpi.run repeat its steps"
             raise InputError("compile", "the job has a loop", "a job without one", hint)
@@ -134,6 +137,7 @@ def run(
     fast_math: bool | None = None,
     strict: bool | None = None,
     half: str | None = None,
+    overlap: str | None = None,
     **tensors: Any,
 ) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator. No file is written.
@@ -149,7 +153,7 @@ def run(
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, recompute, pin, machine, fast_math, strict, half : optional
+    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap : optional
         As for `compile`.
     **tensors : array, DistArray, h5py dataset or number
         More inputs by name. For a program as text, an int is a size and another number a parameter.
@@ -192,6 +196,7 @@ def run(
             fast_math=fast_math,
             strict=strict,
             half=half,
+            overlap=overlap,
         )
 
     own_comm = comm_of_program(comm)
@@ -216,6 +221,7 @@ def run(
             fast_math=fast_math,
             strict=strict,
             half=half,
+            overlap=overlap,
         ).outputs
     compiled = jobs.find(own_comm, key, checked, compile_job)
     try:
@@ -274,6 +280,7 @@ def _checked_call(
         fast_math,
         strict,
         half,
+        overlap,
     )
     return (job_key, repr(shown)), checked, inputs
 

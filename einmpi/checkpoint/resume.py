@@ -22,6 +22,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.remainder import rest, saved_name
 from einmpi.job.job import Job
 from einmpi.planner.plan import Options, Plan
+from einmpi.schedule.overlap.arrange import with_overlap
 from einmpi.schedule.remainder import remaining
 from einmpi.schedule.schedule import Schedule
 
@@ -61,16 +62,18 @@ def prepare(
     saved = None if checkpoints is None else checkpoints.saved
     if saved is None or saved.ranks == comm.size:
         compiled = Compiled(job, comm, together(comm, lambda: options_of(job)))
+        compiled.overlaps = False  # first the schedule may be cut at a save point
         plan, schedule, _ = compiled.prepare({})
         if checkpoints is not None:
             _agree_inputs_stayed(compiled, checkpoints)
             checkpoints.starts(plan.digest, schedule.points)
         if checkpoints is None or saved is None:
-            return compiled, plan, schedule, {}
+            return compiled, plan, with_overlap(schedule, plan.peak), {}
         if saved.plan == plan.digest:
             restored = [point for point in schedule.points if point.vertex in saved.blocks]
             checkpoints.restored = tuple(restored)
-            return compiled, plan, remaining(schedule, saved.done), {}
+            rest_of_schedule = remaining(schedule, saved.done)
+            return compiled, plan, with_overlap(rest_of_schedule, plan.peak), {}
     assert checkpoints is not None
     rest_of_job = replace(job, graph=rest(checkpoints.graph, saved.done))
     # What was saved comes first, so that the next checkpoint has it.

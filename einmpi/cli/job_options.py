@@ -10,15 +10,16 @@ from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import Number
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, with_half, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
 from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parse_number
 from einmpi.language.half_steps import HALF_MODES
+from einmpi.planner.moving.overlap import MODES
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the settings, the dtype, --strict and --half of the command line."""
+    """Return the job file with the settings, the dtype, --strict, --half and --overlap."""
     from einmpi.files.load import describe
 
     settings: dict[str, Number] = {}
@@ -35,6 +36,11 @@ def load_job(options: argparse.Namespace) -> Job:
             problem = f"unknown mode {options.half!r}"
             raise InputError("--half", problem, one_of(HALF_MODES, options.half))
         job = with_half(job, options.half)
+    if options.overlap is not None:
+        if options.overlap not in MODES:
+            problem = f"unknown mode {options.overlap!r}"
+            raise InputError("--overlap", problem, one_of(MODES, options.overlap))
+        job = with_overlap_mode(job, options.overlap)
     return with_strict(job, True) if options.strict else job
 
 

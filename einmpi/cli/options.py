@@ -9,6 +9,7 @@ from typing import Any
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_names
 from einmpi.language.half_steps import HALF_MODES
+from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.strategies import STRATEGIES
 
 # The commands, in the order in which --help lists them, and what each does.
@@ -258,6 +259,14 @@ OPTIONS = (
         "how half precision is computed: float32 or steps",
         metavar="MODE",
         suggestions=HALF_MODES,
+    ),
+    Option(
+        ("--overlap",),
+        "job",
+        _WITH_JOB,
+        "compute while tensors move between nodes: auto or off",
+        metavar="MODE",
+        suggestions=MODES,
     ),
     Option(
         ("--fast-math",),

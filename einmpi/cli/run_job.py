@@ -94,6 +94,7 @@ def _run_schedule(
     measured = []
     for _ in range(options.repeat):
         with observer.observe_run(note) as compiled.on_step:
+            compiled.on_transfer = observer.on_transfer
             outputs, measured_run = compiled.run_schedule(plan, schedule, inputs, checkpoints)
         measured.append(measured_run)
     run_seconds = [each.seconds for each in measured]
@@ -149,6 +150,7 @@ def _gather_totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
         last.spilled,
         last.spilled_planned,
         last.fetched,
+        round(last.seconds_hidden * 1e9),
     )
 
 

@@ -107,6 +107,7 @@ def _start_recording(run: LoopRun, chosen: range | None, name: str) -> LoopRecor
             show_progress(step)
 
     run.step.on_step = on_step
+    run.step.on_transfer = recorder.on_transfer
     run.on_computed = recorder.end_step
     recorder.begin()
     return recorder
@@ -143,6 +144,7 @@ def _finished_run(
             measured.spilled,
             measured.spilled_planned,
             measured.fetched,
+            round(measured.seconds_hidden * 1e9),
         ),
         planned=planned,
         seconds_loading=measured.seconds_loading,

@@ -45,6 +45,11 @@ class Comm(Protocol):
     received_between: int  # those of them from other nodes
     received_shared: int  # those of them that were read in memory that ranks share
     kept: dict[str, Any]  # what callers keep for these ranks until the Comm is freed
+    # Calls may come from any thread, but from one at a time only.
+    serves_threads: bool
+    # Seconds that a rank sleeps between two looks at messages that it waits for; with 0 it looks
+    # all the time, unless other ranks need its core.
+    pause: float
 
     @property
     def cuda_aware(self) -> bool:
@@ -128,7 +133,10 @@ class Comm(Protocol):
 
 
 class PreparesNothing:
-    """The prepared calls of a Comm that has nothing to prepare."""
+    """The prepared calls of a Comm that has nothing to prepare, and takes no core to wait."""
+
+    serves_threads = True
+    pause = 0.0
 
     def prepare_alltoallv(
         self: Comm,

@@ -126,6 +126,8 @@ class MpiComm:
         self.received_between = 0
         self.received_shared = 0
         self.kept: dict[str, Any] = {}
+        self.serves_threads = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
+        self.pause = 0.0
         self.communicator = comm  # the user's own
         # A library may run out of communicators. All members of a group learn it together, and its
         # entry is None.
@@ -316,6 +318,9 @@ class MpiComm:
         nbytes, between = received
 
         def exchange_with_one() -> None:
+            if self.pause:
+                exchange_all()
+                return
             self.received += nbytes
             self.received_between += between
             send_and_receive(send_buffer, to, 0, receive_buffer, source, 0)
@@ -423,6 +428,10 @@ class MpiComm:
         return requests
 
     def _wait(self, requests: list[Any]) -> None:
+        if self.pause:
+            while not self._mpi.Request.Testall(requests):
+                time.sleep(self.pause)
+            return
         if not self.oversubscribed:
             self._mpi.Request.Waitall(requests)
             return

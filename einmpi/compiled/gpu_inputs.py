@@ -98,6 +98,9 @@ class DeviceInputs:
         else:
             self._fill_from_block(step, target)
 
+    def takes_messages(self, step: Load) -> bool:
+        return self.inputs.takes_messages(step)
+
     def block(self, step: Load, comm: Comm) -> DeviceArray:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):

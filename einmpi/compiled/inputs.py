@@ -144,6 +144,10 @@ class Inputs:
             self.read(step, block, packed(step.region), comm)
         return block
 
+    def takes_messages(self, step: Load) -> bool:
+        """Return whether ranks may send each other what they load: if they read a file."""
+        return self.dataset(step.tensor) is not None
+
     def close(self) -> None:
         """End what runs in the background."""
         for reading in self.begun.values():

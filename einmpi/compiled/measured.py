@@ -29,6 +29,7 @@ class Measured:
     spilled: int = 0  # written to the slow tier
     spilled_planned: int = 0
     fetched: int = 0  # copied from the slow tier
+    seconds_hidden: float = 0.0  # of transfers, in which the rank did something else
 
     def plus(self, later: Measured) -> Measured:
         """Return the times and amounts of this run and a later one together."""
@@ -42,6 +43,7 @@ class Measured:
             spilled=self.spilled + later.spilled,
             spilled_planned=self.spilled_planned + later.spilled_planned,
             fetched=self.fetched + later.fetched,
+            seconds_hidden=self.seconds_hidden + later.seconds_hidden,
         )
 
 
@@ -57,6 +59,7 @@ class TimedStorage:
         self.seconds = 0.0
         self.begin = storage.begin
         self.close = storage.close
+        self.takes_messages = storage.takes_messages
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         start = time.perf_counter() - first_use_seconds()

@@ -48,11 +48,13 @@ from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
+from einmpi.runtime.overlap.background import OnTransfer, SharedBuffers
 from einmpi.runtime.repeated import Repeated, RepeatedSchedule
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import spilled_bytes
+from einmpi.schedule.overlap.arrange import with_overlap
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 from einmpi.schedule.two_level import bytes_between
@@ -95,6 +97,10 @@ class Compiled:
         self.repeated: dict[int, tuple[Schedule, Repeated | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
+        self.on_transfer: OnTransfer | None = None
+        # Whether transfers go on while kernels run. A schedule that is cut at a save point is
+        # arranged for that afterwards.
+        self.overlaps = True
         self.keeps_memory = False  # that a run does not use any more, for the next one
 
     def __repr__(self) -> str:
@@ -320,7 +326,10 @@ class Compiled:
         plan = self.plan(kinds)
         if plan.spilled:
             check_folder(self.job.scratch, self.job.source.name)
-        return plan, self.backend.group_kernels(lower(plan, self.comm.rank))
+        schedule = self.backend.group_kernels(lower(plan, self.comm.rank))
+        if self.overlaps:
+            schedule = with_overlap(schedule, plan.peak)
+        return plan, schedule
 
     def find_files(self, given: Collection[str]) -> None:
         """Look up the inputs in files that are not given; those that stay loaded only once.
@@ -357,10 +366,15 @@ class Compiled:
             with_inputs(self.options, kinds, self.job.backend),
             nodes=max(self.comm.nodes) + 1,
             uneven=even_nodes(self.comm) is None,
+            overlap=self.options.overlap and self._can_overlap(),
         )
         plan = make_plan(self.job.graph, self.comm.size, options)
-        self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
+        self.work.check_memory(self.job.source.name, plan.peak - plan.ahead - plan.overlap)
         return plan
+
+    def _can_overlap(self) -> bool:
+        """Return whether messages can be sent while kernels run: from host memory, by a thread."""
+        return isinstance(self.backend, NumpyBackend) and self.work.comm.serves_threads
 
     def run_schedule(
         self,
@@ -412,6 +426,7 @@ class Compiled:
                     self.on_step,
                     checkpoints,
                     failure,
+                    self.on_transfer,
                 )
             else:
                 blocks, buffers = repeated.run(storage, failure)
@@ -436,6 +451,8 @@ class Compiled:
             spilled_planned=spilled_bytes(schedule) if plan.spilled else 0,
             fetched=buffers.fetched,
         )
+        if isinstance(buffers, SharedBuffers):
+            measured.seconds_hidden = buffers.background.seconds_hidden
         self._log_run(measured)
         return blocks, measured
 
@@ -537,5 +554,14 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
     blas = describe_blas_in_use()  # another one rounds otherwise
-    agreed = (__version__, plan.digest, job.fast_math, job.strict, blas, inputs, outputs)
+    agreed = (
+        __version__,
+        plan.digest,
+        plan.overlapped,
+        job.fast_math,
+        job.strict,
+        blas,
+        inputs,
+        outputs,
+    )
     return sha256(repr(agreed).encode()).hexdigest()

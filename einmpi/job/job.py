@@ -15,6 +15,7 @@ from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source
 from einmpi.late import late
+from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO
 
 
@@ -66,6 +67,8 @@ class Job:
         "steps" if they are rounded after every operation.
     blas : str
         Which BLAS multiplies matrices: "auto", "numpy", or the name of a library.
+    overlap : str
+        "auto" if kernels may run while tensors move between nodes, "off" if not.
     loop : Loop or None
         How the program is repeated; None if it runs once.
     loops : tuple of Job
@@ -104,6 +107,7 @@ class Job:
     strict: bool = False
     half: str = "float32"
     blas: str = AUTO_BLAS
+    overlap: str = AUTO
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
 
@@ -138,6 +142,7 @@ class Job:
                 machine=self.machine,
                 scratch=self.scratch,
                 blas=self.blas,
+                overlap=self.overlap,
             )
             found.append(with_settings)
         return tuple(found)
@@ -166,6 +171,13 @@ def with_strict(job: Job, strict: bool) -> Job:
     loops = tuple(with_strict(loop, strict) for loop in job.loops)
     graph = rewrite(job.source, job.as_computed, strict)
     return replace(job, strict=strict, graph=graph, loops=loops)
+
+
+def with_overlap_mode(job: Job, overlap: str) -> Job:
+    """Return the job with this setting of `overlap`."""
+    if overlap not in MODES:
+        raise InputError("overlap", f"overlap is {overlap!r:.60}", one_of(MODES, str(overlap)))
+    return replace(job, overlap=overlap)
 
 
 def with_half(job: Job, half: str) -> Job:

@@ -45,6 +45,7 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
+from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
@@ -64,7 +65,7 @@ _KEYS = (
     "train",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
-_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas")
+_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas", "overlap")
 
 # Looks up the shape and dtype of an input in its file.
 Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
@@ -87,6 +88,7 @@ class JobSettings:
     strict: bool
     scratch: str | None
     blas: str
+    overlap: str
     roles: Mapping[str, tuple[str, ...]]
 
     def make_job(
@@ -127,6 +129,7 @@ class JobSettings:
             machine=self.machine,
             scratch=self.scratch,
             blas=self.blas,
+            overlap=self.overlap,
             strict=self.strict,
             loop=None if loop is None else replace(loop, results=results),
         )
@@ -260,6 +263,7 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
         strict=get(document, ("run", "strict"), bool) or False,
         scratch=_read_scratch(document),
         blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
+        overlap=choice(document, ("run", "overlap"), MODES, MODES[0]),
         roles=_read_roles(document),
     )
 

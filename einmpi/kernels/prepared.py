@@ -88,16 +88,12 @@ def view_maker(array: Array, view: Array) -> ViewMaker | None:
     Return None if there is no such function: the view is a copy, the array has gaps, or numpy has
     no buffer of its dtype.
     """
-    if view is array:
+    if view is array or _is_same_view(array, view):
         return unchanged
-    is_user_defined = array.dtype.isbuiltin == 2  # bfloat16, which numpy has no buffer of
-    has_buffer = not is_user_defined and array.flags.c_contiguous
-    if not has_buffer or view.size == 0 or view.dtype != array.dtype:
+    if not _has_buffer(array) or view.size == 0 or view.dtype != array.dtype:
         return None
     if not np.may_share_memory(array, view):
         return None
-    if view.shape == array.shape and view.strides == array.strides:
-        return unchanged
     shape = view.shape
     dtype = view.dtype
     strides = view.strides
@@ -105,6 +101,18 @@ def view_maker(array: Array, view: Array) -> ViewMaker | None:
     if view.size == array.size and array.reshape(shape).strides == strides:
         return methodcaller("reshape", shape)  # takes less time
     return lambda other: np.ndarray(shape, dtype, other, offset, strides)
+
+
+def _has_buffer(array: Array) -> bool:
+    """Return whether numpy can make other arrays in the memory of this one."""
+    is_user_defined = array.dtype.isbuiltin == 2  # bfloat16, which numpy has no buffer of
+    return not is_user_defined and array.flags.c_contiguous
+
+
+def _is_same_view(array: Array, view: Array) -> bool:
+    """Return whether two arrays have the same elements in the same places."""
+    is_alike = view.shape == array.shape and view.strides == array.strides
+    return is_alike and view.dtype == array.dtype and address_of(view) == address_of(array)
 
 
 def blocks_maker(
@@ -115,7 +123,7 @@ def blocks_maker(
     The first is `first` bytes after the given view, each other one `distance` bytes further.
     Return None as `view_maker` does.
     """
-    if view_maker(array, view) is None:
+    if not _has_buffer(array) or view_maker(array, view) is None:
         return None
     shape = (count, *view.shape)
     strides = (distance, *view.strides)

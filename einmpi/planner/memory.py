@@ -157,6 +157,7 @@ def bytes_at_vertices(
     in_place: Collection[str] = (),
     blocked: Collection[str] = (),
     chains: Sequence[FusedChain] = (),
+    overlapped: Collection[str] = (),
 ) -> list[int]:
     """Return a bound on the bytes that a rank has in memory before the first vertex and at each.
 
@@ -164,7 +165,9 @@ def bytes_at_vertices(
     operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
     `early` are read before the first vertex. The outputs in `in_place` take the memory of resident
     inputs. The vertices in `blocked` are computed together with the next one, block by block.
-    Those of a chain, which follow one another, have the memory of the whole chain.
+    Those of a chain, which follow one another, have the memory of the whole chain. Those in
+    `overlapped` are computed while what they need, and what they make, moves between nodes; what
+    they need may begin to move while the vertex before is computed.
     """
     resident = frozenset(resident)
     in_place = frozenset(in_place)
@@ -221,6 +224,9 @@ def bytes_at_vertices(
         while_computing = present + gathered + max(made, buffers)
         while_moving = present + made + final + final_buffers
         needed.append(max(while_computing, while_moving))
+        if vertex.name in overlapped:
+            needed[-2] += new_inputs + gathered + buffers
+            needed[-1] = present + gathered + made + buffers + final + final_buffers
 
         stored[vertex.name] = final if moves else made
         present += stored[vertex.name]

@@ -69,6 +69,7 @@ class Options:
     # That take as long as to read or write a byte of memory.
     operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
     first: tuple[str, ...] = ()  # vertices that are computed before all others
+    overlap: bool = True  # kernels may run while tensors move between nodes
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None

@@ -107,6 +107,9 @@ class PlanData:
     counted: int | None = None
     machine: Machine | None = None  # whose time is the objective; None: bytes are
     ahead: int = 0  # bytes of the peak that are used only for reading files ahead
+    overlapped: tuple[str, ...] = ()  # vertices computed while tensors move between nodes
+    overlap: int = 0  # bytes of the peak that are used only for that
+    files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     recomputed: Recomputed | None = None  # None if every tensor is computed once
     loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took

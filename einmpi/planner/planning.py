@@ -12,6 +12,7 @@ from einmpi.planner.cost_tables import States
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Name
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.plan import Options, Plan
@@ -75,7 +76,7 @@ class Planning:
                     bound = min(bound, self.memory.peak_bound(cut.inner))
             if limit is None or cut.peak <= limit:
                 exact = found.exact and not price and not self.search.prescribed
-                plan = self.describe(cut, exact)
+                plan = self.overlapping(self.describe(cut, exact), limit)
                 if limit is not None:
                     plan = self.reading_ahead(plan, limit)
                 return min([plan, *recomputing], key=cost_of)
@@ -84,7 +85,8 @@ class Planning:
             if is_new and self.options.recompute == AUTO:
                 smaller = self.recomputed(cut, limit)
                 if smaller.peak <= limit:
-                    recomputing.append(self.reading_ahead(self.describe(smaller, False), limit))
+                    plan = self.overlapping(self.describe(smaller, False), limit)
+                    recomputing.append(self.reading_ahead(plan, limit))
                     if self.is_cheap(recomputing[-1]):
                         break
             if limit < bound and (price or cut.peak == bound):
@@ -125,13 +127,49 @@ class Planning:
         added = plan.recomputed.operations + FLOPS_PER_BYTE * plan.recomputed.nbytes
         return added * CHEAP_SHARE <= plan.graph.operations()
 
+    def overlapping(self, plan: Plan, limit: int | None) -> Plan:
+        """Return the plan with memory for computing while tensors move between nodes.
+
+        Vertices for which the limit leaves too little are computed when everything has arrived.
+        """
+        if not self.options.overlap or plan.nodes == 1:
+            return plan
+        overlapped = []
+        for name, bill in plan.bills.items():
+            nbytes = bill.nbytes if plan.uneven else bill.between
+            if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
+                overlapped.append(name)
+        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
+        names = [None, *(vertex.name for vertex in plan.graph.computed)]
+        peak = plan.peak
+        while overlapped:
+            needed = self.memory.at_vertices(cut, overlapped=overlapped)
+            peak = max(plan.peak, *needed)
+            if limit is None or peak <= limit:
+                break
+            # Memory for a vertex is needed while that before it is computed, too.
+            excessive = set()
+            for number, nbytes in enumerate(needed):
+                if nbytes > limit:
+                    excessive.update(names[number : number + 2])
+            overlapped = [name for name in overlapped if name not in excessive]
+            peak = plan.peak
+        return replace(
+            plan,
+            peak=peak,
+            overlapped=tuple(overlapped),
+            overlap=peak - plan.peak,
+            files=self.options.files,
+        )
+
     def reading_ahead(self, plan: Plan, limit: int) -> Plan:
         """Return the plan with the rest of the limit used for reading files ahead.
 
         At most, all files are read before the first vertex.
         """
         cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
-        peak = min(limit, max(self.memory.at_vertices(cut, self.options.files)))
+        most = max(self.memory.at_vertices(cut, self.options.files)) + plan.overlap
+        peak = max(plan.peak, min(limit, most))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 
     def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:

@@ -127,20 +127,23 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "kinds": KINDS,
         "steps": steps,
         "tracks": texts,
+        "ranks": timeline.ranks,  # each has as many tracks; the second one is what moves meanwhile
         "merged": merged,
     }
 
 
 def _tracks(timeline: Timeline) -> list[list[_PageSpan]]:
     origin = min((span.start for span in timeline.spans), default=0.0)
-    tracks: list[list[_PageSpan]] = [[] for _ in range(timeline.ranks)]
+    tracks_per_rank = 2 if timeline.has_background else 1
+    tracks: list[list[_PageSpan]] = [[] for _ in range(tracks_per_rank * timeline.ranks)]
     labels = _labels(timeline)
     for span in timeline.spans:
         start = round((span.start - origin) * 1e6)
         end = round((span.end - origin) * 1e6)
         label = labels[span.label]
         work = _SpanContent(span.kind, span.vertex, label, span.nbytes, span.operations)
-        tracks[span.rank].append(_PageSpan(start, max(start, end), work))
+        track = tracks_per_rank * span.rank + int(span.background)
+        tracks[track].append(_PageSpan(start, max(start, end), work))
     return tracks
 
 

@@ -107,9 +107,10 @@ def _measured_by_tensor(timeline: Timeline) -> dict[str, _Measured]:
         tensor = found.setdefault(span.vertex, _Measured())
         if span.kind == "kernel":
             tensor.computing += span.end - span.start
-        elif span.kind in ("exchange", "reduce"):
-            tensor.moving += span.end - span.start
+        elif span.kind in ("exchange", "reduce", "wait"):
             tensor.nbytes += span.nbytes
+            if not span.background:  # in the background it takes no time of its own
+                tensor.moving += span.end - span.start
     return found
 
 
@@ -118,6 +119,8 @@ def time_by_kind(timeline: Timeline) -> dict[str, float]:
     total = timeline.seconds * timeline.ranks or 1.0
     shares = dict.fromkeys(KINDS, 0.0)
     for span in timeline.spans:
+        if span.background:
+            continue  # the rank does something else
         shares[span.kind] += (span.end - span.start) / total
     found = {kind: share for kind, share in shares.items() if share}
     found["idle"] = max(0.0, 1 - sum(shares.values()))

@@ -105,6 +105,7 @@ class Totals:
     spilled: int = 0  # written to the slow tier
     spilled_planned: int = 0
     fetched: int = 0  # copied from there
+    hidden: int = 0  # nanoseconds in which tensors moved while the same rank computed
 
 
 def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
@@ -232,6 +233,11 @@ class Report:
             return max(loop.peak_planned for loop in self.loops)
         return self.plan.peak
 
+    @property
+    def seconds_hidden(self) -> float:
+        """Seconds in which tensors moved while the rank computed, as a mean over the ranks."""
+        return self.totals.hidden / self.plan.mesh.ranks / 1e9
+
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
         data: dict[str, Any] = {
@@ -255,6 +261,7 @@ class Report:
             "resumed_from": self.resumed_from,
             "checkpoints": self.checkpoints,
             "seconds_predicted": plan.seconds_predicted,
+            "seconds_hidden": self.seconds_hidden,
             "seconds": dict(self.seconds),
             "startup": asdict(self.startup),
             "title": self.job.title,
@@ -300,6 +307,9 @@ class Report:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
             lines.append(self._between_nodes_line())
+        if self.totals.hidden:
+            hidden = show_seconds(self.seconds_hidden)
+            lines.append(f"  each rank computed for {hidden} while its tensors moved")
         if self.plan.seconds_predicted is not None:
             run = show_seconds(self.seconds["run"])
             predicted = show_seconds(self.plan.seconds_predicted)

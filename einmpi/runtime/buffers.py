@@ -64,7 +64,7 @@ class Buffers:
                 copies.pop(slot.name).join()
         self.slow.pop(slot.name, None)
         if slot.name in self.arrays:
-            self.bytes_in_use -= self.arrays.pop(slot.name).nbytes
+            self.shrink(self.arrays.pop(slot.name).nbytes)
 
     # ---- between memory and the slow tier -------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Buffers:
             if slot.name in copies:
                 copies[slot.name].join()
         self.fetching.pop(slot.name, None)
-        self.bytes_in_use -= self.arrays.pop(slot.name).nbytes
+        self.shrink(self.arrays.pop(slot.name).nbytes)
 
     def fetch(self, slot: Slot) -> None:
         """Begin to copy a slot from the slow tier to memory."""
@@ -115,6 +115,10 @@ class Buffers:
         self.bytes_in_use += nbytes
         if self.bytes_in_use > self.peak:
             self.peak = self.bytes_in_use
+
+    def shrink(self, nbytes: int) -> None:
+        """Count bytes of memory that are not in use any more."""
+        self.bytes_in_use -= nbytes
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -144,4 +148,4 @@ class CountedArray:
         return self.array
 
     def __exit__(self, *_: object) -> None:
-        self.buffers.bytes_in_use -= self.array.nbytes
+        self.buffers.shrink(self.array.nbytes)

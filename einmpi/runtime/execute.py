@@ -16,12 +16,15 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
+from einmpi.runtime.overlap.background import Background, OnTransfer, SharedBuffers
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Accumulate, Chain
 from einmpi.schedule.halo import HaloExchange, Sweep
+from einmpi.schedule.overlap.steps import Await, KernelPart
+from einmpi.schedule.regions import Region
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
@@ -66,6 +69,9 @@ class InputSource(Protocol):
     def close(self) -> None:
         """End what runs in the background. The caller may change given arrays after this."""
 
+    def takes_messages(self, step: Load) -> bool:
+        """Return whether ranks may send each other what they load."""
+
 
 class Keeper(Protocol):
     """Saves tensors at the save points of a run, and restores what another run has saved."""
@@ -87,14 +93,31 @@ def execute(
     on_step: Callable[[Step], None] | None = None,
     keeper: Keeper | None = None,
     failure: RankFailure | None = None,
+    on_transfer: OnTransfer | None = None,
 ) -> tuple[dict[str, Array], Buffers]:
     """Carry out a rank's schedule.
 
     Return its blocks of the outputs, and the buffers, which know how much memory was used.
     `on_step` is called before each step, `keeper` is told when a vertex is complete. With
     `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
+    `on_transfer` is called after each transfer in the background.
     """
-    buffers = Buffers(backend)
+    if schedule.overlaps:
+        with Background(backend, comm, on_transfer) as background:
+            return _execute(schedule, background.buffers, comm, storage, on_step, keeper, failure)
+    return _execute(schedule, Buffers(backend), comm, storage, on_step, keeper, failure)
+
+
+def _execute(
+    schedule: Schedule,
+    buffers: Buffers,
+    comm: Comm,
+    storage: InputSource,
+    on_step: Callable[[Step], None] | None,
+    keeper: Keeper | None,
+    failure: RankFailure | None,
+) -> tuple[dict[str, Array], Buffers]:
+    """Carry out a rank's schedule with these buffers, which are empty."""
     for slot in schedule.outside:
         buffers.place(slot)
     if keeper is not None:
@@ -102,6 +125,8 @@ def execute(
     for number, (steps, point) in enumerate(schedule.parts):
         carry_out(steps, number, buffers, comm, storage, failure, on_step)
         if keeper is not None and point is not None:
+            if isinstance(buffers, SharedBuffers):
+                buffers.background.wait_for_all()
             keeper.reached(point, buffers)
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
 
@@ -141,6 +166,8 @@ def go_on_after(
 
 
 def _load(step: Load, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+    if isinstance(buffers, SharedBuffers) and storage.takes_messages(step):
+        buffers.background.wait_for_all()
     if step.kept:
         buffers.put(step.slot, storage.block(step, comm))
     else:
@@ -150,6 +177,41 @@ def _load(step: Load, buffers: Buffers, comm: Comm, storage: InputSource) -> Non
 def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     slot = step.load.slot
     storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
+
+
+def _exchange(step: Exchange, buffers: Buffers, comm: Comm, _: InputSource) -> None:
+    if step.background and isinstance(buffers, SharedBuffers):
+        buffers.background.begin(step)
+    else:
+        exchange(step, buffers, comm)
+
+
+def _reduce(step: Reduce, buffers: Buffers, comm: Comm, _: InputSource) -> None:
+    if step.background and isinstance(buffers, SharedBuffers):
+        buffers.background.begin(step)
+    else:
+        reduce(step, buffers, comm)
+
+
+def _await(step: Await, buffers: Buffers, _: Comm, __: InputSource) -> None:
+    assert isinstance(buffers, SharedBuffers), "only transfers in the background are awaited"
+    buffers.background.wait_for(step.moving)
+
+
+def _compute_kernel_part(step: KernelPart, buffers: Buffers, _: Comm, __: InputSource) -> None:
+    operands = []
+    for slot, region in zip(step.kernel.operands, step.piece.operands, strict=True):
+        operands.append(_part_of(buffers[slot], region))
+    target = _part_of(buffers.make(step.kernel.target), step.piece.target)
+    try:
+        buffers.backend.compute_kernel(step.piece.kernel, operands, target)
+    except KERNEL_ERRORS as error:
+        raise named_error(step.kernel, error) from error
+
+
+def _part_of(array: Array, box: Region) -> Array:
+    """Return a view of a box of an array."""
+    return array[tuple(slice(*runs[0]) if runs else slice(0) for runs in box)]
 
 
 def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) -> None:
@@ -246,9 +308,11 @@ def _store(step: Store, buffers: Buffers, _: Comm, __: InputSource) -> None:
 ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Load: _load,
     Begin: _begin,
-    Exchange: lambda step, buffers, comm, _: exchange(step, buffers, comm),
-    Reduce: lambda step, buffers, comm, _: reduce(step, buffers, comm),
+    Exchange: _exchange,
+    Reduce: _reduce,
+    Await: _await,
     Kernel: _compute_kernel,
+    KernelPart: _compute_kernel_part,
     HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
     Group: _compute_group,
     Chain: _compute_chain,

@@ -7,10 +7,11 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
+from einmpi.schedule.overlap.steps import KernelPart
 from einmpi.schedule.steps import Group, Kernel, Load, Passes, Step
 
 # Their errors are those of one rank, and other ranks wait only for what comes after them.
-_SKIPPED_STEPS = (Kernel, Group, Chain, Passes, BlockedUpdate, Sweep)
+_SKIPPED_STEPS = (Kernel, KernelPart, Group, Chain, Passes, BlockedUpdate, Sweep)
 _LOCAL_STEPS = (*_SKIPPED_STEPS, Load)
 
 
@@ -43,7 +44,7 @@ class RankFailure:
 def stand_in(step: Step, buffers: Buffers) -> None:
     """Leave the slots as a step would that was skipped or has failed, but with zeros in them."""
     for slot in step.writes:
-        buffers.make(slot)[...] = 0
+        buffers.make(slot)[...] = 0  # of a part of a kernel, all parts: none is of use any more
     freed = list(step.frees)
     if isinstance(step, Group):
         freed += step.inner

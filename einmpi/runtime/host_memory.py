@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from math import prod
 from typing import Any, TypeAlias
 
@@ -69,6 +70,7 @@ class RecycledMemory:
         self.blocks: list[Memory] = []  # the one that was made or used last comes last
         self.most_in_use = 0  # bytes
         self.idle_references = _references_of_idle_block()
+        self.lock = threading.Lock()
 
     def array(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         """Return an array like `aligned_empty`, in memory that was used before if there is any."""
@@ -80,6 +82,10 @@ class RecycledMemory:
 
     def take(self, nbytes: int) -> Memory:
         """Return idle memory of this size, or new memory where there is none."""
+        with self.lock:  # transfers in the background take memory too
+            return self._take(nbytes)
+
+    def _take(self, nbytes: int) -> Memory:
         idle = []
         in_use = nbytes
         for position in range(len(self.blocks)):

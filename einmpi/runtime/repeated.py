@@ -271,6 +271,9 @@ class _GivenBlocks:
 
     def close(self) -> None: ...
 
+    def takes_messages(self, step: Load) -> bool:
+        return False
+
 
 def _bind_free(name: str) -> BoundCall:
     """Return what gives up the array of a slot."""
@@ -305,7 +308,10 @@ def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostA
 
 
 def can_be_repeated(schedule: Schedule) -> bool:
-    """Return whether a schedule uses memory only, and no slow tier."""
-    if schedule.outside:
+    """Return whether a schedule uses memory only, no slow tier, and has nothing in the background.
+
+    Large transfers, which go on in the background, would gain nothing.
+    """
+    if schedule.outside or schedule.overlaps:
         return False
     return not any(step.places or step.evicts or step.fetches for step in schedule.steps)

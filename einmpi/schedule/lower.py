@@ -20,6 +20,7 @@ from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_f
 from einmpi.schedule.memory import with_begins, with_frees, with_reuses
 from einmpi.schedule.memory_steps import Reuse
 from einmpi.schedule.moves import middle_layout
+from einmpi.schedule.overlap.cuts import with_cuts
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.slots import FINAL_LAYOUT, Slot, operand_role, slot_for
@@ -48,12 +49,15 @@ def lower(plan: Plan, rank: int) -> Schedule:
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
-    steps = with_frees(lowering.steps)
+    steps = lowering.steps
+    if plan.overlapped:
+        steps = with_cuts(steps, plan)
+    steps = with_frees(steps)
     if plan.spilled:
         steps = with_spills(steps, limit=plan.peak)
     if plan.donate:
         steps = with_reuses(steps, lowering.reuses())
-    steps = with_begins(steps, limit=plan.peak)
+    steps = with_begins(steps, limit=plan.peak - plan.overlap)
     # Save points count the steps before those that manage memory were added.
     numbers = [number for number, step in enumerate(steps) if not step.manages_memory]
     numbers.append(len(steps))

@@ -139,6 +139,8 @@ def bytes_needed(steps: Sequence[Step]) -> list[int]:
     """Return the bytes of tensors, message buffers and pieces in memory in each step."""
     in_memory: dict[str, int] = {}
     slow: set[str] = set()  # slots with an array in the slow tier
+    # Transfers in the background, each with the memory of its messages. One is done at a time.
+    under_way: list[tuple[Step, int]] = []
     needed = []
     total = 0
     for step in steps:
@@ -149,7 +151,13 @@ def bytes_needed(steps: Sequence[Step]) -> list[int]:
             if slot.name not in in_memory:
                 in_memory[slot.name] = slot.nbytes
                 total += slot.nbytes
-        needed.append(total + step.working_bytes)
+        if step.background:
+            under_way.append((step, step.working_bytes))
+        elif step.awaited is not None:
+            while under_way and under_way.pop(0)[0] is not step.awaited:
+                pass
+        messages = max([nbytes for _, nbytes in under_way], default=0)
+        needed.append(total + max(step.working_bytes, messages))
         for slot in (*step.frees, *step.drops):
             total -= in_memory.pop(slot.name, 0)
         slow.difference_update(slot.name for slot in step.frees)

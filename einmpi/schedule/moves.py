@@ -23,7 +23,7 @@ from einmpi.schedule.layout import (
     split_further,
 )
 from einmpi.schedule.regions import Region, Runs, elements, intersect, locate
-from einmpi.schedule.transfers import Moves, Reduction
+from einmpi.schedule.transfers import Moves, Reduction, Unchanged
 
 # A tensor gets from a `source` layout to a `target` layout by way of a `middle` layout, which has
 # no partial results and no replicas that would send the same element twice:
@@ -132,7 +132,8 @@ def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) ->
     digits = source.mesh.digits(rank)
     stored = source.region(digits)
     pieces = _by_member(tuple(axes), middle, digits, lambda d, runs: locate(runs, stored[d]))
-    return Reduction(group, me, tuple(pieces))
+    unchanged = _unchanged_dimensions((middle, source), axes, source)
+    return Reduction(group, me, tuple(pieces), source.max_elements(), unchanged)
 
 
 def exchange(
@@ -164,7 +165,8 @@ def exchange(
     max_elements = max(middle.max_elements() * copies, target.max_elements())
     moves = _moves(group, me, sends, receives, same_to_all, max_elements)
     largest_block = max(source.max_elements(), target.max_elements())
-    return replace(moves, largest_block=largest_block)
+    unchanged = _unchanged_dimensions((source, middle, target), axes, target)
+    return replace(moves, largest_block=largest_block, unchanged=unchanged)
 
 
 def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
@@ -178,7 +180,41 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
     sends = [receives[me]] * len(group)
     moves = _moves(group, me, sends, receives, same_to_all=True, max_elements=target.max_elements())
-    return replace(moves, own=None)
+    unchanged = _unchanged_dimensions((held, target), axes, target)
+    return replace(moves, own=None, unchanged=unchanged)
+
+
+def _unchanged_dimensions(
+    blocks: Sequence[Blocks], axes: Sequence[int], target: Layout
+) -> tuple[Unchanged, ...]:
+    """Return the dimensions in which ranks that differ on `axes` have the same indices.
+
+    They have them in all of these blocks, the last of which is `target`. The answer is the same on
+    all ranks.
+    """
+    found = []
+    for dimension in range(len(target.bound)):
+        depends_on: set[int] = set()  # axes
+        for each in blocks:
+            depends_on.update(each.axes_of(dimension))
+        if depends_on.isdisjoint(axes) and _are_equal(blocks, dimension, depends_on):
+            found.append(Unchanged(dimension, target.max_extent(dimension)))
+    return tuple(found)
+
+
+def _are_equal(blocks: Sequence[Blocks], dimension: int, depends_on: set[int]) -> bool:
+    """Return whether the indices of a dimension are the same in all of these blocks."""
+    if all(isinstance(each, Layout) for each in blocks):
+        # They are if the same axes cut the dimension, in the same order.
+        return len({each.axes_of(dimension) for each in blocks}) == 1
+    first = blocks[0]
+    others = blocks[1:]
+    digits = [0] * len(first.mesh.factors)
+    for changed in digits_along(first.mesh, sorted(depends_on), digits):
+        runs = first.runs(dimension, changed)
+        if any(each.runs(dimension, changed) != runs for each in others):
+            return False
+    return True
 
 
 def common(source: Layout, target: Layout, rank: int) -> tuple[Region, Region] | None:

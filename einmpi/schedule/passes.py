@@ -60,6 +60,14 @@ def pieces(step: Passes) -> Iterator[Piece]:
         yield _piece(step, shaped[extents], box)
 
 
+def piece_in_box(kernel: Kernel, box: Mapping[str, tuple[int, int]]) -> Piece:
+    """Return a kernel on the part of each label that `box` gives, from slots in memory."""
+    everywhere = tuple(range(len(kernel.operands)))
+    step = Passes(kernel, (), everywhere, ahead=False, buffers=0, fetched=0)
+    extents = tuple((label, box[label][1] - box[label][0]) for label in kernel.einsum.labels)
+    return _piece(step, replace(kernel.einsum, extents=extents), box)
+
+
 def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]]) -> Piece:
     """Return the pass on the part of each label that `box` gives."""
     kernel = step.kernel

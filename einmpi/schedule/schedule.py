@@ -56,5 +56,10 @@ class Schedule:
         found.append((self.steps[start:], None))
         return tuple(found)
 
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether transfers go on while later steps are done."""
+        return any(step.background for step in self.steps)
+
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])

@@ -13,6 +13,11 @@ from einmpi.schedule.slots import Slot, Slots
 from einmpi.schedule.transfers import Transfer
 
 
+def whole_region(slot: Slot) -> Region:
+    """Return the region of all elements of a slot; a number is a vector of one element."""
+    return tuple(map(whole, slot.shape or (1,)))
+
+
 @dataclass(frozen=True)
 class Step(ABC):
     """What all steps answer. Each kind of step has a vertex; other answers are empty by default."""
@@ -37,6 +42,14 @@ class Step(ABC):
     def writes(self) -> Slots:
         """The slots whose values it creates or changes."""
         return ()
+
+    def region_read(self, slot: Slot) -> Region:
+        """Return which elements it uses of a slot that it reads."""
+        return whole_region(slot)
+
+    def region_written(self, slot: Slot) -> Region:
+        """Return which elements it may create or change of a slot that it writes."""
+        return whole_region(slot)
 
     def allocates(self, slow: Container[str] = ()) -> Slots:
         """Return the slots that must have an array in memory from here on.
@@ -109,6 +122,16 @@ class Step(ABC):
     def working_bytes(self) -> int:
         """The most memory that it needs in addition to its slots: for messages, or for pieces."""
         return 0
+
+    @property
+    def background(self) -> bool:
+        """Whether it is a transfer during which later steps go on."""
+        return False
+
+    @property
+    def awaited(self) -> Step | None:
+        """The transfer in the background that it waits for, with all that began before it."""
+        return None
 
     # How it fills slots.
 

@@ -4,7 +4,7 @@ slots it reads, writes, allocates and frees, and prints as one line."""
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -15,8 +15,8 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.memory_steps import Drop, Evict, Fetch, Free, Place, Reuse
 from einmpi.schedule.regions import Region, elements, show_region, whole
 from einmpi.schedule.slots import Slot, Slots
-from einmpi.schedule.step import Kernel, Step
-from einmpi.schedule.transfers import Moves, Reduction
+from einmpi.schedule.step import Kernel, Step, whole_region
+from einmpi.schedule.transfers import Cut, Moves, Part, Reduction
 from einmpi.units import plural, show_bytes
 
 __all__ = [
@@ -125,6 +125,9 @@ class Exchange(Step):
     target: Slot
     moves: Moves
     buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
+    cut: Cut | None = None  # how all members do it in parts, if they do
+    part: Part | None = None  # if this is one of the parts
+    background: bool = False  # later steps go on meanwhile, until one awaits it
 
     @property
     def vertex(self) -> str:
@@ -133,6 +136,21 @@ class Exchange(Step):
     @property
     def reads(self) -> Slots:
         return (self.source,)
+
+    def region_read(self, slot: Slot) -> Region:
+        return _region_of_part(slot, self.part)
+
+    def region_written(self, slot: Slot) -> Region:
+        return _region_of_part(slot, self.part)
+
+    def in_parts(self) -> list[Exchange]:
+        """Return the steps that do it part by part; itself if it is not cut."""
+        if self.cut is None or not self.cut.parts:
+            return [self]
+        found = []
+        for part in self.cut.parts:
+            found.append(replace(self, moves=self.moves.part(part), cut=None, part=part))
+        return found
 
     @property
     def writes(self) -> Slots:
@@ -153,6 +171,8 @@ class Exchange(Step):
     @property
     def working_bytes(self) -> int:
         largest = max(self.source.nbytes, self.target.nbytes)
+        if self.part is not None:
+            largest = self.part.share(largest)
         itemsize = np.dtype(self.target.dtype).itemsize
         is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
         if is_packed and not self.moves.same_to_all:
@@ -170,7 +190,8 @@ class Exchange(Step):
             yield self.target, region
 
     def __str__(self) -> str:
-        return f"exchange  {self.source} → {self.target} {_among(self.group, self.nbytes)}"
+        place = _place_of_part(self.part)
+        return f"exchange  {self.source} → {self.target}{place} {_among(self.group, self.nbytes)}"
 
 
 @dataclass(frozen=True)
@@ -184,6 +205,9 @@ class Reduce(Step):
     aggregation: str
     reduction: Reduction
     buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
+    cut: Cut | None = None  # how all members do it in parts, if they do
+    part: Part | None = None  # if this is one of the parts
+    background: bool = False  # later steps go on meanwhile, until one awaits it
 
     @property
     def vertex(self) -> str:
@@ -192,6 +216,21 @@ class Reduce(Step):
     @property
     def reads(self) -> Slots:
         return (self.slot,)
+
+    def region_read(self, slot: Slot) -> Region:
+        return _region_of_part(slot, self.part)
+
+    def region_written(self, slot: Slot) -> Region:
+        return _region_of_part(slot, self.part)
+
+    def in_parts(self) -> list[Reduce]:
+        """Return the steps that do it part by part; itself if it is not cut."""
+        if self.cut is None or not self.cut.parts:
+            return [self]
+        found = []
+        for part in self.cut.parts:
+            found.append(replace(self, reduction=self.reduction.part(part), cut=None, part=part))
+        return found
 
     @property
     def writes(self) -> Slots:
@@ -211,10 +250,15 @@ class Reduce(Step):
 
     @property
     def working_bytes(self) -> int:
-        return memory.staging(self.slot.nbytes, len(self.group), self.buffer_bytes)
+        nbytes = self.slot.nbytes
+        if self.part is not None:
+            nbytes = self.part.share(nbytes)
+        return memory.staging(nbytes, len(self.group), self.buffer_bytes)
 
     def __str__(self) -> str:
-        return f"reduce    {self.slot} by {self.aggregation} {_among(self.group, self.nbytes)}"
+        place = _place_of_part(self.part)
+        among = _among(self.group, self.nbytes)
+        return f"reduce    {self.slot}{place} by {self.aggregation} {among}"
 
 
 @dataclass(frozen=True)
@@ -399,6 +443,15 @@ class Passes(Step):
 
 def _region_bytes(region: Region, slot: Slot) -> int:
     return elements(region) * np.dtype(slot.dtype).itemsize
+
+
+def _region_of_part(slot: Slot, part: Part | None) -> Region:
+    everything = whole_region(slot)
+    return everything if part is None else part.of_region(everything)
+
+
+def _place_of_part(part: Part | None) -> str:
+    return "" if part is None else f" at {part}"
 
 
 def _among(group: tuple[int, ...], received: int) -> str:

@@ -3,13 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from einmpi.schedule.regions import Region, elements
+from einmpi.schedule.regions import Region, elements, one_run
 
 Message: TypeAlias = tuple[int, Region]  # the other rank, and the elements that are sent
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the indices that a slot has in one dimension, for a transfer in parts."""
+
+    dimension: int
+    start: int
+    stop: int
+    extent: int  # the number of all indices; the same on all members of a group
+
+    def share(self, amount: int) -> int:
+        """Return this part's share of an amount, rounded up."""
+        return -(-amount * (self.stop - self.start) // self.extent)
+
+    def of_region(self, region: Region) -> Region:
+        """Return a region that has all indices of the dimension, with those of the part only."""
+        before = region[: self.dimension]
+        after = region[self.dimension + 1 :]
+        return (*before, one_run(self.start, self.stop), *after)
+
+    def of_regions(self, regions: Sequence[Region | None]) -> tuple[Region | None, ...]:
+        """Do the same to several regions; None stays None."""
+        found = []
+        for region in regions:
+            found.append(None if region is None else self.of_region(region))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        before = ":, " * self.dimension
+        return f"[{before}{self.start}:{self.stop}]"
+
+
+class Unchanged(NamedTuple):
+    """A dimension in which all members of a group have the same indices, before and after."""
+
+    dimension: int
+    most: int  # indices of any rank
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the transfers of a tensor are done in parts; equal on all members of their groups.
+
+    All ranks have a cut, or none has one. They may have different numbers of parts.
+    """
+
+    parts: tuple[Part, ...]  # none if the rank has no elements
+    after_kernel: bool  # each part is sent as soon as the kernel before has computed it
+    before_kernel: bool  # an input, which is loaded and sent before the kernel before begins
 
 
 @dataclass(frozen=True)
@@ -35,6 +85,24 @@ class Moves:
     # The elements of the largest block that any member has before or after, if that is known.
     largest_block: int | None = None
     is_halo: bool = False  # most of a block stays where it is, and its neighbours' edges come
+    unchanged: tuple[Unchanged, ...] = ()  # dimensions
+
+    def part(self, part: Part) -> Moves:
+        """Return the moves of a part of the slots, along one of the unchanged dimensions."""
+        own = None
+        if self.own is not None:
+            own = part.of_region(self.own[0]), part.of_region(self.own[1])
+        largest_block = self.largest_block
+        if largest_block is not None:
+            largest_block = part.share(largest_block)
+        return replace(
+            self,
+            sends=part.of_regions(self.sends),
+            receives=part.of_regions(self.receives),
+            own=own,
+            max_elements=part.share(self.max_elements),
+            largest_block=largest_block,
+        )
 
     @cached_property
     def words(self) -> int:
@@ -78,6 +146,13 @@ class Reduction:
     group: tuple[int, ...]
     me: int  # position of this rank in the group
     pieces: tuple[Region | None, ...]  # of each member, as places in the slot; None for nothing
+    # The elements of the largest slot of any rank, if that is known.
+    max_elements: int | None = None
+    unchanged: tuple[Unchanged, ...] = ()  # dimensions
+
+    def part(self, part: Part) -> Reduction:
+        """Return the reduction of a part of the slot, along one of the unchanged dimensions."""
+        return replace(self, pieces=part.of_regions(self.pieces))
 
     @cached_property
     def words(self) -> int:

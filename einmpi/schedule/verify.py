@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from einmpi.schedule.regions import Region, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Slot, loads_among
+from einmpi.schedule.steps import Slot, Step, loads_among
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -25,6 +25,7 @@ def verify(schedules: Sequence[Schedule]) -> None:
     for schedule in schedules:
         _check_slots(schedule)
         _check_tiers(schedule)
+        _check_background(schedule)
     _check_loads(schedules)
     _check_messages(schedules)
 
@@ -59,7 +60,10 @@ def _check_slots(schedule: Schedule) -> None:
             if step.completes_slot:
                 continue  # it reads its own slot, which other steps need not have filled yet
             assert slot.name in filled, f"{where}: {slot} is used before it is made"
-            assert (filled[slot.name] == 1).all(), f"{where}: {slot} is not filled once everywhere"
+            counts = filled[slot.name]
+            if slot.shape:
+                counts = counts[np.ix_(*map(indices, step.region_read(slot)))]
+            assert (counts == 1).all(), f"{where}: {slot} is not filled once everywhere"
         for slot in step.writes:
             filled.setdefault(slot.name, np.zeros(slot.shape, np.int8))
         for slot, place in step.fills():
@@ -104,6 +108,46 @@ def _check_tiers(schedule: Schedule) -> None:
         outside -= written & memory  # the slow tier has older values now
         memory -= _names((*step.drops, *step.frees))
         outside -= _names(step.frees)
+
+
+def _check_background(schedule: Schedule) -> None:
+    """Check that no step touches what a transfer in the background changes, or changes what it
+    sends, and that every transfer is awaited."""
+    under_way: list[Step] = []
+    for number, step in enumerate(schedule.steps):
+        where = f"rank {schedule.rank}, step {number}: {step}"
+        if step.awaited is not None:
+            assert any(each is step.awaited for each in under_way), f"{where}: it is not under way"
+            while under_way.pop(0) is not step.awaited:
+                pass
+        elif step.background:
+            under_way.append(step)
+        elif step.kind != "store":
+            assert not (under_way and step.transfer), f"{where}: transfers are out of order"
+            for transfer in under_way:
+                _check_apart(step, transfer, where)
+    assert not under_way, f"rank {schedule.rank}: nobody waits for {under_way[0]}"
+
+
+def _check_apart(step: Step, transfer: Step, where: str) -> None:
+    """Check that a step and a transfer at the same time touch different elements."""
+    moved = _names((*transfer.reads, *transfer.writes))
+    assert not _names((*step.frees, *step.reuses)) & moved, f"{where}: its slot is still moving"
+    for slot in step.writes:
+        if slot.name in moved:
+            both = _common_elements(slot, step.region_written(slot), transfer.region_read(slot))
+            assert not both, f"{where}: {slot} is still moving"
+    for slot in step.reads:
+        if slot in transfer.writes:
+            both = _common_elements(slot, step.region_read(slot), transfer.region_written(slot))
+            assert not both, f"{where}: {slot} has not arrived"
+
+
+def _common_elements(slot: Slot, one: Region, two: Region) -> int:
+    counts = np.zeros(slot.shape or (1,), np.int8)
+    for region in (one, two):
+        counts[np.ix_(*map(indices, region))] += 1
+    return int((counts == 2).sum())
 
 
 def _names(slots: Sequence[Slot]) -> set[str]:

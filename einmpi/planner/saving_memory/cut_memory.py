@@ -79,10 +79,13 @@ class CutMemory:
         """Return the peak memory of a rank."""
         return max(self.at_vertices(cut))
 
-    def at_vertices(self, cut: CutGraph, early: Sequence[str] = ()) -> list[int]:
+    def at_vertices(
+        self, cut: CutGraph, early: Sequence[str] = (), overlapped: Collection[str] = ()
+    ) -> list[int]:
         """Return the memory of a rank before the first vertex and at each.
 
-        The inputs in `early` are read from the start.
+        The inputs in `early` are read from the start. The vertices in `overlapped` are computed
+        while tensors move.
         """
         updatable = self.updatable(cut.graph, cut.states, cut.layouts)
         return bytes_at_vertices(
@@ -96,6 +99,7 @@ class CutMemory:
             in_place=updatable.values() if self.options.donate else (),
             blocked=self.blocked(cut, updatable),
             chains=cut.chains,
+            overlapped=overlapped,
         )
 
     def least(self, cut: CutGraph) -> int:

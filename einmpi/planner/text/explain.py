@@ -369,6 +369,8 @@ def _peak_memory(plan: PlanData) -> str:
         text += f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times"
     if plan.ahead:
         text += f"; up to {show_bytes(plan.ahead)} of it for reading files ahead"
+    if plan.overlap:
+        text += f"; up to {show_bytes(plan.overlap)} of it to compute while tensors move"
     return text
 
 

@@ -65,6 +65,10 @@ function timelinePart() {
   let first = 0; // the rank at the top
   let chosen = null; // the span that the keyboard has moved to: {rank, span}
   let waiting = false; // for the browser to draw
+  // A rank has a second track if tensors moved while it computed.
+  const perRank = tracks.length / data.timeline.ranks;
+  const shortName = (track) => track % perRank ? "" : `${track / perRank}`;
+  const trackName = (track) => track % perRank ? "moving" : `rank ${track / perRank}`;
   const wide = () => canvas.clientWidth - NAMES_WIDTH;
   const xOf = (time) => NAMES_WIDTH + (time - from) / (to - from) * wide();
   const yOf = (rank) => AXIS_HEIGHT + (rank - first) * row;
@@ -109,7 +113,7 @@ function timelinePart() {
     const every = Math.ceil(13 / row);
     for (let rank = Math.ceil(first); rank < tracks.length && yOf(rank) < tall; rank += 1) {
       if (rank % every) continue;
-      const name = tracks.length > 32 ? `${rank}` : `rank ${rank}`;
+      const name = tracks.length > 32 ? shortName(rank) : trackName(rank);
       pen.fillText(name, 2, yOf(rank + 0.5));
     }
     drawTimes(pen);
@@ -182,7 +186,7 @@ function timelinePart() {
     const seconds = micros / 1e6; // 0 if the span was too short to measure: then there is no rate
     const name = data.timeline.kinds[kind] + (vertex ? ` ${vertex}` : "");
     const when = `${showTime(micros)} from ${showTime(track.starts[span])}`;
-    const lines = [`rank ${rank}, ${name}: ${when}`, line];
+    const lines = [`${trackName(rank)}, ${name}: ${when}`, line];
     if (nbytes) {
       const rate = seconds ? `, ${showBytes(nbytes / seconds)}/s` : "";
       lines.push(showBytes(nbytes) + rate);

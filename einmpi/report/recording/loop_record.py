@@ -19,6 +19,7 @@ from einmpi.process.first_use import first_use_seconds
 from einmpi.report.recording.record import (
     OwnSpans,
     Record,
+    TransferTime,
     gather_records,
     timeline_of,
     use_first_clock,
@@ -40,6 +41,7 @@ class _StepTimes(NamedTuple):
     number: int  # of the step
     starts: Times
     ends: Times
+    transfers: list[TransferTime]  # in the background
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class LoopRecorder:
         # Seconds that first uses, such as the compilation of kernels, had taken by then.
         self.excluded: list[float] = []
         self.seconds = np.zeros(len(schedule.steps))  # of each of them, in all steps of the loop
+        self.transfers: list[TransferTime] = []  # in the background, in this step
+        self.transfer_seconds: dict[int, TransferTime] = {}  # in all steps, by the id of each
         self.steps = 0  # of the loop, so far
         self.first: _StepTimes | None = None
         self.last: deque[_StepTimes] = deque(maxlen=LAST_STEPS_TRACED)
@@ -90,6 +94,12 @@ class LoopRecorder:
         self.times.append(perf_counter())
         self.excluded.append(first_use_seconds())
 
+    def on_transfer(self, step: Step, start: float, end: float) -> None:
+        """Note when a transfer in the background began and ended."""
+        self.transfers.append(TransferTime(step, start, end))
+        known = self.transfer_seconds.get(id(step), TransferTime(step, 0.0, 0.0))
+        self.transfer_seconds[id(step)] = known._replace(end=known.end + end - start)
+
     def end_step(self, number: int) -> None:
         """Note that a step of the loop has ended."""
         self.wait()
@@ -99,7 +109,8 @@ class LoopRecorder:
         ends = times[1:] - np.diff(self.excluded)
         self.times.clear()
         self.excluded.clear()
-        step = _StepTimes(number, times[:-1], ends)
+        step = _StepTimes(number, times[:-1], ends, self.transfers)
+        self.transfers = []
         self.seconds += step.ends - step.starts
         self.steps += 1
         if self.first is None:
@@ -119,10 +130,12 @@ class LoopRecorder:
         schedule_steps = self.schedule.steps
         traced = self._traced()
         own = OwnSpans()
-        for number, starts, ends in traced:
+        for number, starts, ends, transfers in traced:
             own.add(schedule_steps, starts, ends, f"{self.name}step {number}")
+            own.add_transfers(transfers, f"{self.name}step {number}")
         sums = OwnSpans()
         sums.add(schedule_steps, np.zeros(len(schedule_steps)), self.seconds, repeats=self.steps)
+        sums.add_transfers(list(self.transfer_seconds.values()), repeats=self.steps)
         clocks_after = compare_clocks(self.comm)
         records = gather_records(self.comm, own.record())
         all_sums = gather_records(self.comm, sums.record())
@@ -152,24 +165,28 @@ def _times_of_loop(
 
     Each span of `all_steps` has the seconds of all steps. How much of the moving is waiting can be
     told only where it is known when the other ranks began: in the steps that were traced. The
-    waiting has the same part of all steps.
+    waiting has the same part of all steps, and so has what was hidden behind kernels.
     """
     names = [vertex.name for vertex in graph.vertices]
     waiting_shares = {}
+    hidden_shares = {}
     for vertex in vertex_times(steady, names):
-        moving = vertex.communication + vertex.waiting
+        moving = vertex.communication + vertex.waiting + vertex.hidden
         waiting_shares[vertex.name] = vertex.waiting / moving if moving else 0.0
+        hidden_shares[vertex.name] = vertex.hidden / moving if moving else 0.0
     found = []
     for vertex in vertex_times(all_steps, names):
-        moving = vertex.communication + vertex.waiting
+        moving = vertex.communication + vertex.waiting + vertex.hidden
         waiting = moving * waiting_shares.get(vertex.name, 0.0)
+        hidden = moving * hidden_shares.get(vertex.name, 0.0)
         itemsize = 1
         if vertex.name in graph.by_name:
             itemsize = DTYPES[graph[vertex.name].dtype].itemsize
         times = replace(
             vertex,
-            communication=moving - waiting,
+            communication=moving - waiting - hidden,
             waiting=waiting,
+            hidden=hidden,
             words=vertex.nbytes // itemsize,
         )
         found.append(times)

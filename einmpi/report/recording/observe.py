@@ -14,6 +14,7 @@ from einmpi.process.terminal import columns
 from einmpi.report.progress import Progress
 from einmpi.report.recording.record import Recorder
 from einmpi.report.recording.timeline import Timeline
+from einmpi.runtime.overlap.background import OnTransfer
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 
@@ -43,6 +44,7 @@ class Observer:
         if comm.rank == 0 and not quiet:
             self.progress = Progress(comm, schedule, repeats)
         self.timeline: Timeline | None = None  # on rank 0, after a recorded run
+        self.on_transfer: OnTransfer | None = None  # for transfers in the background
 
     @contextmanager
     def observe_run(self, note: Callable[[str], None]) -> Iterator[Callable[[Step], None]]:
@@ -66,6 +68,7 @@ class Observer:
             note(" ".join(str(step).split()))
 
         if recorder is not None:
+            self.on_transfer = recorder.on_transfer
             recorder.begin()
         if self.progress is not None:
             self.progress.open()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,25 @@ class Work:
 
 def work_of(step: Step) -> Work | None:
     """Return what a step is about; None for a step that reports leave out."""
-    if not step.kind:
-        return None
+    if not step.kind or step.background:
+        return None  # transfers in the background are recorded when they are done
+    return _work_of(step)
+
+
+def _work_of(step: Step) -> Work:
     operations = sum(kernel.einsum.operations() for kernel in step.kernels)
     receiver = None
     if step.transfer is not None:
         receiver = next((rank for rank, _ in step.transfer.outgoing()), None)
     return Work(step.kind, step.vertex, step.nbytes, operations, step.group, receiver)
+
+
+class TransferTime(NamedTuple):
+    """When a transfer in the background began and ended."""
+
+    step: Step
+    start: float
+    end: float
 
 
 class Recorder:
@@ -56,10 +69,15 @@ class Recorder:
         # then: they do not count towards the step before.
         self.excluded: list[float] = []
         self.clocks: list[ClockReading] = []
+        self.transfers: list[TransferTime] = []  # in the background
 
     def __call__(self, step: Step) -> None:
         self._note_time()
         self.steps.append(step)
+
+    def on_transfer(self, step: Step, start: float, end: float) -> None:
+        """Note when a transfer in the background began and ended."""
+        self.transfers.append(TransferTime(step, start, end))
 
     def _note_time(self) -> None:
         self.times.append(perf_counter())
@@ -78,6 +96,7 @@ class Recorder:
         ends = starts[1:] - np.diff(self.excluded)
         own = OwnSpans()
         own.add(self.steps, starts[:-1], ends)
+        own.add_transfers(self.transfers)
         clocks_after = compare_clocks(self.comm)
         records = gather_records(self.comm, own.record())
         if self.comm.rank > 0:
@@ -109,21 +128,32 @@ class OwnSpans:
         """
         for step, start, end in zip(steps, starts.tolist(), ends.tolist(), strict=False):
             work = work_of(step)
-            if work is None:
-                continue
-            label = " ".join(str(step).split())
-            row = (
-                KINDS.index(work.kind),
-                self._number_of(work.vertex),
-                self._number_of(label),
-                self._number_of(during),
-                work.nbytes * repeats,
-                work.operations * repeats,
-                self.groups.setdefault(work.group, len(self.groups)),
-                _NO_RECEIVER if work.to is None else work.to,
-            )
-            self.rows.append(row)
-            self.times.append((start, end))
+            if work is not None:
+                self._add(step, work, start, end, during, repeats)
+
+    def add_transfers(
+        self, transfers: Sequence[TransferTime], during: str = "", repeats: int = 1
+    ) -> None:
+        """Add transfers in the background."""
+        for step, start, end in transfers:
+            self._add(step, _work_of(step), start, end, during, repeats)
+
+    def _add(
+        self, step: Step, work: Work, start: float, end: float, during: str, repeats: int
+    ) -> None:
+        row = (
+            KINDS.index(work.kind),
+            self._number_of(work.vertex),
+            self._number_of(" ".join(str(step).split())),
+            self._number_of(during),
+            work.nbytes * repeats,
+            work.operations * repeats,
+            self.groups.setdefault(work.group, len(self.groups)),
+            _NO_RECEIVER if work.to is None else work.to,
+            int(step.background),
+        )
+        self.rows.append(row)
+        self.times.append((start, end))
 
     def _number_of(self, text: str) -> int:
         return self.texts.setdefault(text, len(self.texts))
@@ -135,7 +165,7 @@ class OwnSpans:
         return Record(times, rows, index)
 
 
-_COLUMNS = 8  # kind, vertex, label, during, bytes, operations, group, to
+_COLUMNS = 9  # kind, vertex, label, during, bytes, operations, group, to, background
 _NO_RECEIVER = -1  # for steps that send nothing to a single rank
 
 
@@ -222,7 +252,7 @@ def _spans_of(
     times = (record.times - begin).tolist()
     spans = []
     for (start, end), row in zip(times, record.numbers.tolist(), strict=True):
-        kind, vertex, label, during, nbytes, operations, group, to = row
+        kind, vertex, label, during, nbytes, operations, group, to, background = row
         span = Span(
             rank,
             KINDS[kind],
@@ -235,6 +265,7 @@ def _spans_of(
             groups[group],
             None if to == _NO_RECEIVER else to,
             texts[during],
+            bool(background),
         )
         spans.append(span)
     return spans

@@ -25,6 +25,7 @@ class VertexTimes:
     operations: int = 0
     nbytes: int = 0
     words: int | None = None  # that moved, in a loop
+    hidden: float = 0.0  # of moving in the background, while the rank did something else
 
     @property
     def seconds(self) -> float:
@@ -39,6 +40,8 @@ class VertexTimes:
             "operations": self.operations,
             "bytes": self.nbytes,
         }
+        if self.hidden:
+            data["seconds_hidden"] = self.hidden
         if self.words is not None:
             data["words"] = self.words
         return data
@@ -51,12 +54,21 @@ class _Sums:
     kernel: dict[int, float] = field(default_factory=dict)  # seconds of each rank
     communication: float = 0.0
     waiting: float = 0.0
+    hidden: float = 0.0
     operations: int = 0
     nbytes: int = 0
 
     def add(self, span: Span, waited: float) -> None:
+        """Add a span, in which its rank waited for the last one of its group.
+
+        Of a transfer in the background, this is how long the rank waited for the transfer itself.
+        """
         took = span.end - span.start
-        if span.kind == "kernel":
+        if span.background:
+            self.hidden += took - waited
+            self.communication += waited
+            self.nbytes += span.nbytes
+        elif span.kind == "kernel":
             self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
             self.operations += span.operations
         else:
@@ -73,6 +85,7 @@ class _Sums:
             waiting=self.waiting / ranks,
             operations=self.operations,
             nbytes=self.nbytes,
+            hidden=self.hidden / ranks,
         )
 
 
@@ -97,7 +110,19 @@ def _waits(timeline: Timeline) -> list[float]:
         for place in members.values():
             span = timeline.spans[place]
             waits[place] = min(last_start, span.end) - span.start
+    waiting: dict[tuple[int, str], list[Span]] = {}  # for transfers in the background
+    for span in timeline.spans:
+        if span.kind == "wait":
+            waiting.setdefault((span.rank, span.during), []).append(span)
+    for place, span in enumerate(timeline.spans):
+        if span.background:
+            own = waiting.get((span.rank, span.during), [])
+            waits[place] = sum(_seconds_in_both(span, wait) for wait in own)
     return waits
+
+
+def _seconds_in_both(one: Span, two: Span) -> float:
+    return max(0.0, min(one.end, two.end) - max(one.start, two.start))
 
 
 # ---- as a table ----------------------------------------------------------------------------------
@@ -116,9 +141,12 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     if len(order) > 1:
         shown.append(_total("in all", order))
     heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
+    has_hidden = any(vertex.hidden for vertex in shown)
+    if has_hidden:
+        heads += ("hidden s",)
     if any(vertex.words is not None for vertex in shown):
         heads += ("words",)
-    return [heads, *map(_row, shown)]
+    return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
 
 
 def summary_notes(peak: int, planned: int) -> list[Note]:
@@ -135,10 +163,11 @@ def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
         sum(vertex.operations for vertex in vertices),
         sum(vertex.nbytes for vertex in vertices),
         None if vertices[0].words is None else sum(vertex.words or 0 for vertex in vertices),
+        sum(vertex.hidden for vertex in vertices),
     )
 
 
-def _row(vertex: VertexTimes) -> Row:
+def _row(vertex: VertexTimes, has_hidden: bool) -> Row:
     imbalance = "–"
     if vertex.kernel:
         imbalance = f"{vertex.slowest_kernel / vertex.kernel:.2f}"
@@ -148,9 +177,11 @@ def _row(vertex: VertexTimes) -> Row:
         f"{vertex.communication:.4f}",
         f"{vertex.waiting:.4f}",
         _rate(vertex.operations, vertex.kernel),
-        _rate(vertex.nbytes, vertex.communication),
+        _rate(vertex.nbytes, vertex.communication + vertex.hidden),
         imbalance,
     )
+    if has_hidden:
+        cells += (f"{vertex.hidden:.4f}",)
     return cells if vertex.words is None else (*cells, show_count(vertex.words))
 
 

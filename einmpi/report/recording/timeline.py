@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill")
+# "wait" is the time in which a rank waits for transfers in the background.
+KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill", "wait")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Span:
     group: tuple[int, ...] = ()  # the ranks that exchange or reduce together
     to: int | None = None  # the next of them, in a ring, that gets something from this rank
     during: str = ""  # in which step of a loop, as text
+    background: bool = False  # a transfer, while other spans of the rank went on
 
 
 class _Meeting(NamedTuple):
@@ -41,7 +43,14 @@ class Timeline:
 
     ranks: int
     seconds: float  # from the first start to the last end
-    spans: tuple[Span, ...]  # by rank, then by start
+    # By rank; of each rank those in the background come last, and both are sorted by start. In a
+    # loop, this holds for each of its steps.
+    spans: tuple[Span, ...]
+
+    @property
+    def has_background(self) -> bool:
+        """Whether transfers went on in the background."""
+        return any(span.background for span in self.spans)
 
     def meetings(self) -> list[dict[int, int]]:
         """Find the spans that belong to the same exchange or reduction of a group.

@@ -42,13 +42,23 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for rank in range(timeline.ranks):
         yield _event("M", "thread_name", rank, args={"name": f"rank {rank}"})
         yield _event("M", "thread_sort_index", rank, args={"sort_index": rank})
+    if timeline.has_background:
+        for rank in range(timeline.ranks):
+            track = timeline.ranks + rank
+            yield _event("M", "thread_name", track, args={"name": f"rank {rank}, moving"})
+            yield _event("M", "thread_sort_index", track, args={"sort_index": rank})
     ticks = _ticks(timeline)
     for span, tick in zip(timeline.spans, ticks, strict=True):
-        yield _span_event(span, tick)
+        yield _span_event(span, tick, _track_of(span, timeline))
     yield from _arrows(timeline, ticks)
 
 
-def _span_event(span: Span, tick: _TraceTimes) -> dict[str, Any]:
+def _track_of(span: Span, timeline: Timeline) -> int:
+    """Return the track of a span: that of its rank, or the second one of its rank."""
+    return span.rank + timeline.ranks if span.background else span.rank
+
+
+def _span_event(span: Span, tick: _TraceTimes, track: int) -> dict[str, Any]:
     args: dict[str, Any] = {"step": span.label}
     if span.during:
         args["loop"] = span.during
@@ -59,7 +69,7 @@ def _span_event(span: Span, tick: _TraceTimes) -> dict[str, Any]:
     return _event(
         "X",
         span.vertex,
-        span.rank,
+        track,
         cat=span.kind,
         ts=tick.start / 1000,
         dur=(tick.end - tick.start) / 1000,
@@ -70,15 +80,13 @@ def _span_event(span: Span, tick: _TraceTimes) -> dict[str, Any]:
 def _ticks(timeline: Timeline) -> list[_TraceTimes]:
     """Round times so that spans on a track do not overlap: viewers leave out those that do."""
     found = []
-    rank = -1
-    end_before = 0
+    end_before: dict[int, int] = {}  # of the last span on each track
     for span in timeline.spans:
-        if span.rank != rank:
-            rank = span.rank
-            end_before = 0
-        start = max(end_before, round(span.start * 1e9))
-        end_before = max(start, round(span.end * 1e9))
-        found.append(_TraceTimes(start, end_before))
+        track = _track_of(span, timeline)
+        start = max(end_before.get(track, 0), round(span.start * 1e9))
+        end = max(start, round(span.end * 1e9))
+        end_before[track] = end
+        found.append(_TraceTimes(start, end))
     return found
 
 
@@ -103,8 +111,10 @@ def _arrows(timeline: Timeline, ticks: list[_TraceTimes]) -> Iterator[dict[str, 
                 continue
             number += 1
             shared = {"cat": span.kind, "id": number}
-            yield _event("s", span.vertex, span.rank, ts=leaves / 1000, **shared)
-            yield _event("f", span.vertex, span.to, ts=arrives / 1000, bp="e", **shared)
+            track = _track_of(span, timeline)
+            other = _track_of(timeline.spans[members[span.to]], timeline)
+            yield _event("s", span.vertex, track, ts=leaves / 1000, **shared)
+            yield _event("f", span.vertex, other, ts=arrives / 1000, bp="e", **shared)
 
 
 def _event(phase: str, name: str, rank: int, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Transfers that go on while the rank computes."""

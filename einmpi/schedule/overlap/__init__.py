@@ -1,0 +1,1 @@
+"""Transfers that go on while kernels run: their parts, their steps, and when each begins."""

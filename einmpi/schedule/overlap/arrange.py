@@ -1,0 +1,349 @@
+"""Transfers in the background: they begin when their source is there, and a step waits for them
+when it needs the result. Kernels between them are done in parts where that lets them begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.overlap.cuts import label_of_part
+from einmpi.schedule.overlap.steps import Await, KernelPart
+from einmpi.schedule.passes import piece_in_box
+from einmpi.schedule.regions import Region, intersect
+from einmpi.schedule.schedule import SavePoint, Schedule
+from einmpi.schedule.steps import (
+    Exchange,
+    Free,
+    Kernel,
+    Load,
+    Reduce,
+    Reuse,
+    Step,
+    Store,
+)
+from einmpi.schedule.transfers import Part
+
+# The schedule of a rank for Z[i,k] = sum(A[i,j] * B[j,k]) where half of B comes from another node:
+#
+#     exchange  B → B at [:, 0:64]        in the background, and so is the next one
+#     exchange  B → B at [:, 64:128]
+#     await     B at [:, 0:64]
+#     kernel    Z ← … for k = 0:64        while the second part of B travels
+#     await     B at [:, 64:128]
+#     kernel    Z ← … for k = 64:128
+#
+# Transfers are done in the order of the schedule, one after another, and this order is the same on
+# all ranks. What a rank does meanwhile is its own business: where its memory is short, it waits.
+
+Transfer: TypeAlias = Exchange | Reduce
+Route: TypeAlias = list[Transfer]  # the transfers of one tensor that have the same parts
+
+
+def with_overlap(schedule: Schedule, limit: int) -> Schedule:
+    """Return the schedule with its transfers in parts, in the background where memory allows it.
+
+    `limit` is the memory of a rank, in bytes, as it was planned.
+    """
+    if not any(isinstance(step, Exchange | Reduce) and step.cut for step in schedule.steps):
+        return schedule
+    waiting: set[int] = set()  # the numbers of routes that are not done in the background
+    while True:
+        arranged = _Arrangement(schedule, waiting)
+        arranged.arrange()
+        excessive = _routes_beyond(arranged, limit)
+        if not excessive:
+            return replace(schedule, steps=tuple(arranged.steps), points=tuple(arranged.points))
+        waiting |= excessive
+
+
+def _routes_beyond(arranged: _Arrangement, limit: int) -> set[int]:
+    """Return the routes that are under way, or whose slots are kept, where memory is exceeded."""
+    found: set[int] = set()
+    needed = bytes_needed(arranged.steps)
+    for nbytes, routes in zip(needed, arranged.routes_at, strict=True):
+        if nbytes > limit:
+            found |= routes
+    return found
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A transfer in the background."""
+
+    step: Transfer
+    route: int
+
+
+class _Arrangement:
+    """The steps of a schedule, arranged anew."""
+
+    def __init__(self, schedule: Schedule, waiting: set[int]) -> None:
+        self.schedule = schedule
+        self.waiting = waiting
+        self.steps: list[Step] = []
+        self.routes_at: list[frozenset[int]] = []  # for each step, the routes that it is early for
+        self.points: list[SavePoint] = []
+        self.under_way: list[_UnderWay] = []
+        # Frees that wait for a transfer which still uses the slot.
+        self.postponed: list[tuple[Free, Transfer, int]] = []
+        self.routes = 0  # so far
+        self.reused: set[str] = set()  # slots that take the memory of an input
+        for step in schedule.steps:
+            self.reused.update(slot.name for slot in step.reuses)
+
+    def arrange(self) -> None:
+        """Go through the steps once."""
+        steps = self.schedule.steps
+        points = list(self.schedule.points)
+        routes = _find_routes(steps)
+        number = 0
+        while number < len(steps):
+            while points and points[0].steps <= number:
+                self.points.append(replace(points.pop(0), steps=len(self.steps)))
+            step = steps[number]
+            for load, route in routes.before_kernel.get(number, []):
+                self.add(load)
+                self.add_route(route)
+            if isinstance(step, Exchange | Reduce):
+                if number in routes.in_place:
+                    self.add_route(routes.in_place[number])
+            elif number in routes.after_kernel or isinstance(step, Kernel):
+                frees = _frees_after(steps, number)
+                self.add_kernel(step, routes.after_kernel.get(number, []), frees)
+                number += len(frees)
+            elif number not in routes.moved_loads:
+                self.add(step)
+            number += 1
+        if self.under_way:
+            self.wait_for(self.under_way[-1].step)
+        for point in points:
+            self.points.append(replace(point, steps=len(self.steps)))
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def add(self, step: Step) -> None:
+        """Add a step that is not in the background, after what it has to wait for."""
+        last = None
+        for each in self.under_way:
+            if _is_in_conflict(step, each.step):
+                last = each
+        if last is not None and isinstance(step, Free):
+            self.postponed.append((step, last.step, last.route))
+            return
+        if last is not None:
+            self.wait_for(last.step)
+        self._append(step)
+
+    def add_transfer(self, step: Transfer, route: int) -> None:
+        """Add a transfer, in the background unless its route waits."""
+        in_background = route not in self.waiting and len(step.group) > 1
+        if in_background and (step.part is not None or self.under_way):
+            own = replace(step, background=True)
+            self.under_way.append(_UnderWay(own, route))
+            self._append(own)
+            return
+        if self.under_way:  # transfers stay in order
+            self.wait_for(self.under_way[-1].step)
+        self._append(step)
+
+    def wait_for(self, transfer: Transfer) -> None:
+        """Add a step that waits for a transfer; then free what nothing uses any more."""
+        done = [self.under_way.pop(0).step]
+        while done[-1] is not transfer:
+            done.append(self.under_way.pop(0).step)
+        self._append(Await(transfer))
+        later = []
+        for free, awaited, route in self.postponed:
+            if any(awaited is each for each in done):
+                self._append(free)
+            else:
+                later.append((free, awaited, route))
+        self.postponed = later
+
+    def _append(self, step: Step) -> None:
+        self.steps.append(step)
+        routes = {each.route for each in self.under_way}
+        routes.update(route for _, _, route in self.postponed)
+        self.routes_at.append(frozenset(routes))
+
+    # ---- routes and kernels ---------------------------------------------------------------------
+
+    def add_route(self, route: Route) -> None:
+        """Add transfers part by part."""
+        number = self.routes
+        self.routes += 1
+        for part in _by_parts(route):
+            for step in part:
+                self.add_transfer(step, number)
+
+    def add_kernel(self, step: Step, routes: Sequence[Route], frees: Sequence[Free]) -> None:
+        """Add a step that computes, what is freed after it, and the transfers that follow it.
+
+        The first of these routes begins when a part of the result is there.
+        """
+        early: list[Route] = []  # the parts of the first route that are still to be sent
+        if routes and self.routes not in self.waiting:
+            early = _by_parts(routes[0])
+        kernel_parts: list[KernelPart] = []
+        if isinstance(step, Kernel) and step.target.name not in self.reused:
+            kernel_parts = self._kernel_parts(step, early)
+        if not kernel_parts:
+            self.add(step)
+        for kernel_part in kernel_parts:
+            self.add(kernel_part)
+            while early and _is_computed(early[0][0], kernel_part):
+                for transfer in early.pop(0):
+                    self.add_transfer(transfer, self.routes)
+        for free in frees:
+            self.add(free)
+        for part in early:
+            for transfer in part:
+                self.add_transfer(transfer, self.routes)
+        if routes and self.routes not in self.waiting:
+            self.routes += 1
+            routes = routes[1:]
+        for route in routes:
+            self.add_route(route)
+
+    def _kernel_parts(self, kernel: Kernel, sent: Sequence[Route]) -> list[KernelPart]:
+        """Return a kernel in parts: those of the operand that arrives last, or of its result."""
+        for each in reversed(self.under_way):
+            part = each.step.part
+            (slot,) = each.step.writes
+            if part is None or slot not in kernel.operands:
+                continue
+            label = label_of_part(kernel, slot, part.dimension)
+            if label is None:
+                break
+            parts = []
+            for other in self.under_way:
+                is_same_slot = other.route == each.route and slot in other.step.writes
+                if is_same_slot and other.step.part not in parts and other.step.part is not None:
+                    parts.append(other.step.part)
+            if parts[0].start == 0:
+                return kernel_in_parts(kernel, label, parts)
+            break
+        if not sent:
+            return []
+        parts_sent = [each[0].part for each in sent if each[0].part is not None]
+        label = label_of_part(kernel, kernel.target, parts_sent[0].dimension)
+        return [] if label is None else kernel_in_parts(kernel, label, parts_sent)
+
+
+def kernel_in_parts(kernel: Kernel, label: str, parts: Sequence[Part]) -> list[KernelPart]:
+    """Divide a kernel along a label of its output."""
+    if kernel.einsum.extent[label] != parts[-1].stop:
+        return []
+    box = {each: (0, extent) for each, extent in kernel.einsum.extents}
+    found = []
+    for part in parts:
+        box[label] = part.start, part.stop
+        piece = piece_in_box(kernel, box)
+        found.append(KernelPart(kernel, piece, label, part.start, part.stop))
+    return found
+
+
+def _is_computed(transfer: Transfer, kernel_part: KernelPart) -> bool:
+    """Return whether a transfer's part is complete after a part of its kernel."""
+    part = transfer.part
+    assert part is not None
+    is_same_label = kernel_part.kernel.einsum.output[part.dimension] == kernel_part.label
+    return is_same_label and part.stop <= kernel_part.stop
+
+
+def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
+    """Return whether a step has to wait until a transfer in the background is done."""
+    if isinstance(step, Store):
+        return False  # it only says where the output is
+    if step.transfer is not None or step.group:
+        return True  # transfers stay in order
+    touched = (*transfer.reads, *transfer.writes)
+    freed = [*step.frees, *step.reuses]
+    if isinstance(step, Reuse):
+        freed += [step.source, *step.nan_checked]
+    if any(slot in touched for slot in freed):
+        return True
+    for slot in step.reads:
+        is_arriving = slot in transfer.writes
+        if is_arriving and _have_common(step.region_read(slot), transfer.region_written(slot)):
+            return True
+    for slot in step.writes:
+        is_moving = slot in touched
+        if is_moving and _have_common(step.region_written(slot), transfer.region_read(slot)):
+            return True
+    return False
+
+
+def _have_common(one: Region, two: Region) -> bool:
+    return all(intersect(runs, others) for runs, others in zip(one, two, strict=True))
+
+
+# ---- routes of transfers ------------------------------------------------------------------------
+
+
+@dataclass
+class _Routes:
+    """All routes of a schedule, by the number of the step at which each is added."""
+
+    in_place: dict[int, Route] = field(default_factory=dict)  # by their first step
+    after_kernel: dict[int, list[Route]] = field(default_factory=dict)  # that has made the source
+    # By the last step that computes before them; each with the Load of its source.
+    before_kernel: dict[int, list[tuple[Load, Route]]] = field(default_factory=dict)
+    moved_loads: set[int] = field(default_factory=set)  # the numbers of these Loads
+
+
+def _find_routes(steps: Sequence[Step]) -> _Routes:
+    found = _Routes()
+    writers: dict[str, int] = {}  # of each slot, the number of the last step that computes it
+    loads: dict[str, int] = {}  # of each slot, since something was computed
+    latest: int | None = None  # the last step that computes
+    route: Route = []
+    for number, step in enumerate(steps):
+        if isinstance(step, Exchange | Reduce):
+            is_continued = bool(route) and (
+                step.cut is not None
+                and step.cut is route[-1].cut
+                and step.reads == route[-1].writes
+            )
+            if is_continued:
+                route.append(step)
+                continue
+            route = [step]
+            source = step.reads[0].name
+            cut = step.cut
+            if cut is not None and cut.after_kernel and source in writers:
+                found.after_kernel.setdefault(writers[source], []).append(route)
+            elif cut is not None and cut.before_kernel and latest is not None and source in loads:
+                load = steps[loads[source]]
+                assert isinstance(load, Load)
+                found.before_kernel.setdefault(latest, []).append((load, route))
+                found.moved_loads.add(loads[source])
+            else:
+                found.in_place[number] = route
+        elif isinstance(step, Load):
+            loads[step.slot.name] = number
+        elif step.kernels:
+            latest = number
+            loads.clear()
+            for slot in step.writes:
+                writers[slot.name] = number
+        if not isinstance(step, Exchange | Reduce) and not step.manages_memory:
+            route = []
+    return found
+
+
+def _by_parts(route: Route) -> list[Route]:
+    """Return the transfers of each part; all of them as one part if they are not cut."""
+    return [list(part) for part in zip(*(step.in_parts() for step in route), strict=True)]
+
+
+def _frees_after(steps: Sequence[Step], number: int) -> list[Free]:
+    """Return what is freed directly after a step."""
+    found: list[Free] = []
+    for step in steps[number + 1 :]:
+        if not isinstance(step, Free):
+            break
+        found.append(step)
+    return found

@@ -1,0 +1,199 @@
+"""Which transfers between nodes are done in parts, so that kernels can work on one part while the
+next one travels. All ranks decide alike: a transfer has the same parts on all its members."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import TypeAlias
+
+import numpy as np
+
+from einmpi.planner.moving import overlap
+from einmpi.planner.plan import Plan
+from einmpi.schedule.slots import Slot
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Step, Store
+from einmpi.schedule.transfers import Cut, Part
+
+# A tensor moves by a route of one or several transfers: a reduction, perhaps a second one between
+# nodes, then an exchange, perhaps another one inside nodes. All of them have the same parts, and
+# part k takes all its transfers before part k + 1:
+#
+#     kernel    Z[120, 1200] ← Σ[l](D[j,l] × E[l,k])
+#     reduce    Z[:, 0:600]                                 part 1
+#     exchange  Z[:, 0:600]
+#     reduce    Z[:, 600:1200]                              part 2
+#     exchange  Z[:, 600:1200]
+#
+# A part has some indices of a dimension that the transfers do not change. The kernel that uses the
+# result can work part by part if that dimension is a label of its output: each element of its
+# result is then computed as it would be without parts. A label that is summed over would change
+# the order of the sum.
+
+# BLAS computes blocks of some rows and columns, and what is left over in other ways. Parts are
+# multiples of this many indices, and none has fewer, so that they are computed like the whole.
+PART_MULTIPLE = 16
+
+Transfer: TypeAlias = Exchange | Reduce
+
+
+@dataclass
+class _Route:
+    """Consecutive transfers of one tensor, from the slot that a kernel or a load has filled."""
+
+    numbers: list[int]  # of the steps
+    transfers: list[Transfer]
+    producer: Kernel | None = None  # that has just computed the first slot
+    consumer: Kernel | None = None  # that reads the last slot next
+    is_early: bool = False  # an input that can be loaded before the kernel before
+
+    @property
+    def last_slot(self) -> Slot:
+        return self.transfers[-1].writes[0]
+
+
+def with_cuts(steps: Sequence[Step], plan: Plan) -> list[Step]:
+    """Return the steps of a rank with parts in the transfers that are worth it."""
+    found = list(steps)
+    for route in _routes(steps, plan.files):
+        choice = _choose_cut(route, plan)
+        if choice is None:
+            continue
+        dimension, count = choice
+        parts = _equal_parts(dimension, route.last_slot.shape[dimension], count)
+        cut = Cut(parts, route.producer is not None, route.is_early)
+        for number, transfer in zip(route.numbers, route.transfers, strict=True):
+            found[number] = replace(transfer, cut=cut)
+    return found
+
+
+def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
+    """Find the routes of transfers, and the kernels before and after each of them.
+
+    Inputs from files are not loaded earlier: they are read while kernels run already.
+    """
+    found: list[_Route] = []
+    latest: Kernel | None = None  # the kernel before, if nothing was computed since
+    open_routes: list[_Route] = []  # since that kernel
+    previous: Step | None = None
+    for number, step in enumerate(steps):
+        if isinstance(step, Exchange | Reduce):
+            is_continued = isinstance(previous, Exchange | Reduce) and (
+                previous.vertex == step.vertex and previous.writes == step.reads
+            )
+            if is_continued:
+                open_routes[-1].numbers.append(number)
+                open_routes[-1].transfers.append(step)
+            else:
+                route = _Route([number], [step])
+                if latest is not None and latest.target == step.reads[0]:
+                    route.producer = latest
+                is_loaded = isinstance(previous, Load) and previous.slot == step.reads[0]
+                if is_loaded and latest is not None and step.vertex not in files:
+                    route.is_early = True
+                open_routes.append(route)
+                found.append(route)
+        elif isinstance(step, Kernel):
+            for route in open_routes:
+                if route.last_slot in step.operands:
+                    route.consumer = step
+            latest = step
+            open_routes = []
+        elif not isinstance(step, Load | Store):
+            latest = None
+            open_routes = []
+        previous = step
+    return found
+
+
+def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
+    """Return the dimension along which a route is cut, and into how many parts at most.
+
+    None if it is not worth it. The choice depends on numbers that are the same on all ranks.
+    """
+    nbytes = 0
+    lengths = dict(route.transfers[0].transfer.unchanged)  # of dimensions that no transfer changes
+    for transfer in route.transfers:
+        moves = transfer.transfer
+        itemsize = np.dtype(transfer.writes[0].dtype).itemsize
+        nbytes = max(nbytes, (moves.max_elements or 0) * itemsize)
+        unchanged = dict(moves.unchanged)
+        lengths = {
+            dimension: unchanged[dimension] for dimension in lengths if dimension in unchanged
+        }
+    count = min(overlap.MOST_PARTS, isqrt(nbytes // overlap.PART_UNIT_BYTES))
+    crosses_nodes = any(_crosses_nodes(transfer.group, plan) for transfer in route.transfers)
+    if count < 2 or not crosses_nodes or not route.last_slot.shape:
+        return None
+    kernels = []
+    is_planned = False
+    for kernel in (route.producer, route.consumer):
+        if kernel is not None:
+            is_planned = is_planned or kernel.vertex in plan.overlapped
+            operations = plan.graph[kernel.vertex].operations() // plan.mesh.ranks
+            if operations >= count * overlap.LEAST_PART_OPERATIONS:
+                kernels.append(kernel)
+    best: tuple[int, int] | None = None
+    most_kernels = 0
+    for dimension, length in sorted(lengths.items()):
+        useful = sum(_can_be_cut(kernel, route, dimension) for kernel in kernels)
+        if is_planned and length >= 2 * PART_MULTIPLE and useful > most_kernels:
+            best = dimension, count
+            most_kernels = useful
+    return best
+
+
+def _equal_parts(dimension: int, extent: int, count: int) -> tuple[Part, ...]:
+    """Divide the indices of a dimension into at most `count` parts, none of them very small."""
+    size = -(-extent // count)
+    size = -(-size // PART_MULTIPLE) * PART_MULTIPLE
+    found = []
+    start = 0
+    while start < extent:
+        stop = start + size
+        if stop + PART_MULTIPLE > extent:
+            stop = extent
+        found.append(Part(dimension, start, stop, extent))
+        start = stop
+    return tuple(found)
+
+
+def _crosses_nodes(group: tuple[int, ...], plan: Plan) -> bool:
+    """Return whether a group has ranks on several nodes, or may have as far as the mesh knows."""
+    if len(group) == 1:
+        return False
+    if plan.uneven:
+        return True
+    ranks_per_node = plan.mesh.ranks // plan.mesh.nodes
+    return len({rank // ranks_per_node for rank in group}) > 1
+
+
+def _can_be_cut(kernel: Kernel, route: _Route, dimension: int) -> bool:
+    """Return whether a kernel can make, or use, one part of a moved tensor after another."""
+    if kernel is route.producer:
+        return label_of_part(kernel, kernel.target, dimension) is not None
+    return label_of_part(kernel, route.last_slot, dimension) is not None
+
+
+def label_of_part(kernel: Kernel, slot: Slot, dimension: int) -> str | None:
+    """Return the label of a kernel's output that a dimension of one of its slots is.
+
+    None if there is no such label, or if the kernel cannot be computed for some of its indices.
+    """
+    einsum = kernel.einsum
+    is_special = einsum.scan is not None or einsum.blocked_scan is not None
+    is_special = is_special or einsum.block_totals is not None or einsum.picked_extent is not None
+    # Values may be scattered, or picked, by labels that are used as numbers.
+    is_special = is_special or bool(einsum.labels_as_numbers)
+    if is_special or kernel.select or kernel.target in kernel.operands:
+        return None
+    for index in einsum.operands:
+        if not all(isinstance(entry, str) for entry in index):
+            return None
+    if slot == kernel.target:
+        return einsum.output[dimension]
+    if kernel.operands.count(slot) != 1:
+        return None
+    label = einsum.operands[kernel.operands.index(slot)][dimension]
+    return label if isinstance(label, str) and label in einsum.output else None
