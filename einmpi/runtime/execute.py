@@ -102,32 +102,24 @@ def execute(
     `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
     `on_transfer` is called after each transfer in the background.
     """
+    background = None
     if schedule.overlaps:
-        with Background(backend, comm, on_transfer) as background:
-            return _execute(schedule, background.buffers, comm, storage, on_step, keeper, failure)
-    return _execute(schedule, Buffers(backend), comm, storage, on_step, keeper, failure)
-
-
-def _execute(
-    schedule: Schedule,
-    buffers: Buffers,
-    comm: Comm,
-    storage: InputSource,
-    on_step: Callable[[Step], None] | None,
-    keeper: Keeper | None,
-    failure: RankFailure | None,
-) -> tuple[dict[str, Array], Buffers]:
-    """Carry out a rank's schedule with these buffers, which are empty."""
-    for slot in schedule.outside:
-        buffers.place(slot)
-    if keeper is not None:
-        keeper.restore(schedule.rank, buffers)
-    for number, (steps, point) in enumerate(schedule.parts):
-        carry_out(steps, number, buffers, comm, storage, failure, on_step)
-        if keeper is not None and point is not None:
-            if isinstance(buffers, SharedBuffers):
-                buffers.background.wait_for_all()
-            keeper.reached(point, buffers)
+        background = Background(backend, comm, on_transfer)
+    buffers = Buffers(backend) if background is None else background.buffers
+    try:
+        for slot in schedule.outside:
+            buffers.place(slot)
+        if keeper is not None:
+            keeper.restore(schedule.rank, buffers)
+        for number, (steps, point) in enumerate(schedule.parts):
+            carry_out(steps, number, buffers, comm, storage, failure, on_step)
+            if keeper is not None and point is not None:
+                if background is not None:
+                    background.wait_for_all()
+                keeper.reached(point, buffers)
+    finally:
+        if background is not None:
+            background.close()
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
 
 

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -230,7 +231,8 @@ def test_hidden_seconds_are_measured(monkeypatch):
     transfers = [step for step in schedule.steps if step.background][:3]
     done = []
     comm = CountingComm(0, 2, 2)
-    with Background(NumpyBackend(), comm, lambda *spans: done.append(spans)) as under_way:
+    under_way = Background(NumpyBackend(), comm, lambda *spans: done.append(spans))
+    with closing(under_way):
         for transfer in transfers:
             under_way.begin(transfer)
         sleep(0.25)

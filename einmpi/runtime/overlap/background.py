@@ -71,10 +71,7 @@ class Background:
         self.seconds_moving = 0.0  # in which transfers were under way
         self.seconds_waiting = 0.0  # in which the rank waited for them
 
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """End the thread. After an error it may wait for messages that never come: it is left."""
         with self.changed:
             self.is_closed = True
