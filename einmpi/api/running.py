@@ -201,7 +201,7 @@ def run(
 
     own_comm = comm_of_program(comm)
     jobs = known_jobs(own_comm)
-    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half)
+    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap)
     found = _find_known_run(jobs, check_call)
     if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
         found = None
@@ -266,7 +266,7 @@ def _checked_call(
     has_settings = any(setting is not None for setting in settings)
     if not has_settings and checked.machine is None:
         return (job_key, ""), checked, inputs
-    strategy, memory, recompute, pin, machine, fast_math, strict, half = settings
+    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap = settings
     machine_file = checked.machine if machine is None else str(machine)
     # A machine file may change between two runs.
     machine_identity = None if machine_file is None else identity_at(machine_file)

@@ -45,6 +45,7 @@ from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
+from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
