@@ -295,6 +295,14 @@ def texts(comm, rng):
     assert comm.same("é" * 1000) is None
     for odd in range(1, comm.size):
         assert comm.same("b" if comm.rank >= odd else "a") == odd
+    ask_a = comm.prepare_same("a")
+    ask_b = comm.prepare_same("b")
+    for odd in range(comm.size + 1):  # some ranks prepare their question, others do not
+        is_odd = comm.rank == odd
+        assert ask_a() if is_odd else comm.same("a") is None
+        are_same = ask_b() if is_odd else ask_a()
+        assert are_same == (comm.size == 1 or odd == comm.size)
+        assert comm.lowest(-7 if is_odd else 2**62) == (-7 if odd < comm.size else 2**62)
     comm.barrier()
     assert comm.received == before
 

@@ -94,10 +94,10 @@ def einsum_of_arrays(
     optimize: Any = False,
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
-    is_plain = out is None and dtype is None and optimize is False
     key = None
-    if is_plain and order == "K" and casting == "safe":
-        key = _key_of_arrays(arguments)
+    is_plain = out is None and dtype is None and optimize is False
+    if is_plain and isinstance(order, str) and isinstance(casting, str):
+        key = _key_of_arrays(arguments) if order == "K" and casting == "safe" else None
     if key is not None and key in _known_einsums:
         known = _known_einsums[key]
         return known(_by_name(arguments[1:]))["out"].local

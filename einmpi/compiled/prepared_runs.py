@@ -15,6 +15,7 @@ from einmpi.compiled.inputs import block_of
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.repeated import RepeatedSchedule
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load
 
@@ -26,9 +27,13 @@ class PreparedRun:
     """The runs of a schedule on given arrays of numpy and DistArrays that look alike."""
 
     def __init__(
-        self, repeated: RepeatedSchedule, take_blocks: Mapping[str, tuple[str, TakeBlock]]
+        self,
+        repeated: RepeatedSchedule,
+        take_blocks: Mapping[str, tuple[str, TakeBlock]],
+        layouts: Mapping[str, Layout],
     ) -> None:
         self.repeated = repeated
+        self.layouts = layouts  # of the outputs
         self.take_blocks = []
         for slot, (tensor, take) in take_blocks.items():
             self.take_blocks.append((slot, tensor, take))
@@ -42,9 +47,14 @@ class PreparedRun:
 
 
 def prepare_run(
-    repeated: RepeatedSchedule, schedule: Schedule, inputs: Mapping[str, Any]
+    repeated: RepeatedSchedule,
+    schedule: Schedule,
+    inputs: Mapping[str, Any],
+    layouts: Mapping[str, Layout],
 ) -> PreparedRun | None:
     """Prepare runs on inputs that look like these; return None if that is not possible.
+
+    `layouts` are those of the outputs.
 
     The schedule has been bound before. It takes all its inputs from arrays and DistArrays on the
     host, which it does not change.
@@ -62,7 +72,7 @@ def prepare_run(
             return None
         take_blocks[step.slot.name] = step.tensor, take
         blocks[step.slot.name] = take(given)
-    return PreparedRun(repeated, take_blocks) if repeated.accepts(blocks) else None
+    return PreparedRun(repeated, take_blocks, layouts) if repeated.accepts(blocks) else None
 
 
 def _prepare_taking(step: Load, given: Any) -> TakeBlock | None:

@@ -214,7 +214,8 @@ class Compiled:
             return  # they are bound in the next run
         known.may_be_prepared = False
         if not self.reads_files and not self.options.donate:
-            known.prepared = prepare_run(repeated, known.schedule, inputs)
+            layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
+            known.prepared = prepare_run(repeated, known.schedule, inputs, layouts)
 
     def _call_prepared(
         self, known: KnownCall, prepared: PreparedRun, inputs: Mapping[str, Any]
@@ -252,9 +253,8 @@ class Compiled:
         plan = known.plan
         origin = self.origin(plan, inputs)
         outputs = {}
-        for name in self.job.graph.outputs:
+        for name, layout in prepared.layouts.items():
             if name in blocks:
-                layout = self.layout_of(plan, name)
                 outputs[name] = DistArray._of_run(blocks[name], layout, comm, origin, name)
             else:
                 outputs[name] = self.output(plan, name, None, origin)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from mpi_helpers import OPEN_MPI, gather, run_all
 
+from einmpi.comm import control_messages
 from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.threads import run_threads
+from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import DTYPES
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -42,6 +44,24 @@ def test_gathers_by_mpi(comm, monkeypatch):
     """Small gathers go message by message, others by MPI's own: here all of them."""
     monkeypatch.setattr(comm_mpi, "MOST_BYTES_OF_DIRECT_GATHER", -1)
     run_all(comm)
+
+
+def test_questions_by_mpi(comm, monkeypatch):
+    """Few ranks ask each other directly, many by MPI's own calls: here all of them."""
+    monkeypatch.setattr(comm_mpi, "MOST_RANKS_OF_DIRECT_MESSAGES", 0)
+    monkeypatch.setattr(control_messages, "MOST_RANKS_OF_DIRECT_MESSAGES", 0)
+    run_all(comm)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_asks_something_else_gets_an_error(comm):
+    """A number is not taken for a text, nor are messages of one call for those of another."""
+    if comm.rank == 0:
+        with pytest.raises(EinmpiError, match="ranks make different calls"):
+            comm.lowest(1)
+    else:
+        assert comm.same("a") == 1
+    comm.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -6,7 +6,13 @@ import itertools
 
 import numpy as np
 
-from einmpi.runtime.host_memory import ALIGNMENT, MIN_RECYCLED_BYTES, RecycledMemory
+from einmpi.runtime.host_memory import (
+    ALIGNMENT,
+    ARRAYS_ALLOCATED_TOGETHER,
+    MIN_RECYCLED_BYTES,
+    RecycledMemory,
+    SmallArrays,
+)
 
 COUNT = MIN_RECYCLED_BYTES // 8  # float64 elements of the smallest arrays that are recycled
 
@@ -82,3 +88,16 @@ def test_release_leaves_arrays_their_memory() -> None:
     other = memory.array((COUNT,), "float64")
     other[...] = 8.0
     assert np.all(array == 7.0)
+
+
+def test_small_arrays_that_are_allocated_together_do_not_overlap() -> None:
+    for extents in ((), (1,), (3, 5), (64,), (0, 4)):
+        for dtype in ("float64", "bool", "complex64"):
+            small = SmallArrays(extents, np.dtype(dtype))
+            arrays = [small.take() for _ in range(3 * ARRAYS_ALLOCATED_TOGETHER)]
+            for array in arrays:
+                assert array.shape == extents and array.dtype == dtype
+                assert array.flags.c_contiguous and array.flags.writeable
+                assert array.size == 0 or address(array) % ALIGNMENT == 0
+            for first, second in itertools.combinations(arrays, 2):
+                assert not np.shares_memory(first, second)

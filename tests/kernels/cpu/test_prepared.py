@@ -7,10 +7,12 @@ import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.compiled.program import Compiled
 from einmpi.kernels.cpu import blas, broadcast
-from einmpi.kernels.prepared import view_maker
+from einmpi.kernels.prepared import bare_call, bound_call, view_maker
 from einmpi.planner.plan import Options
 from einmpi.runtime import cpu_kernels
 from einmpi.runtime.backend import NumpyBackend
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Kernel
 
 STATEMENTS = [
     "Z[i] = sum(A[i,j] * x[j])",
@@ -135,3 +137,47 @@ def test_views_are_made_of_contiguous_arrays_alone():
     assert view_maker(array, array.copy()) is None
     assert view_maker(array.T, array) is None
     assert view_maker(array[:, :3], array[1, :3]) is None
+
+
+def test_views_of_a_dtype_that_is_not_the_usual_object():
+    """A dtype in native byte order may be another object than numpy's own."""
+    dtype = np.dtype("float64").newbyteorder("=")
+    array = np.arange(6, dtype=dtype)
+    for view in (array.reshape(2, 3), array[::2], array[2:3].reshape(())):
+        np.testing.assert_array_equal(view_maker(array, view)(2 * array), 2 * view)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "Z[i,k] = sum[j](A[i,j] * B[j,k])",
+        "Z = sum[i,j](A[i,j] * B[i,j])",
+        "Z[i] = sum[j]((A[i,j] - B[i,j])**2)",
+        "Z = max(abs(A[i,j]))",
+        "Z = sum(abs(A[i,j]) ** 2)",
+        "Z[i,j] = A[j,i] / B[i,j]",
+        "Z[i] = A[i,i] + B[0,i]",
+    ],
+)
+def test_kernels_that_are_bound_to_arrays_have_the_same_bits(program):
+    random = np.random.default_rng(5)
+    backend = NumpyBackend()
+    job = einmpi.program(program, A=(7, 7), B=(7, 7))
+    steps = [step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel)]
+    for step in steps:
+        operands = [random.normal(size=slot.shape) for slot in step.operands]
+        wanted = np.empty(step.target.shape, step.target.dtype)
+        prepared = backend.prepared_kernel(step, operands, wanted)
+        prepared(operands, wanted)
+        found = np.empty_like(wanted)
+        bound = bound_call(prepared, operands, found)
+        for _ in range(2):
+            for operand in operands:
+                operand[...] = random.normal(size=operand.shape)
+            prepared(operands, wanted)
+            with np.errstate(all="ignore"):
+                bound((), found)
+                assert found.tobytes() == wanted.tobytes()
+                bare = np.empty_like(wanted)
+                bare_call(prepared)(operands, bare)
+            assert bare.tobytes() == wanted.tobytes()
