@@ -188,11 +188,8 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 1600])
     parser.add_argument("--skews", nargs="*", type=int, default=[1, 10])
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--ranks", nargs="*", type=int, help="by default cores, cores / 2, cores / 4 and 1"
-    )
+    parser.add_argument("--groups", nargs="*", help="of ranks: RANKS or RANKS:BLAS, as in 16:mkl")
     parser.add_argument("--peers", nargs="*", default=["numpy", "torch", "jax", "mpi4py"])
-    parser.add_argument("--blas", nargs="*", default=["auto"], help="einmpi's, one by one")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--calls", type=int, default=300, help="of each small call; 0 for none")
     parser.add_argument("--sequence", type=int, default=2048, help="of attention; 0 for none")
@@ -208,12 +205,14 @@ def main() -> None:
     peers: list[tuple[Peer, str]] = []
     for name in alone:
         peers.append((Peer(name, cores), name))
-    for ranks in options.ranks or numbers_of_ranks(len(cores)):
-        for blas in options.blas:
-            group = Peer("einmpi", cores, mpirun, ranks, blas)
-            peers.append((group, "einmpi"))
-            if "mpi4py" in options.peers and blas == options.blas[0]:
-                peers.append((group, "mpi4py"))
+    with_mpi4py = set()  # numbers of ranks
+    for text in options.groups or map(str, numbers_of_ranks(len(cores))):
+        ranks, _, blas = text.partition(":")
+        group = Peer("einmpi", cores, mpirun, int(ranks), blas or "auto")
+        peers.append((group, "einmpi"))
+        if "mpi4py" in options.peers and ranks not in with_mpi4py:
+            peers.append((group, "mpi4py"))
+            with_mpi4py.add(ranks)
     results: dict[str, Any] = {"machine": machine, "chain": [], "attention": [], "calls": {}}
     try:
         for size in options.sizes:
