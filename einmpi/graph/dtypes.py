@@ -205,6 +205,9 @@ _add(
 )
 
 
+HALF_BYTES = 2  # of a number in half precision
+
+
 def numpy_dtypes() -> tuple[str, ...]:
     """Return the names of the dtypes that numpy itself has: files and most libraries know them."""
     return tuple(name for name, dtype in DTYPES.items() if dtype.in_numpy)
@@ -219,6 +222,8 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 def computed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which numbers of a dtype are computed: float32 for half precision."""
+    if dtype.itemsize != HALF_BYTES:  # the name of a dtype takes numpy some time
+        return dtype
     is_half = dtype.name in DTYPES and DTYPES[dtype.name].is_half
     return np.dtype(np.float32) if is_half else dtype
 

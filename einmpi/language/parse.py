@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.garbage import without_garbage_search
 from einmpi.gradients.differentiate import finished
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_LABELS
@@ -28,6 +29,7 @@ class Graphs(NamedTuple):
     rewritten: EinGraph
 
 
+@without_garbage_search
 def build_graphs(
     source: Source,
     inputs: Inputs,

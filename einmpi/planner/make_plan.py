@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.garbage import without_garbage_search
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_COUNT
 from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
@@ -23,6 +24,7 @@ LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cu
 MOST_DIVISORS_LISTED = 12
 
 
+@without_garbage_search
 def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Plan:
     """Return the plan of a graph on `ranks` ranks. Pure and deterministic."""
     options = options or Options()
