@@ -44,6 +44,7 @@ def stored_report(
 
     `start` is when the command began. Without `outputs_claim` nothing is stored.
     """
+    from einmpi.comm.shared_memory import sharing_problem
     from einmpi.compiled.outputs import store
     from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
@@ -83,6 +84,7 @@ def stored_report(
         checkpoints=checkpoints.count if checkpoints else 0,
         timeline=finished.timeline,
         loops=finished.loops,
+        sharing_problem=sharing_problem(comm),
     )
 
 

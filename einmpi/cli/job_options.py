@@ -10,7 +10,14 @@ from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import Number
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
+from einmpi.job.job import (
+    SHARED_MODES,
+    Job,
+    with_half,
+    with_overlap_mode,
+    with_shared,
+    with_strict,
+)
 from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parse_number
 from einmpi.language.half_steps import HALF_MODES
@@ -58,6 +65,11 @@ def checked_job(options: argparse.Namespace) -> Job:
         if options.trace_steps is not None:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
+    if options.shared is not None:
+        if options.shared not in SHARED_MODES:
+            problem = f"unknown mode {options.shared!r}"
+            raise InputError("--shared", problem, one_of(SHARED_MODES, options.shared))
+        job = with_shared(job, options.shared)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_names
+from einmpi.job.job import SHARED_MODES
 from einmpi.language.half_steps import HALF_MODES
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.strategies import STRATEGIES
@@ -267,6 +268,14 @@ OPTIONS = (
         "compute while tensors move between nodes: auto or off",
         metavar="MODE",
         suggestions=MODES,
+    ),
+    Option(
+        ("--shared",),
+        "run",
+        ("run", "verify", "sbatch"),
+        "memory that the ranks of a node share: auto or off",
+        metavar="MODE",
+        suggestions=SHARED_MODES,
     ),
     Option(
         ("--fast-math",),

@@ -151,6 +151,8 @@ def _gather_totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
         last.spilled_planned,
         last.fetched,
         round(last.seconds_hidden * 1e9),
+        last.shared,
+        last.shared_planned,
     )
 
 

@@ -145,6 +145,8 @@ def _finished_run(
             measured.spilled_planned,
             measured.fetched,
             round(measured.seconds_hidden * 1e9),
+            measured.shared,
+            measured.shared_planned,
         ),
         planned=planned,
         seconds_loading=measured.seconds_loading,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from einmpi.comm.base import Array, Comm, Group, SharingError, uncounted
+from einmpi.comm.base import Array, Comm, Group, SharingError, pieces_of, uncounted
 
 ALIGNMENT = 64  # bytes, as for all arrays of a rank
 PROBE_BYTES = mmap.PAGESIZE
@@ -122,3 +122,20 @@ def sharing_problem(comm: Comm) -> str:
     """Return why the ranks of a node cannot share memory; "" if they can, or have not tried."""
     problem: str = comm.kept.get(_KEPT_PROBLEM, "")
     return problem
+
+
+def gather_texts_among(comm: Comm, group: Group, text: str) -> list[str]:
+    """Return the texts of all members of a group. All of them call it; nothing is counted."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = [size for (size,) in _gather_numbers(comm, group, [own.size])]
+    everything = np.zeros(sum(sizes), np.uint8)
+    pieces = pieces_of(everything, sizes)
+    pieces[group.index(comm.rank)][...] = own
+    with uncounted(comm):
+        comm.allgatherv(group, everything, sizes)
+    return [piece.tobytes().decode() for piece in pieces]
+
+
+def all_agree(comm: Comm, group: Group, answer: bool) -> bool:
+    """Return whether all members of a group answer yes. All of them call it."""
+    return [0] not in _gather_numbers(comm, group, [int(answer)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,9 @@ from einmpi.files.reading import Reading
 from einmpi.job.job import Job
 from einmpi.kernels.prepared import address_of
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
-from einmpi.schedule.regions import Region, boxes, packed, shape
+from einmpi.runtime.sharing.arrays import NOTHING_SHARED
+from einmpi.runtime.sharing.inputs import SharedInput
+from einmpi.schedule.regions import Region, boxes, locate, packed, shape
 from einmpi.schedule.steps import Load
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -68,6 +71,7 @@ class Inputs:
         self.given_stay = given_stay
         self.on_device: dict[tuple[str, Region], OnDevice] = {}
         self.overwritable: set[str] = set()
+        self.sharing = NOTHING_SHARED  # what ranks share in the run that is under way
         self.views: dict[str, _KnownView] = {}  # of given arrays, by the input
         self.shuffled = 0  # bytes received from other ranks that read them
         self.shuffled_between = 0  # those of them that came from other nodes
@@ -107,6 +111,7 @@ class Inputs:
 
         All ranks of the layout call it.
         """
+        self.sharing.ranks_sharing.pop(step.slot.name, None)
         if step.overwritten:
             return self.own_block(step, comm)
         given = self.given.get(step.tensor)
@@ -145,8 +150,8 @@ class Inputs:
         return block
 
     def takes_messages(self, step: Load) -> bool:
-        """Return whether ranks may send each other what they load: if they read a file."""
-        return self.dataset(step.tensor) is not None
+        """Return whether ranks may send messages to load: if they read a file, or share memory."""
+        return self.dataset(step.tensor) is not None or step.slot.name in self.sharing.inputs
 
     def close(self) -> None:
         """End what runs in the background."""
@@ -180,12 +185,29 @@ class Inputs:
         if step.tensor in self.given or step.tensor in self.changing:
             known = {}  # the next run may be given another one
         key = step.tensor, step.region
-        if key not in known:
+        shared = self.sharing.inputs.get(step.slot.name)
+        if shared is not None and known is self.resident:
+            if key not in known:
+                known[key] = self.load_together(step, shared, comm)
+            self.sharing.ranks_sharing[step.slot.name] = len(shared.group)
+        elif key not in known:
             is_number = not step.slot.shape  # its region still has one dimension
             array = np.empty(() if is_number else shape(step.region), step.slot.dtype)
             self.read(step, array, packed(step.region), comm)
             known[key] = array
         return known[key]
+
+    def load_together(self, step: Load, shared: SharedInput, comm: Comm) -> Array:
+        """Return a block in memory of a group, of which each member loads a part."""
+        memory = comm.share_memory(shared.group, max(1, step.slot.nbytes))
+        block: Array = np.ndarray(step.slot.shape, step.slot.dtype, memory)
+        piece = shared.pieces.region(shared.pieces.mesh.digits(comm.rank))
+        place = tuple(map(locate, piece, step.region))
+        try:
+            self.read(replace(step, region=piece, layout=shared.pieces), block, place, comm)
+        finally:
+            comm.barrier_among(shared.group)  # the others wait, also for a rank that has failed
+        return block
 
     def read(self, step: Load, target: Array, place: Region, comm: Comm) -> None:
         """Read from a file, a generator, or an array that every rank has."""

@@ -30,6 +30,8 @@ class Measured:
     spilled_planned: int = 0
     fetched: int = 0  # copied from the slow tier
     seconds_hidden: float = 0.0  # of transfers, in which the rank did something else
+    shared: int = 0  # the part of `received` that was read in memory that ranks share
+    shared_planned: int = 0
 
     def plus(self, later: Measured) -> Measured:
         """Return the times and amounts of this run and a later one together."""
@@ -44,6 +46,8 @@ class Measured:
             spilled_planned=self.spilled_planned + later.spilled_planned,
             fetched=self.fetched + later.fetched,
             seconds_hidden=self.seconds_hidden + later.seconds_hidden,
+            shared=self.shared + later.shared,
+            shared_planned=self.shared_planned + later.shared_planned,
         )
 
 

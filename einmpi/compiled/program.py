@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +19,7 @@ from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
+from einmpi.comm.shared_memory import sharing_nodes
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.donated import take_donated
@@ -52,12 +53,15 @@ from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.overlap.background import OnTransfer, SharedBuffers
 from einmpi.runtime.repeated import Repeated, RepeatedSchedule
 from einmpi.runtime.scratch import check_folder
+from einmpi.runtime.sharing.arrays import NOTHING_SHARED
+from einmpi.runtime.sharing.inputs import find_shared_inputs
+from einmpi.runtime.sharing.memory import SharedMemory, set_up_shared_memory
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import spilled_bytes
 from einmpi.schedule.overlap.arrange import with_overlap
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Step
+from einmpi.schedule.steps import Step, loads_among
 from einmpi.schedule.two_level import bytes_between
 from einmpi.units import counted
 from einmpi.version import __version__
@@ -96,6 +100,7 @@ class Compiled:
         self.origins: dict[int, tuple[Plan, Origin]] = {}
         self.fingerprints: dict[int, tuple[Plan, str]] = {}
         self.repeated: dict[int, tuple[Schedule, Repeated | None]] = {}
+        self.shared: dict[int, tuple[Schedule, SharedMemory | None]] = {}
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
         self.on_transfer: OnTransfer | None = None
@@ -213,6 +218,9 @@ class Compiled:
         if not repeated.calls:
             return  # they are bound in the next run
         known.may_be_prepared = False
+        shared = self.shared_memory(known.schedule)
+        if shared is not None and shared.found.steps:
+            return  # a prepared call knows nothing of groups that share memory
         if not self.reads_files and not self.options.donate:
             layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
             known.prepared = prepare_run(repeated, known.schedule, inputs, layouts)
@@ -305,9 +313,10 @@ class Compiled:
 
         All ranks agree on the plan, or all raise an error.
         """
+        nodes = sharing_nodes(self.comm) if self.may_share else ()
         plan, schedule = together(
             self.comm,
-            lambda: self._plan_and_lower(kinds),
+            lambda: self._plan_and_lower(kinds, nodes),
             lambda ready: self.fingerprint(ready[0]),
         )
         LOGGER.info(
@@ -323,14 +332,30 @@ class Compiled:
             plan = replace(plan, counted=total)
         return plan, schedule
 
-    def _plan_and_lower(self, kinds: Kinds) -> Ready:
+    def _plan_and_lower(self, kinds: Kinds, nodes: Sequence[int]) -> Ready:
+        """Plan, and lower the plan. `nodes` are those whose ranks share memory, if they may."""
         plan = self.plan(kinds)
         if plan.spilled:
             check_folder(self.job.scratch, self.job.source.name)
-        schedule = self.backend.group_kernels(lower(plan, self.comm.rank))
+        schedule = lower(plan, self.comm.rank)
+        saved = 0
+        if nodes:
+            shared = find_shared_inputs(schedule, nodes)
+            for _, load in loads_among(schedule.steps):
+                if load.slot.name in shared and load.tensor not in dict(kinds):
+                    saved += shared[load.slot.name].bytes_saved(load.slot)
+        needed = plan.peak - plan.ahead - plan.overlap - saved
+        self.work.check_memory(self.job.source.name, needed)
+        schedule = self.backend.group_kernels(schedule)
         if self.overlaps:
             schedule = with_overlap(schedule, plan.peak)
         return plan, schedule
+
+    @property
+    def may_share(self) -> bool:
+        """Whether ranks of a node may share memory, if the system lets them."""
+        is_on_host = isinstance(self.backend, NumpyBackend)
+        return self.job.shared == "auto" and self.comm.size > 1 and is_on_host
 
     def find_files(self, given: Collection[str]) -> None:
         """Look up the inputs in files that are not given; those that stay loaded only once.
@@ -369,9 +394,7 @@ class Compiled:
             uneven=even_nodes(self.comm) is None,
             overlap=self.options.overlap and self._can_overlap(),
         )
-        plan = make_plan(self.job.graph, self.comm.size, options)
-        self.work.check_memory(self.job.source.name, plan.peak - plan.ahead - plan.overlap)
-        return plan
+        return make_plan(self.job.graph, self.comm.size, options)
 
     def _can_overlap(self) -> bool:
         """Return whether messages can be sent while kernels run: from host memory, by a thread."""
@@ -407,7 +430,9 @@ class Compiled:
         With `failure`, a rank notes its first error there and goes on without computing.
         """
         self.backend.reserve(plan.peak)
+        shared = self.shared_memory(schedule)
         received = self.comm.received
+        received_shared = self.comm.received_shared
         received_between = self.comm.received_between
         start = time.perf_counter()
         first_uses_before = first_use_seconds()
@@ -417,6 +442,10 @@ class Compiled:
         sources.shuffled = 0
         sources.shuffled_between = 0
         try:
+            if shared is not None:
+                shared.begin_run()
+                self.backend.shared = shared
+                sources.sharing = shared
             repeated = self.repeated_schedule(schedule)
             if repeated is None or self.on_step is not None or checkpoints is not None:
                 blocks, buffers = execute(
@@ -435,6 +464,9 @@ class Compiled:
                 self.backend.wait()
         finally:
             loader.close()
+            self.backend.shared = NOTHING_SHARED
+            if shared is not None:
+                shared.end_run(keep=self.keeps_memory)
             if not self.keeps_memory:
                 self.backend.release()
         seconds = time.perf_counter() - start - storage.seconds
@@ -451,6 +483,8 @@ class Compiled:
             spilled=buffers.spilled,
             spilled_planned=spilled_bytes(schedule) if plan.spilled else 0,
             fetched=buffers.fetched,
+            shared=self.comm.received_shared - received_shared,
+            shared_planned=0 if shared is None else shared.found.bytes_received,
         )
         if isinstance(buffers, SharedBuffers):
             measured.seconds_hidden = buffers.background.seconds_hidden
@@ -483,6 +517,20 @@ class Compiled:
             found = self.work.repeated(schedule)
             # Keep a reference to the schedule, so that no other object gets the same id.
             known = self.repeated[id(schedule)] = schedule, found
+        return known[1]
+
+    def shared_memory(self, schedule: Schedule) -> SharedMemory | None:
+        """Return the slots of a schedule that ranks share; None if there are none.
+
+        All ranks call it. They find out together, before the first run of the schedule.
+        """
+        known = self.shared.get(id(schedule))
+        if known is None:
+            found = None
+            if self.may_share:
+                found = set_up_shared_memory(schedule, self.comm)
+            # Keep a reference to the schedule, so that no other object gets the same id.
+            known = self.shared[id(schedule)] = schedule, found
         return known[1]
 
     def outputs(
@@ -555,14 +603,6 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
     blas = describe_blas_in_use()  # another one rounds otherwise
-    agreed = (
-        __version__,
-        plan.digest,
-        plan.overlapped,
-        job.fast_math,
-        job.strict,
-        blas,
-        inputs,
-        outputs,
-    )
+    modes = (job.fast_math, job.strict, job.shared, plan.overlapped)
+    agreed = (__version__, plan.digest, *modes, blas, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()

@@ -18,6 +18,8 @@ from einmpi.late import late
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO
 
+SHARED_MODES = ("auto", "off")  # of memory that the ranks of a node share; the first is the default
+
 
 @dataclass(frozen=True)
 class Job:
@@ -69,6 +71,9 @@ class Job:
         Which BLAS multiplies matrices: "auto", "numpy", or the name of a library.
     overlap : str
         "auto" if kernels may run while tensors move between nodes, "off" if not.
+    shared : str
+        "auto" if the ranks of a node share memory where they can, "off" if they only exchange
+        messages.
     loop : Loop or None
         How the program is repeated; None if it runs once.
     loops : tuple of Job
@@ -108,6 +113,7 @@ class Job:
     half: str = "float32"
     blas: str = AUTO_BLAS
     overlap: str = AUTO
+    shared: str = SHARED_MODES[0]
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
 
@@ -143,6 +149,7 @@ class Job:
                 scratch=self.scratch,
                 blas=self.blas,
                 overlap=self.overlap,
+                shared=self.shared,
             )
             found.append(with_settings)
         return tuple(found)
@@ -164,6 +171,13 @@ class Job:
         """Return what a notebook shows."""
         text: str = late("job_html")(self)
         return text
+
+
+def with_shared(job: Job, shared: str) -> Job:
+    """Return the job with this setting of `shared`."""
+    if shared not in SHARED_MODES:
+        raise InputError("shared", f"shared is {shared!r:.60}", one_of(SHARED_MODES, str(shared)))
+    return replace(job, shared=shared)
 
 
 def with_strict(job: Job, strict: bool) -> Job:

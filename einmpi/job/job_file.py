@@ -21,7 +21,7 @@ from einmpi.job.inputs import (
     read_dtype,
     read_inputs,
 )
-from einmpi.job.job import Job, with_half
+from einmpi.job.job import SHARED_MODES, Job, with_half
 from einmpi.job.loop_table import LoopTable
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.job.parameters import Settings, read_parameters
@@ -65,7 +65,7 @@ _KEYS = (
     "train",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
-_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas", "overlap")
+_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas", "overlap", "shared")
 
 # Looks up the shape and dtype of an input in its file.
 Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
@@ -89,6 +89,7 @@ class JobSettings:
     scratch: str | None
     blas: str
     overlap: str
+    shared: str
     roles: Mapping[str, tuple[str, ...]]
 
     def make_job(
@@ -130,6 +131,7 @@ class JobSettings:
             scratch=self.scratch,
             blas=self.blas,
             overlap=self.overlap,
+            shared=self.shared,
             strict=self.strict,
             loop=None if loop is None else replace(loop, results=results),
         )
@@ -264,6 +266,7 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
         scratch=_read_scratch(document),
         blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
         overlap=choice(document, ("run", "overlap"), MODES, MODES[0]),
+        shared=choice(document, ("run", "shared"), SHARED_MODES, SHARED_MODES[0]),
         roles=_read_roles(document),
     )
 

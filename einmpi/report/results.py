@@ -106,6 +106,8 @@ class Totals:
     spilled_planned: int = 0
     fetched: int = 0  # copied from there
     hidden: int = 0  # nanoseconds in which tensors moved while the same rank computed
+    shared: int = 0  # of what was moved: read in memory that the ranks of a node share
+    shared_planned: int = 0
 
 
 def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
@@ -217,6 +219,7 @@ class Report:
     checkpoints: int = 0
     timeline: Timeline | None = None  # if the run was recorded
     loops: Sequence[LoopReport] = ()
+    sharing_problem: str = ""  # why ranks of a node could not share memory, if they tried
     date: str = field(default_factory=current_date)  # when the run ended
 
     @property
@@ -252,6 +255,10 @@ class Report:
             "bytes_moved_max_rank": self.totals.moved_most,
             "bytes_between_predicted": plan.bytes_between,
             "bytes_between": self.totals.between,
+            "bytes_shared_predicted": self.totals.shared_planned,
+            "bytes_shared": self.totals.shared,
+            "shared": self.job.shared,
+            "shared_problem": self.sharing_problem or None,
             "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": self.peak_planned,
             "bytes_peak": self.totals.peak,
@@ -310,6 +317,12 @@ class Report:
         if self.totals.hidden:
             hidden = show_seconds(self.seconds_hidden)
             lines.append(f"  each rank computed for {hidden} while its tensors moved")
+        if self.totals.shared or self.totals.shared_planned:
+            shared = show_bytes(self.totals.shared)
+            against = _against_plan(self.totals.shared, self.totals.shared_planned)
+            lines.append(f"  {shared} of it shared inside nodes, without messages ({against})")
+        if self.sharing_problem:
+            lines.append(f"  ranks of a node share no memory: {self.sharing_problem}")
         if self.plan.seconds_predicted is not None:
             run = show_seconds(self.seconds["run"])
             predicted = show_seconds(self.plan.seconds_predicted)

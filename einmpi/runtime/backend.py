@@ -22,6 +22,7 @@ from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel, prepare_scattered_update
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
+from einmpi.runtime.sharing.arrays import NOTHING_SHARED, SharedArrays
 from einmpi.runtime.sweeps import prepare_sweep
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Chain
@@ -60,6 +61,7 @@ class Backend(Protocol):
     """
 
     calls: PreparedCalls  # by the steps that they belong to
+    shared: SharedArrays  # of the run that is under way
 
     def expect_many_runs(self) -> None:
         """Prepare for schedules that are run again and again, as the steps of a loop are."""
@@ -174,6 +176,7 @@ class NumpyBackend:
         self.calls = PreparedCalls()
         self.memory = RecycledMemory()
         self.scratch = Scratch(scratch)
+        self.shared = NOTHING_SHARED
 
     def expect_many_runs(self) -> None:
         self.options = replace(self.options, repeated=True)
@@ -351,6 +354,7 @@ class ShapeBackend:
 
     def __init__(self) -> None:
         self.calls = PreparedCalls()
+        self.shared = NOTHING_SHARED
 
     def expect_many_runs(self) -> None: ...
 

@@ -22,6 +22,7 @@ class Buffers:
         "fetching",
         "outputs",
         "peak",
+        "shared",
         "slow",
         "spilled",
     )
@@ -37,11 +38,17 @@ class Buffers:
         self.peak = 0  # the most of them so far
         self.spilled = 0  # bytes written to the slow tier
         self.fetched = 0  # bytes copied from there
+        self.shared = backend.shared
+        if self.shared.bytes_per_rank:
+            self.grow(self.shared.bytes_per_rank)
 
     def make(self, slot: Slot) -> Array:
         """Return the array of a slot; create one in memory, with any values, if there is none."""
         if slot.name in self:
             return self[slot]
+        if slot.name in self.shared.arrays and self.shared.is_free(slot):
+            array = self.arrays[slot.name] = self.shared.arrays[slot.name]
+            return array
         array = self.backend.allocate(slot.shape, slot.dtype)
         self.put(slot, array)
         return array
@@ -50,7 +57,13 @@ class Buffers:
         """Use an array as the memory of a slot."""
         assert slot.name not in self.arrays
         self.arrays[slot.name] = array
-        self.grow(array.nbytes)
+        self.grow(-(-array.nbytes // self.shared.ranks_sharing.get(slot.name, 1)))
+
+    def shared_array(self, slot: Slot) -> Array:
+        """Return the array of a slot that must be in memory which other ranks read."""
+        array = self[slot]
+        assert array is self.shared.arrays[slot.name], f"{slot} is not in shared memory"
+        return array
 
     def reuse(self, slot: Slot, source: Slot) -> None:
         """Use the memory of another slot, which is counted already."""
@@ -64,7 +77,9 @@ class Buffers:
                 copies.pop(slot.name).join()
         self.slow.pop(slot.name, None)
         if slot.name in self.arrays:
-            self.shrink(self.arrays.pop(slot.name).nbytes)
+            array = self.arrays.pop(slot.name)
+            if array is not self.shared.arrays.get(slot.name):
+                self.shrink(array.nbytes)
 
     # ---- between memory and the slow tier -------------------------------------------------------
 

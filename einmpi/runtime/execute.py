@@ -168,7 +168,15 @@ def _load(step: Load, buffers: Buffers, comm: Comm, storage: InputSource) -> Non
 
 def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     slot = step.load.slot
-    storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
+
+    def begin_loading() -> None:
+        is_outside = slot.name in buffers.slow
+        storage.begin(step.load, lambda: buffers.make(slot), comm, outside=is_outside)
+
+    if buffers.shared.is_free(slot):
+        begin_loading()
+    else:
+        buffers.shared.postpone(slot, begin_loading)
 
 
 def _exchange(step: Exchange, buffers: Buffers, comm: Comm, _: InputSource) -> None:

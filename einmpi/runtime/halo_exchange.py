@@ -17,6 +17,10 @@ Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # prepared
 
 def exchange_halo(step: HaloExchange, buffers: Buffers, comm: Comm) -> None:
     """Receive the halo of a block from other ranks, and send them theirs."""
+    in_shared_memory = buffers.shared.transfers_beside.get(id(step.exchange))
+    if in_shared_memory is not None:
+        in_shared_memory(step.arriving, buffers, comm)
+        return
     for slot in step.writes:
         buffers.make(slot)
     buffers.backend.calls.get(step, None, lambda: _prepare(step))(buffers, comm)

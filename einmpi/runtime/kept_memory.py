@@ -3,7 +3,7 @@ that are not needed at the same time share it, so that it is no more than the pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,10 +44,16 @@ _Key: TypeAlias = str | _MessageKey  # the name of a slot, or a message
 _Arrays: TypeAlias = dict[_Key, ArrayUse]  # those that are only of use together
 
 
-def keep_memory(steps: Sequence[Step]) -> KeptMemory:
-    """Allocate memory for the small slots and messages of a schedule, as far as is planned."""
-    candidates = [*_small_messages(steps), *_small_slots(steps)]
-    uses, most_in_use = _within_plan(candidates, bytes_needed(steps))
+def keep_memory(steps: Sequence[Step], shared: Container[str] = ()) -> KeptMemory:
+    """Allocate memory for the small slots and messages of a schedule, as far as is planned.
+
+    Slots in memory that ranks share, given by name, have theirs already.
+    """
+    candidates = _small_messages(steps)
+    for arrays in _small_slots(steps):
+        if not any(key in shared for key in arrays):
+            candidates.append(arrays)
+    uses, most_in_use = _within_plan(candidates, bytes_needed(steps, shared))
     offsets, total = place_arrays(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)

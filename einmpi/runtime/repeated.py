@@ -131,7 +131,7 @@ class RepeatedSchedule:
     def _run_bound(self, failure: RankFailure | None) -> Buffers:
         """Call what is bound to the steps; bind it first if that was not done yet."""
         if self.kept is None:
-            self.kept = keep_memory(self.schedule.steps)
+            self.kept = keep_memory(self.schedule.steps, self.backend.shared.arrays)
         buffers = Buffers(self.backend)
         buffers.arrays.update(self.kept.slots)
         buffers.grow(self.kept.nbytes)
@@ -203,9 +203,14 @@ class RepeatedSchedule:
     def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
         """Return the calls that carry out a step, given the slots that exist before it."""
         if isinstance(step, Free):
+            if step.slot.name in buffers.shared.arrays:
+                return [lambda buffers: buffers.free(step.slot)]
             return [] if step.slot.name in kept.slots else [_bind_free(step.slot.name)]
         if isinstance(step, Store):
             return []
+        if id(step) in buffers.shared.transfers:
+            action = ACTIONS[type(step)]
+            return [lambda buffers: action(step, buffers, self.comm, self.storage)]
         if isinstance(step, Exchange):
             return bind_exchange(step, number, kept, self.comm)
         if isinstance(step, Reduce):
@@ -289,6 +294,8 @@ def _bind_free(name: str) -> BoundCall:
 def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostArray]:
     """Return what gives the array of a slot, and creates it if there is none."""
     name = slot.name
+    if name in backend.shared.arrays:
+        return lambda buffers: buffers.make(slot)
     nbytes = slot.nbytes
     create: Callable[[], HostArray] = partial(backend.allocate, slot.shape, slot.dtype)
     if nbytes <= MOST_BYTES_OF_SMALL_ARRAY:

@@ -35,11 +35,19 @@ Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # an exchange or a reduct
 
 def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
     """Build the target's block from the blocks of a group."""
+    in_shared_memory = buffers.shared.transfers.get(id(step))
+    if in_shared_memory is not None:
+        in_shared_memory(buffers, comm)
+        return
     buffers.backend.calls.get(step, None, lambda: _prepare_exchange(step))(buffers, comm)
 
 
 def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
     """Aggregate each member's piece of a slot over the group, in place."""
+    in_shared_memory = buffers.shared.transfers.get(id(step))
+    if in_shared_memory is not None:
+        in_shared_memory(buffers, comm)
+        return
     buffers.backend.calls.get(step, None, lambda: _prepare_reduce(step))(buffers, comm)
 
 

@@ -66,7 +66,8 @@ def lower(plan: Plan, rank: int) -> Schedule:
     schedule = Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
     if plan.blocked:
         schedule = with_blocked_updates(schedule, plan.blocked)
-    return replace(schedule, lowered_steps=schedule.steps)
+    may_overlap = bool(plan.overlapped)
+    return replace(schedule, lowered_steps=schedule.steps, may_overlap=may_overlap)
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:

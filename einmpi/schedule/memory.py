@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Begin, Free, Reuse, Slot, Step, loads_among
@@ -135,8 +135,11 @@ def spilled_bytes(schedule: Schedule) -> int:
     return total
 
 
-def bytes_needed(steps: Sequence[Step]) -> list[int]:
-    """Return the bytes of tensors, message buffers and pieces in memory in each step."""
+def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int]:
+    """Return the bytes of tensors, message buffers and pieces in memory in each step.
+
+    Slots in memory that ranks share, given by name, are not counted.
+    """
     in_memory: dict[str, int] = {}
     slow: set[str] = set()  # slots with an array in the slow tier
     # Transfers in the background, each with the memory of its messages. One is done at a time.
@@ -148,7 +151,7 @@ def bytes_needed(steps: Sequence[Step]) -> list[int]:
         for slot in step.reuses:
             in_memory[slot.name] = 0  # the input is counted
         for slot in step.allocates(slow):
-            if slot.name not in in_memory:
+            if slot.name not in in_memory and slot.name not in shared:
                 in_memory[slot.name] = slot.nbytes
                 total += slot.nbytes
         if step.background:

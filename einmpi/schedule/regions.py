@@ -192,3 +192,24 @@ def sides(runs: Runs, places: Runs) -> list[tuple[slice, slice]]:
         pairs.append((slice(start, stop), slice(here, here + stop - start)))
         here += stop - start
     return pairs
+
+
+def paired_boxes(one: Region, two: Region) -> Iterator[tuple[Box, Box]]:
+    """Yield two regions of the same shape, box by box, as (slices in one, slices in the other)."""
+    for combination in itertools.product(*map(_paired_runs, one, two)):
+        yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
+
+
+def _paired_runs(one: Runs, two: Runs) -> list[tuple[slice, slice]]:
+    """Return the indices of two runs in parts that are without gaps in both."""
+    pairs = []
+    others = list(two)
+    for start, stop in one:
+        while start < stop:
+            other_start, other_stop = others.pop(0)
+            count = min(stop - start, other_stop - other_start)
+            pairs.append((slice(start, start + count), slice(other_start, other_start + count)))
+            start += count
+            if other_start + count < other_stop:
+                others.insert(0, (other_start + count, other_stop))
+    return pairs

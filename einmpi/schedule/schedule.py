@@ -44,6 +44,7 @@ class Schedule:
     # memory they are of the same kinds, in the same order, on all ranks. None for the rest of a
     # run that is resumed.
     lowered_steps: tuple[Step, ...] = field(default=(), repr=False, compare=False)
+    may_overlap: bool = False  # transfers of some rank may go on while kernels run
 
     @cached_property
     def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:

@@ -82,7 +82,8 @@ def test_a_machine_that_works(tmp_path):
     assert {"GPU", "Slurm", "limits", "/dev/shm", "TMPDIR"} < set(found)
     assert OURS in found["mpi4py"][1] and found["mpirun"][1] == f"{MPIRUN}, of {OURS}"
     assert re.fullmatch(
-        r"two ranks: \d+\.\d µs per message, \d+\.\d GB/s for 16 MiB", found["ping"][1]
+        r"two ranks: \d+\.\d µs per message, \d+\.\d GB/s for 16 MiB; they share memory",
+        found["ping"][1],
     )
     data = json.loads((tmp_path / "found.json").read_text())
     assert data["works"] is True

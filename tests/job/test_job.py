@@ -332,7 +332,7 @@ TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, rol
         (
             "[run]\nthreads = 1\n",
             "3:1: unknown key 'threads' in run; expected one of backend, fast_math, "
-            "strict, half, scratch, blas, overlap",
+            "strict, half, scratch, blas, overlap, shared",
         ),
         ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; expected one of numpy, cupy"),
         (

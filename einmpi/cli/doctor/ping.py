@@ -15,6 +15,7 @@ from einmpi.cli.launch.launcher import launch
 from einmpi.cli.rank import print_error, run_alone
 from einmpi.comm.base import Comm
 from einmpi.comm.mpi import comm_of
+from einmpi.comm.shared_memory import sharing_nodes, sharing_problem
 from einmpi.errors import EinmpiError
 from einmpi.process.environment import python_command
 
@@ -34,8 +35,14 @@ def main() -> int:
         return print_error(EinmpiError(f"{comm.size} rank instead of 2: {problem}"))
     latency = _one_way_seconds(comm, _SMALL_BYTES, rounds=100)
     transfer = _one_way_seconds(comm, _LARGE_BYTES, rounds=3)
+    sharing_nodes(comm)
     if comm.rank == 0:
-        print(json.dumps({"latency": latency, "bandwidth": _LARGE_BYTES / transfer}))
+        found = {
+            "latency": latency,
+            "bandwidth": _LARGE_BYTES / transfer,
+            "not_shared": sharing_problem(comm),
+        }
+        print(json.dumps(found))
     return 0
 
 

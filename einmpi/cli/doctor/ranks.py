@@ -79,4 +79,9 @@ def ping_ranks(seconds: float) -> Finding:
     latency = answer["latency"] * 1e6
     bandwidth = answer["bandwidth"] / 1e9
     text = f"two ranks: {latency:.1f} µs per message, {bandwidth:.1f} GB/s for 16 MiB"
-    return Finding("ping", "ok", text)
+    if answer["not_shared"]:
+        advice = "exchanges inside a node go by messages, which is slower and takes more memory"
+        return Finding(
+            "ping", "note", f"{text}; they share no memory: {answer['not_shared']}", advice
+        )
+    return Finding("ping", "ok", f"{text}; they share memory")

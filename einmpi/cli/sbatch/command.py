@@ -149,6 +149,8 @@ def _command_words(options: argparse.Namespace) -> list[str]:
         words.append("--strict")
     if options.fast_math:
         words.append("--fast-math")
+    if options.shared is not None:
+        words += ["--shared", options.shared]
     if options.checkpoint is not None:
         words.append("--resume")
     return words

@@ -30,6 +30,7 @@ from einmpi.runtime.cpu_kernels import select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
+from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
@@ -84,6 +85,7 @@ class CupyBackend:
         self.strict = strict
         self.cupy = driver.cupy()
         self.calls = PreparedCalls()
+        self.shared = NOTHING_SHARED
         self.reserved_bytes = 0
         self.resident: dict[Hashable, DeviceArray] = {}  # blocks of inputs that stay between calls
 

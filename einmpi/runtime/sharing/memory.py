@@ -1,0 +1,168 @@
+"""The memory in which the slots of a schedule lie that ranks share. It is set up by all ranks
+together, and used again from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.comm.base import Comm, SharingError
+from einmpi.comm.shared_memory import all_agree, sharing_nodes
+from einmpi.errors import EinmpiError
+from einmpi.runtime.memory_placement import ArrayUse, place_arrays
+from einmpi.runtime.sharing.arrays import SharedArrays
+from einmpi.runtime.sharing.inputs import Group, find_shared_inputs
+from einmpi.runtime.sharing.slots import SharedSlot, SharedSlots, find_shared_slots
+from einmpi.runtime.sharing.transfers import prepare_shared_transfers
+from einmpi.schedule.memory import bytes_needed, peak_bytes
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Slot
+
+# What a group keeps after a run, for the next one: new memory costs time. More is given back.
+MOST_KEPT_BYTES = 2**28
+_KEPT_MEMORY = "memory of groups"  # by the group, in `Comm.kept`
+
+
+class _Places(NamedTuple):
+    """Where the slots of a group lie in its memory, by name, and how large that is."""
+
+    offsets: dict[str, int]
+    nbytes: int
+
+
+class SharedMemory(SharedArrays):
+    """The shared slots of a schedule, as one rank uses them in one run after another."""
+
+    def __init__(self, found: SharedSlots, comm: Comm) -> None:
+        super().__init__()
+        self.found = found
+        self.comm = comm
+        self.places = {group: _places_of(found, group) for group in found.groups}
+        self.bytes_per_rank = sum(
+            -(-places.nbytes // len(group)) for group, places in self.places.items()
+        )
+        self.memory: dict[Group, npt.NDArray[np.uint8]] = {}
+        self.times: dict[Group, int] = {}  # transfers of each group so far in this run
+        self.postponed: list[tuple[SharedSlot, Callable[[], None]]] = []
+        self.transfers, self.transfers_beside = prepare_shared_transfers(
+            found, comm, self.array_of, self.advance
+        )
+
+    # ---- runs ------------------------------------------------------------------------------------
+
+    def allocate(self) -> bool:
+        """Get the memory of all groups; return whether that was possible. All members call it."""
+        kept = self.comm.kept.setdefault(_KEPT_MEMORY, {})
+        is_possible = True
+        for group, places in self.places.items():
+            memory = kept.get(group)
+            if memory is None or memory.nbytes < places.nbytes:
+                try:
+                    memory = self.comm.share_memory(group, places.nbytes)
+                except SharingError:
+                    is_possible = False  # go on: the members of other groups wait for this rank
+                    continue
+                kept[group] = memory
+            if self.memory.get(group) is not memory:
+                self.memory[group] = memory
+                for name, shared in self.found.slots.items():
+                    if shared.group == group:
+                        self.arrays[name] = self.array_of(shared.slot, self.comm.rank)
+        return is_possible
+
+    def begin_run(self) -> None:
+        """Wait until no member of any group reads what the last run has left."""
+        if len(self.memory) < len(self.places) and not self.allocate():
+            raise EinmpiError(
+                'no memory for what the ranks of a node share; set shared = "off" in [run]'
+            )
+        self.postponed.clear()
+        for group in self.places:
+            self.times[group] = 0
+            self.comm.barrier_among(group)
+
+    def end_run(self, keep: bool) -> None:
+        """Give back the memory of groups that have much of it, unless it is needed again soon."""
+        if keep:
+            return
+        kept = self.comm.kept[_KEPT_MEMORY]
+        for group in self.places:
+            if kept[group].nbytes > MOST_KEPT_BYTES:
+                del kept[group]
+                del self.memory[group]
+                for name, shared in self.found.slots.items():
+                    if shared.group == group:
+                        del self.arrays[name]
+
+    # ---- slots -----------------------------------------------------------------------------------
+
+    def array_of(
+        self, slot: Slot, rank: int, shape: tuple[int, ...] | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the array that a rank of the group has for a slot, perhaps in another shape."""
+        shared = self.found.slots[slot.name]
+        offset = self.places[shared.group].offsets[slot.name]
+        if shared.is_published:
+            offset += shared.group.index(rank) * shared.area_bytes
+        memory = self.memory[shared.group]
+        extents = slot.shape if shape is None else shape
+        return np.ndarray(extents, slot.dtype, memory, offset)
+
+    def is_free(self, slot: Slot) -> bool:
+        shared = self.found.slots.get(slot.name)
+        return shared is None or self.times[shared.group] >= shared.first
+
+    def postpone(self, slot: Slot, action: Callable[[], None]) -> None:
+        self.postponed.append((self.found.slots[slot.name], action))
+
+    def advance(self, group: Group) -> None:
+        """Note that a group has done a transfer, and do what waited for it."""
+        self.times[group] += 1
+        for shared, action in [*self.postponed]:
+            if self.is_free(shared.slot):
+                self.postponed.remove((shared, action))
+                action()
+
+
+def _places_of(found: SharedSlots, group: Group) -> _Places:
+    slots = [shared for shared in found.slots.values() if shared.group == group]
+    uses = [ArrayUse((shared.nbytes,), "uint8", shared.first, shared.last) for shared in slots]
+    offsets, nbytes = place_arrays(uses)
+    names = [shared.slot.name for shared in slots]
+    return _Places(dict(zip(names, offsets, strict=True)), nbytes)
+
+
+def set_up_shared_memory(schedule: Schedule, comm: Comm) -> SharedMemory | None:
+    """Return the shared slots of a schedule; None if this rank has none. All ranks call it.
+
+    Each group shares as much as fits: no member needs more memory than its schedule needs without.
+    """
+    nodes = sharing_nodes(comm)
+    everything = find_shared_slots(schedule, nodes)
+    gathered = find_shared_slots(schedule, nodes, with_published=False)
+    limit = peak_bytes(schedule)
+    chosen = SharedSlots()
+    for group in everything.groups:
+        for candidate in (everything, gathered):
+            more = chosen.joined(candidate.of_group(group))
+            fits = scheduled_bytes(schedule, more) <= limit
+            if all_agree(comm, group, fits):
+                chosen = more
+                break
+    memory = SharedMemory(chosen, comm)
+    is_possible = comm.lowest(int(memory.allocate())) == 1
+    if not is_possible:
+        memory = SharedMemory(SharedSlots(), comm)
+    memory.inputs = find_shared_inputs(schedule, nodes)
+    return memory if memory.found.steps or memory.inputs else None
+
+
+def scheduled_bytes(schedule: Schedule, found: SharedSlots) -> int:
+    """Return the most bytes on this rank, with its share of the memory of each group."""
+    shared = 0
+    for group in found.groups:
+        shared += -(-_places_of(found, group).nbytes // len(group))
+    return shared + max(bytes_needed(schedule.steps, found.slots), default=0)

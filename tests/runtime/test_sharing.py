@@ -1,0 +1,349 @@
+"""Memory that the ranks of a node share: the same bits, fewer bytes in memory, exact counts."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.api import options_of
+from einmpi.comm.base import SharingError
+from einmpi.comm.shared_memory import sharing_problem
+from einmpi.comm.threads import ThreadComm, run_threads
+from einmpi.compiled import inputs
+from einmpi.compiled.program import Compiled
+from einmpi.errors import EinmpiError
+from einmpi.job.job import with_shared
+from einmpi.kernels.prepared import address_of
+from einmpi.runtime.sharing import inputs as sharing_inputs
+from einmpi.runtime.sharing import memory as sharing_memory
+from einmpi.runtime.sharing.memory import scheduled_bytes
+from einmpi.schedule.memory import peak_bytes
+from einmpi.schedule.regions import indices, paired_boxes
+from einmpi.schedule.steps import Exchange
+
+CHAIN = """
+T[i,k] = sum(A[i,j] * B[j,k])
+U[i,k] = sum(T[i,j] * C[j,k])
+V[k,i] = U[i,k] * T[i,k]
+Z[k,l] = sum(V[k,i] * T[i,l])
+"""
+# With the extents of their inputs. Long sums are partial results on several ranks.
+PROGRAMS = {
+    "chain": (CHAIN, {"A": (24, 20), "B": (20, 18), "C": (18, 18)}),
+    "sums": (
+        "S[i,k] = sum(A[j,i] * B[j,k])\nM[i] = max(S[i,k])\nZ[i,k] = S[i,k] / M[i]\n",
+        {"A": (96, 6), "B": (96, 6)},
+    ),
+    "softmax": (
+        "E[i,j] = exp(A[i,j])\nN[i] = sum(E[i,j])\nZ[j,i] = E[i,j] / N[i]\n",
+        {"A": (18, 30)},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def share_everything(monkeypatch):
+    """Share slots of any size, so that small tensors do."""
+    monkeypatch.setattr(sharing_inputs, "MIN_SHARED_BYTES", 1)
+
+
+def run_times(
+    job: einmpi.Job, ranks: int, tensors: dict[str, Any], nodes: int = 1, **options: Any
+) -> list[tuple[list[dict[str, np.ndarray]], Compiled]]:
+    """Run a job on threads three times: in the ordinary way, then with all bound to its steps."""
+
+    def on_rank(comm: ThreadComm) -> tuple[list[dict[str, np.ndarray]], Compiled]:
+        compiled = Compiled(job, comm, options_of(job, **options))
+        results = []
+        for _ in range(3):
+            outputs = compiled(tensors)
+            results.append({name: array.gather() for name, array in outputs.items()})
+        return results, compiled
+
+    return run_threads(ranks, on_rank, nodes=nodes)
+
+
+def compare_modes(
+    job: einmpi.Job,
+    ranks: int,
+    tensors: dict[str, Any],
+    nodes: int = 1,
+    limited: bool = True,
+    **options: Any,
+) -> int:
+    """Check a job with shared memory against the same without; return the bytes shared."""
+    alone = run_times(replace(job, shared="off"), ranks, tensors, nodes, **options)
+    shared = run_times(replace(job, shared="auto"), ranks, tensors, nodes, **options)
+    total = 0
+    for (expected, by_messages), (found, in_memory) in zip(alone, shared, strict=True):
+        for one, other in zip(expected, found, strict=True):
+            for name, array in one.items():
+                np.testing.assert_array_equal(array, other[name], strict=True)
+        ((plan, schedule),) = in_memory.ready.values()
+        assert [plan.digest] == [each.digest for each, _ in by_messages.ready.values()]
+        measured = in_memory.measured
+        assert measured.received == by_messages.measured.received
+        assert measured.between == by_messages.measured.between
+        assert measured.shared == measured.shared_planned
+        assert by_messages.measured.shared == by_messages.measured.shared_planned == 0
+        total += measured.shared
+        memory = in_memory.shared_memory(schedule)
+        if memory is not None and not memory.inputs:
+            scheduled = scheduled_bytes(schedule, memory.found)
+            assert measured.peak <= scheduled
+            if limited:
+                assert scheduled <= peak_bytes(schedule) <= plan.peak
+    return total
+
+
+def job_of(name: str, folder: Path) -> einmpi.Job:
+    """Return a program whose inputs are generated, so that no rank has them before."""
+    text, shapes = PROGRAMS[name]
+    lines = [f"program = '''\n{text}'''", "[inputs]"]
+    for tensor, shape in shapes.items():
+        lines.append(f'{tensor} = {{ shape = {list(shape)}, random = "uniform" }}')
+    Path(folder, f"{name}.toml").write_text("\n".join(lines))
+    return einmpi.load(f"{folder}/{name}.toml")
+
+
+@pytest.mark.parametrize("limited", [True, False], ids=["within the plan", "without a limit"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_have_the_same_bits(name, limited, tmp_path, monkeypatch):
+    if not limited:
+        monkeypatch.setattr(sharing_memory, "peak_bytes", lambda _: 2**60)
+    job = job_of(name, tmp_path)
+    for ranks in (2, 3, 4, 6, 7):
+        for strategy in ("eindecomp", "sqrt"):
+            compare_modes(job, ranks, {}, strategy=strategy, limited=limited)
+    assert compare_modes(job, 4, {}, strategy="sqrt", limited=limited) > 0
+
+
+def test_all_kinds_of_transfers_are_shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharing_memory, "peak_bytes", lambda _: 2**60)
+    kinds = set()
+    for name in PROGRAMS:
+        for ranks in (4, 6):
+            for _, compiled in run_times(job_of(name, tmp_path), ranks, {}, strategy="sqrt"):
+                for _, memory in compiled.shared.values():
+                    for step in memory.found.steps if memory is not None else ():
+                        gathers = isinstance(step, Exchange) and step.moves.same_to_all
+                        kinds.add("gather" if gathers else type(step).__name__)
+    assert kinds == {"gather", "Exchange", "Reduce"}
+
+
+JOB = """
+program = '''
+T[i,k] = sum(A[i,j] * B[j,k])
+Z[i,j] = sum(T[i,k] * T[j,k]) + W[i,j]
+'''
+[sizes]
+n = {n}
+m = {m}
+k = {k}
+[inputs]
+A = {{ shape = ["n", "m"], random = "normal" }}
+B = {{ shape = ["m", "k"], random = "normal", resident = {resident} }}
+W = {{ file = "W.npy", resident = {resident} }}
+"""
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(2, 7),
+    st.tuples(*[st.integers(1, 23)] * 3),
+    st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper", "replicate"]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_inputs_that_are_loaded(ranks, extents, strategy, nodes, resident):
+    """Ranks load their pieces straight into the block that all of them read."""
+    n, m, k = extents
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/W.npy", np.random.default_rng(1).random((n, n)))
+        text = JOB.format(n=n, m=m, k=k, resident=str(resident).lower())
+        Path(folder, "job.toml").write_text(text)
+        job = einmpi.load(f"{folder}/job.toml")
+        compare_modes(job, ranks, {}, nodes, strategy=strategy)
+        expected = einmpi.reference(job)
+        (results, _), *_ = run_times(job, ranks, {}, nodes, strategy=strategy)
+    for found in results:
+        assert_close(found, expected)
+
+
+def test_an_input_that_stays_exists_once_a_node(tmp_path):
+    np.save(tmp_path / "W.npy", np.ones((40, 40)))
+    (tmp_path / "job.toml").write_text(JOB.format(n=40, m=8, k=8, resident="true"))
+    job = einmpi.load(tmp_path / "job.toml")
+    results = run_times(job, 4, {}, nodes=2, strategy="replicate")
+    addresses = {}
+    for rank, (_, compiled) in enumerate(results):
+        for (tensor, _), block in compiled.resident.items():
+            node = rank // 2
+            addresses.setdefault((tensor, node), set()).add(address_of(block))
+    assert {tensor for tensor, _ in addresses} == {"B", "W"}
+    assert all(len(found) == 1 for found in addresses.values())
+    assert addresses["W", 0] != addresses["W", 1]
+    alone = run_times(replace(job, shared="off"), 4, {}, nodes=2, strategy="replicate")
+    for (_, shared), (_, single) in zip(results, alone, strict=True):
+        saved = (40 * 40 + 8 * 8) * 8 // 2
+        assert single.measured.peak - shared.measured.peak >= saved
+
+
+def test_a_rank_that_fails_to_read_keeps_nobody_waiting(tmp_path, monkeypatch):
+    np.save(tmp_path / "W.npy", np.ones((40, 40)))
+    (tmp_path / "job.toml").write_text(JOB.format(n=40, m=8, k=8, resident="true"))
+    job = einmpi.load(tmp_path / "job.toml")
+    fill_box = inputs.fill_box
+
+    def fail_on_last_rank(*arguments: Any) -> None:
+        if threading.current_thread().name == "rank 3":
+            raise ValueError("no numbers left")
+        fill_box(*arguments)
+
+    monkeypatch.setattr(inputs, "fill_box", fail_on_last_rank)
+
+    def on_rank(comm: ThreadComm) -> np.ndarray:
+        compiled = Compiled(job, comm, options_of(job, strategy="replicate"))
+        with pytest.raises(Exception, match="no numbers left"):
+            compiled()
+        comm.barrier()
+        monkeypatch.setattr(inputs, "fill_box", fill_box)
+        comm.barrier()
+        return compiled()["Z"].gather()
+
+    for found in run_threads(4, on_rank, limit=20):
+        assert_close({"Z": found}, einmpi.reference(job))
+
+
+def test_a_rank_that_fails_goes_on_with_the_others():
+    """It takes part in barriers, and further calls are possible."""
+    text = "T[i,k] = sum(A[i,j] * B[j,k])\nG[i,k] = T[i,N[k]]\nZ[i,j] = sum(G[i,k] * G[j,k])\n"
+    job = einmpi.program(text, A=(24, 12), B=(12, 16), N=np.zeros(16, np.int64))
+    random = np.random.default_rng(0)
+    tensors = {"A": random.random((24, 12)), "B": random.random((12, 16))}
+    good = np.arange(16)[::-1].copy()
+    wrong = good.copy()
+    wrong[3] = 99
+
+    def on_rank(comm: ThreadComm) -> np.ndarray:
+        compiled = Compiled(job, comm, options_of(job))
+        for numbers in (wrong, good, wrong, good, wrong):
+            if numbers is wrong:
+                with pytest.raises(EinmpiError, match="99"):
+                    compiled({**tensors, "N": numbers})
+            else:
+                found = compiled({**tensors, "N": numbers})["Z"].gather()
+        return found
+
+    gathered = (tensors["A"] @ tensors["B"])[:, good]
+    for ranks in (2, 3, 4):
+        for found in run_threads(ranks, on_rank, limit=20):
+            assert_close({"Z": found}, {"Z": gathered @ gathered.T})
+
+
+def test_ranks_that_cannot_share_send_messages(monkeypatch):
+    """One rank of the second node fails: only the first node shares."""
+
+    def fail_on_second_node(comm: ThreadComm, group: tuple[int, ...], nbytes: int) -> np.ndarray:
+        memory = share_memory(comm, group, nbytes)
+        if 3 in group:
+            raise SharingError("too many files")
+        return memory
+
+    share_memory = ThreadComm.share_memory
+    monkeypatch.setattr(ThreadComm, "share_memory", fail_on_second_node)
+    random = np.random.default_rng(0)
+    tensors = {"A": random.random((24, 20)), "B": random.random((20, 18))}
+    tensors["C"] = random.random((18, 18))
+    job = einmpi.program(CHAIN, **{name: array.shape for name, array in tensors.items()})
+    (found, *_), compiled = run_times(job, 4, tensors, nodes=2)[3]
+    product = tensors["A"] @ tensors["B"]
+    rest = (product @ tensors["C"]) * product
+    assert_close(found, {"Z": rest.T @ product})
+    assert compiled.measured.shared == compiled.measured.shared_planned == 0
+    assert sharing_problem(compiled.comm) == "too many files"
+    results = run_times(job, 4, tensors, nodes=1)
+    assert all(compiled.measured.shared == 0 for _, compiled in results)
+
+
+def test_memory_that_is_given_back_is_got_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 0)
+    assert compare_modes(job_of("chain", tmp_path), 4, {}) > 0
+
+
+def test_donated_blocks_are_never_shared():
+    """What a step writes over an input stays on its rank."""
+    text = "Y[i,j] = X[i,j] - 0.1 * sum(X[i,k] * M[k,j])"
+    job = einmpi.program(text, X=(20, 12), M=(12, 12))
+    random = np.random.default_rng(0)
+    start = random.random((20, 12))
+    matrix = random.random((12, 12))
+    expected = start
+    for _ in range(4):
+        expected = expected - 0.1 * expected @ matrix
+
+    def on_rank(comm: ThreadComm) -> np.ndarray:
+        step = einmpi.compile(job, comm, carry={"X": "Y"}, donate=True)
+        state = step({"X": start, "M": matrix})["Y"]
+        for _ in range(3):
+            state = step({"X": state, "M": matrix})["Y"]
+        return state.gather()
+
+    for ranks in (2, 3, 4, 6):
+        for found in run_threads(ranks, on_rank):
+            assert_close({"Y": found}, {"Y": expected})
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_loops_share(tmp_path, ranks):
+    text = """
+program = '''
+R[i,k] = sum(X[i,j] * P[j,k])
+Q[j,k] = P[j,k] + 0.01 * sum(X[i,j] * R[i,k])
+'''
+[inputs]
+X = { shape = [30, 14], random = "normal" }
+P = { shape = [14, 10], random = "normal" }
+[loop]
+steps = 5
+carry = { P = "Q" }
+"""
+    (tmp_path / "job.toml").write_text(text)
+    job = einmpi.load(tmp_path / "job.toml")
+    found = {}
+    for mode in ("auto", "off"):
+        changed = replace(job, shared=mode)
+
+        def on_rank(comm: ThreadComm, changed: einmpi.Job = changed) -> np.ndarray:
+            return einmpi.loop(changed, comm=comm).outputs["P"].gather()
+
+        found[mode] = run_threads(ranks, on_rank)[0]
+    np.testing.assert_array_equal(found["auto"], found["off"])
+
+
+def test_paired_boxes_are_the_same_elements():
+    one = (((0, 3), (5, 8)), ((2, 4),))
+    two = (((1, 2), (4, 9)), ((0, 1), (6, 7)))
+    source = np.arange(80).reshape(10, 8)
+    target = np.zeros((10, 8), int)
+    for there, here in paired_boxes(one, two):
+        target[here] = source[there]
+    expected = np.zeros((10, 8), int)
+    rows = [indices(runs) for runs in one]
+    expected[np.ix_(*map(indices, two))] = source[np.ix_(*rows)]
+    np.testing.assert_array_equal(target, expected)
+
+
+def test_unknown_mode():
+    with pytest.raises(einmpi.InputError, match="shared is 'maybe'; expected one of auto, off"):
+        with_shared(einmpi.program("Y[i] = X[i]", X=(3,)), "maybe")
