@@ -141,10 +141,12 @@ class RepeatedOnGpu:
 
     def _carry_out(self, run: _Run, first: int, stop: int) -> None:
         """Carry out steps in the ordinary way."""
-        for number in range(first, stop):
-            part = bisect_right(self.part_starts, number)
-            steps = self.schedule.steps[number : number + 1]
+        while first < stop:
+            part = bisect_right(self.part_starts, first)
+            next_start = self.part_starts[part] if part < len(self.part_starts) else stop
+            steps = self.schedule.steps[first : min(stop, next_start)]
             carry_out(steps, part, run.buffers, self.comm, run.storage, run.failure)
+            first += len(steps)
 
     # ---- the first two runs ---------------------------------------------------------------------
 
