@@ -104,6 +104,7 @@ class RepeatedOnGpu:
         self.comm = comm
         self.cuda = backend.cupy.cuda
         self.device = backend.context.gpu.number
+        self.workspace_bytes = workspace_bytes(self.cuda.Device(self.device).compute_capability)
         self.part_starts = [point.steps for point in schedule.points]
         self.with_host: set[int] = set()  # steps that need the host
         self.stretches: list[Stretch] | None = None  # None before the first run
@@ -204,14 +205,11 @@ class RepeatedOnGpu:
     def _launch(self, run: _Run) -> None:
         """Launch the graphs of all stretches; capture those that are not there yet."""
         assert self.stretches is not None
-        capability = self.cuda.Device(self.device).compute_capability
-        workspace_size = workspace_bytes(capability)
+        block_bytes = aligned(self.block_bytes) + self.workspace_bytes
         try:
-            block = self.backend.cupy.empty(aligned(self.block_bytes) + workspace_size, np.uint8)
+            block = self.backend.cupy.empty(block_bytes, np.uint8)
         except MemoryError:
-            block = None
-        if block is None:
-            self.is_possible = False
+            self._give_up()
             self._carry_out(run, 0, len(self.schedule.steps))
             return
         for stretch in self.stretches:
@@ -226,27 +224,26 @@ class RepeatedOnGpu:
             graphs = self.graphs[stretch.first]
             captured = graphs.find(addresses)
             if captured is None:
-                workspace = block.data.ptr + aligned(self.block_bytes), workspace_size
-                captured = self._capture(run, stretch, block.data.ptr, workspace)
+                captured = self._capture(run, stretch, block.data.ptr)
                 if captured is None:
                     self._carry_out(run, stretch.first, stretch.stop)
                     continue
                 graphs.add(addresses, captured)
                 if graphs.captures > MOST_CAPTURES_WITHOUT_LAUNCH:
-                    self.is_possible = False
+                    self._give_up()
             captured.graph.launch(self.cuda.get_current_stream())
             _change_slots(run.buffers, captured)
-        # The memory of the block may be used again for what is computed after this.
-        del block
 
-    def _capture(
-        self,
-        run: _Run,
-        stretch: Stretch,
-        address: int,
-        workspace: tuple[int, int],
-    ) -> _CapturedStretch | None:
-        """Capture the steps of a stretch; None if that is not possible. The slots do not change."""
+    def _give_up(self) -> None:
+        """Launch kernels one by one from here on."""
+        self.is_possible = False
+        self.graphs.clear()
+
+    def _capture(self, run: _Run, stretch: Stretch, address: int) -> _CapturedStretch | None:
+        """Capture the steps of a stretch, with the block at an address; None if that fails.
+
+        The slots do not change.
+        """
         buffers = run.buffers
         before = _State(buffers)
         allocator = placing_allocator(
@@ -258,12 +255,13 @@ class RepeatedOnGpu:
             with _ONE_CAPTURE_AT_A_TIME, stream, self.cuda.using_allocator(allocator):
                 blas = self.backend.context.captured_blas()
                 if blas is not None:
-                    blas.use(stream.ptr, *workspace)
+                    workspace = address + aligned(self.block_bytes)
+                    blas.use(stream.ptr, workspace, self.workspace_bytes)
                 graph = self._capture_steps(run, stretch, stream, blas)
             return before.changes(buffers, graph)
         except Exception as error:  # whatever it is, kernels can still be launched one by one
             LOGGER.debug("kernels are launched one by one: %r", error)
-            self.is_possible = False
+            self._give_up()
             return None
         finally:
             before.restore(buffers)
