@@ -46,6 +46,7 @@ class DeviceInputs:
         self.copies = backend.copies
         self.comm = comm
         self.inputs.reader_threads = READER_THREADS
+        self.array_type = backend.cupy.ndarray
         self.run = object()  # stands for this run
         # Blocks that are read in the background, by tensor, and for each the event after which the
         # memory of its slot is free.

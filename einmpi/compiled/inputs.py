@@ -52,6 +52,8 @@ class Inputs:
     unless its input is changing; what was copied to a GPU is then in `on_device`.
     """
 
+    array_type: type[Any] = np.ndarray
+
     def __init__(
         self,
         job: Job,

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.process.first_use import first_use_seconds
@@ -54,12 +52,14 @@ class Measured:
 class TimedStorage:
     """A storage that counts the seconds in which a run waits for it, without first uses.
 
-    Inputs that are `at_hand` are used where they are, which takes no time worth counting.
+    Given arrays of the storage's own type are used where they are, which takes no time worth
+    counting.
     """
 
-    def __init__(self, storage: InputSource, at_hand: Mapping[str, Any]) -> None:
+    def __init__(self, storage: InputSource, given: Mapping[str, Any]) -> None:
         self.storage = storage
-        self.at_hand = at_hand
+        self.given = given
+        self.array_type = storage.array_type
         self.seconds = 0.0
         self.begin = storage.begin
         self.close = storage.close
@@ -71,8 +71,8 @@ class TimedStorage:
         self.seconds += time.perf_counter() - first_use_seconds() - start
 
     def block(self, step: Load, comm: Comm) -> Any:
-        kind = type(self.at_hand.get(step.tensor))
-        if (kind is np.ndarray or kind is DistArray) and not step.overwritten:
+        kind = type(self.given.get(step.tensor))
+        if (kind is self.array_type or kind is DistArray) and not step.overwritten:
             return self.storage.block(step, comm)
         start = time.perf_counter() - first_use_seconds()
         block = self.storage.block(step, comm)

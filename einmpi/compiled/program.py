@@ -437,8 +437,7 @@ class Compiled:
         start = time.perf_counter()
         first_uses_before = first_use_seconds()
         loader = self.work.storage(sources)
-        # On a GPU, a given array has to be copied first.
-        storage = TimedStorage(loader, sources.given if loader is sources else {})
+        storage = TimedStorage(loader, sources.given)
         sources.shuffled = 0
         sources.shuffled_between = 0
         try:

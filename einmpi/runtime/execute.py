@@ -51,6 +51,8 @@ KERNEL_ERRORS = (ValueError, IndexError, MemoryError)
 class InputSource(Protocol):
     """What loads the inputs of a run."""
 
+    array_type: type[Any]  # given arrays of this type need not be copied
+
     def begin(self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool) -> None:
         """Load in the background, if possible, into the array that `make` returns.
 

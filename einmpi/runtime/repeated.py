@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -262,6 +262,8 @@ class RepeatedSchedule:
 
 class _GivenBlocks:
     """The blocks of all inputs of a run, by slot."""
+
+    array_type: type[Any] = np.ndarray
 
     def __init__(self, blocks: Mapping[str, HostArray]) -> None:
         self.blocks = blocks
