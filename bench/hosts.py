@@ -7,11 +7,17 @@ The machine is calibrated first. Then the strategies alternate, so that other lo
 affects all of them; seconds are medians. The default plan comes first; it minimises bytes. The
 others are planned for the measured machine, so that their seconds are also predicted. Needs root,
 ip and tc.
+
+python bench/hosts.py --overlap 600 800 1000 [--repeat 15]
+
+Instead, the chain of these sizes, not skewed, without and with kernels that run while tensors move.
+The two take turns. The share of moving is that of the run without overlap.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import statistics
@@ -19,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import einmpi
 from einmpi.api import options_of
@@ -27,7 +35,9 @@ from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.planner.machine import read_machine
+from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import STRATEGIES
+from einmpi.schedule.schedule import Schedule
 from einmpi.units import show_bandwidth, show_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -81,6 +91,62 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
             print(json.dumps(row), flush=True)
 
 
+def overlap_on_ranks(file: str, size: int, repeat: int) -> None:
+    """Rank 0 prints a line of JSON: seconds without and with overlap, and the share of moving."""
+    comm = comm_of()
+    job = einmpi.load(file, s=size)
+    ways = []
+    for mode in ("off", "auto"):
+        own = replace(job, overlap=mode)
+        compiled = Compiled(own, comm, options_of(own))
+        compiled.keeps_memory = True  # as in a loop
+        plan, schedule, _ = compiled.prepare({})
+        ways.append((compiled, plan, schedule, Inputs(own, {}, {}, keep=True)))
+    seconds: list[list[float]] = [[], []]
+    hidden = []
+    blocks = []
+    for turn in range(repeat + 1):
+        for way, (compiled, plan, schedule, inputs) in enumerate(ways):
+            comm.barrier()
+            outputs, measured = compiled.run_schedule(plan, schedule, inputs)
+            own = [measured.seconds, measured.seconds_hidden]
+            every = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]
+            if turn:  # the first one makes the connections
+                seconds[way].append(max(each[0] for each in every))
+                hidden.append(sum(each[1] for each in every) / len(every))
+            else:
+                blocks.append(outputs["Z"].local.tobytes())
+    shares = [share_of_moving(*ways[0]) for _ in range(3)]
+    row = {
+        "share": statistics.median(shares),
+        "off": seconds[0],
+        "auto": seconds[1],
+        "hidden": hidden[1::2],
+    }
+    row["same"] = comm.lowest(int(blocks[0] == blocks[1]))
+    nbytes = ways[0][1].bytes_between
+    if comm.rank == 0:
+        print(json.dumps({**row, "nbytes": nbytes}), flush=True)
+
+
+def share_of_moving(compiled: Compiled, plan: Plan, schedule: Schedule, inputs: Inputs) -> float:
+    """The share of a run without overlap in which this rank sends and receives."""
+    starts: list[tuple[float, str]] = []
+    compiled.on_step = lambda step: starts.append((perf_counter(), step.kind))
+    comm_of().barrier()
+    compiled.run_schedule(plan, schedule, inputs)
+    compiled.on_step = None
+    starts.append((perf_counter(), ""))
+    moving = 0.0
+    computing = 0.0
+    for (start, kind), (end, _) in itertools.pairwise(starts):
+        if kind in ("exchange", "reduce"):
+            moving += end - start
+        elif kind != "load":
+            computing += end - start
+    return moving / (moving + computing)
+
+
 # ---- on the hosts --------------------------------------------------------------------------------
 
 
@@ -131,6 +197,25 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
         )
 
 
+def measure_overlap(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> None:
+    print(f"chain, 2 hosts × {per_host}, {options.rate} between them; of {options.repeat} runs")
+    print("   s  between hosts  moving  without  with overlap  ratio  of the fastest  hidden  bits")
+    for size in options.overlap:
+        arguments = [__file__, "--on-ranks", str(job), "-", "--overlap", str(size)]
+        arguments += ["--repeat", str(options.repeat)]
+        row = json.loads(finished(run(per_host, arguments, timeout=1200)))
+        off = statistics.median(row["off"])
+        auto = statistics.median(row["auto"])
+        fastest = min(row["off"]) / min(row["auto"])
+        hidden = statistics.median(row["hidden"])
+        bits = "the same" if row["same"] else "other"
+        print(
+            f"{size:>4}{show_bytes(row['nbytes']):>15}{row['share']:>8.0%}{off:>9.3f}{auto:>14.3f}"
+            f"{off / auto:>7.2f}{fastest:>16.2f}{hidden:>8.3f}  {bits}",
+            flush=True,
+        )
+
+
 def finished(done: subprocess.CompletedProcess[str]) -> str:
     """What it printed; its error ends this program."""
     if done.returncode:
@@ -146,8 +231,12 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc takes it")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="on each host")
+    parser.add_argument("--overlap", type=int, nargs="*", metavar="SIZE", help="compare overlap")
     parser.add_argument("--on-ranks", nargs=2, metavar=("JOB", "MACHINE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.on_ranks and options.overlap:
+        overlap_on_ranks(options.on_ranks[0], options.overlap[0], options.repeat)
+        return
     if options.on_ranks:
         on_ranks(*options.on_ranks, options.size, options.repeat)
         return
@@ -160,6 +249,9 @@ def main() -> None:
         job = Path(folder, "chain.toml")
         job.write_text((ROOT / "jobs" / "chain.toml").read_text() + ROLES)
         for per_host in options.ranks:
+            if options.overlap:
+                measure_overlap(run, per_host, job, options)
+                continue
             measure(run, per_host, job, options)
 
 

@@ -7,6 +7,20 @@ import sys
 import pytest
 from namespaces import ROOT, hosts, reason_against
 
+FAILING = """
+program = \"\"\"
+w[i] = A[i, n[i]]
+Z[i,k] = sum(B[i,j] * C[j,k]) + w[i]
+Y[i,k] = sum(Z[i,j] * D[j,k])
+\"\"\"
+[inputs]
+A = { shape = [600, 600], random = "normal" }
+B = { shape = [600, 600], random = "normal" }
+C = { shape = [600, 600], random = "normal" }
+D = { shape = [600, 600], random = "normal" }
+n = { shape = [600], random = "uniform", high = 700, seed = 3, dtype = "int64" }
+"""
+
 
 @pytest.mark.mpirun
 def test_bytes_between_nodes_are_as_planned():
@@ -22,6 +36,42 @@ def test_bytes_between_nodes_are_as_planned():
     assert (found["ranks"], found["nodes"]) == (4, 2)
     assert found["bytes_between"] == found["bytes_between_predicted"]
     assert 0 < found["bytes_between"] < found["bytes_moved"] == found["bytes_predicted"]
+
+
+@pytest.mark.mpirun
+@pytest.mark.slow
+def test_kernels_run_while_tensors_move():
+    """On 2 hosts; both ways have the same bits."""
+    if reason := reason_against():
+        pytest.skip(reason)
+    found = []
+    with hosts() as run:
+        for mode in ("auto", "off"):
+            options = ["--set", "s=600", "--overlap", mode, "--json", "-"]
+            done = run(1, ["-m", "einmpi", "run", "jobs/chain.toml", *options])
+            assert done.returncode == 0, done.stderr
+            found.append(json.loads(done.stdout))
+    auto, off = found
+    assert auto["seconds_hidden"] > off["seconds_hidden"] == 0
+    assert auto["outputs"] == off["outputs"]
+    for each in found:
+        assert each["bytes_moved"] == each["bytes_predicted"] == off["bytes_moved"]
+        assert each["bytes_peak"] <= each["bytes_peak_predicted"]
+
+
+@pytest.mark.mpirun
+@pytest.mark.slow
+def test_a_rank_that_fails_while_tensors_move_ends_the_run(tmp_path):
+    """Without a hang: the other rank waits for messages in the background."""
+    if reason := reason_against():
+        pytest.skip(reason)
+    job = tmp_path / "job.toml"
+    job.write_text(FAILING)
+    with hosts() as run:
+        done = run(1, ["-m", "einmpi", str(job)], timeout=60)
+    assert done.returncode != 0
+    assert "out of range" in done.stderr or "outside" in done.stderr, done.stderr
+    assert len([line for line in done.stderr.splitlines() if "error" in line]) == 1, done.stderr
 
 
 @pytest.mark.mpirun
