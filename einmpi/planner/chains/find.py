@@ -59,20 +59,25 @@ class ChainSearch:
     excluded: Collection[str] = ()  # vertices that belong to no chain
 
     def chains(self) -> tuple[FusedChain, ...]:
-        """Return all chains. Their vertices need not follow one another in the graph."""
+        """Return all chains. Their vertices need not follow one another in the graph.
+
+        Of two that have vertices in common, the one with more of them is taken.
+        """
+        candidates: list[tuple[str, set[str]]] = []
+        for seed in self.seeds:
+            members = self._with_vertices_between(self._closure(seed), seed)
+            if members is not None:
+                candidates.append((seed, members))
         found: list[FusedChain] = []
         used: set[str] = set()
-        for seed in self.seeds:
-            if seed in used:
-                continue
-            members = self._with_vertices_between(self._closure(seed), seed)
-            if members is None or members & used:
+        for seed, members in sorted(candidates, key=lambda candidate: -len(candidate[1])):
+            if members & used:
                 continue
             chain = self._fused(members, seed)
             if chain is not None:
                 found.append(chain)
                 used |= members
-        return tuple(found)
+        return tuple(sorted(found, key=lambda chain: self.graph.position[chain.vertices[0]]))
 
     @cached_property
     def seeds(self) -> tuple[str, ...]:
