@@ -658,6 +658,18 @@ def test_json_keys_of_plans_equal_the_code(tmp_path):
     )
     found = json_keys(tmp_path, "-n", "2", command="plan")
     keys |= {key for key in found if key.startswith("recomputed.")}
+    (tmp_path / "job.toml").write_text(
+        """
+        program = '''
+        T[s,t] = sum[d](X[s,d] * X[t,d])
+        A[s,t] = exp(T[s,t] - max[t](T[s,t]))
+        O[s,d] = sum[t](A[s,t] * X[t,d])
+        '''
+        inputs.X = { shape = [1200, 8], random = "uniform" }
+        """
+    )
+    found = json_keys(tmp_path, "-n", "1", command="plan")
+    keys |= {key for key in found if key.startswith("fused.")}
     shown = []
     for row in table_after("job_file.md", "### The JSON of a plan"):
         shown += row[0].split(", ")
