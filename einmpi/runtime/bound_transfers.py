@@ -63,7 +63,7 @@ def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> 
         calls += _bind_messages(messages, step.source, step.group, number, kept, comm)
         received = kept.received[number]
         calls += _bind_unpacking(messages.received, step.target, received, kept)
-    return calls
+    return _counted(calls, kept.beside_the_plan.get(number, 0))
 
 
 def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
@@ -77,7 +77,21 @@ def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list
     combine = AGGREGATIONS[step.aggregation].combine
     for view, message in _views(messages.received, step.slot, kept.received[number], kept):
         calls.append(_bind_combining(combine, view, message))
-    return calls
+    return _counted(calls, kept.beside_the_plan.get(number, 0))
+
+
+def _counted(calls: list[BoundCall], nbytes: int) -> list[BoundCall]:
+    """Return the calls of a step whose messages are counted as long as it lasts."""
+    if nbytes == 0:
+        return calls
+
+    def begin(buffers: Buffers) -> None:
+        buffers.grow(nbytes)
+
+    def end(buffers: Buffers) -> None:
+        buffers.bytes_in_use -= nbytes
+
+    return [begin, *calls, end]
 
 
 def _bind_messages(

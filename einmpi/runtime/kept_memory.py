@@ -21,6 +21,9 @@ HostArray: TypeAlias = npt.NDArray[Any]
 
 MOST_BYTES_OF_AN_ARRAY = 2**16
 MOST_BYTES_OF_A_SCHEDULE = 2**18
+# Messages of a schedule that keep memory which is not planned: as little as the objects of Python
+# that are bound to its steps.
+MOST_BYTES_BESIDE_THE_PLAN = 2**12
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class KeptMemory:
     sent: dict[int, HostArray]  # message buffers by the number of the step
     received: dict[int, HostArray]  # of a gather, also what this rank sends
     nbytes: int  # the most that are in use at the same time, without single numbers
+    # By the number of a step, the bytes of messages that are counted in this step alone.
+    beside_the_plan: dict[int, int]
 
 
 class _MessageKey(NamedTuple):
@@ -49,7 +54,8 @@ def keep_memory(steps: Sequence[Step], shared: Container[str] = ()) -> KeptMemor
 
     Slots in memory that ranks share, given by name, have theirs already.
     """
-    candidates = _small_messages(steps)
+    messages = _small_messages(steps)
+    candidates = list(messages)
     for arrays in _small_slots(steps):
         if not any(key in shared for key in arrays):
             candidates.append(arrays)
@@ -57,19 +63,31 @@ def keep_memory(steps: Sequence[Step], shared: Container[str] = ()) -> KeptMemor
     offsets, total = place_arrays(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)
-    kept = KeptMemory({}, {}, {}, most_in_use)
+    kept = KeptMemory({}, {}, {}, most_in_use, {})
     if has_gaps or total > MOST_BYTES_OF_A_SCHEDULE:
         return replace(kept, nbytes=0)
     memory = aligned_empty((total,), "uint8")
     for (key, use), offset in zip(uses.items(), offsets, strict=True):
-        array = np.ndarray(use.shape, use.dtype, memory, offset)
-        if isinstance(key, str):
-            kept.slots[key] = array
-        elif key.is_sent:
-            kept.sent[key.step] = array
-        else:
-            kept.received[key.step] = array
+        _add_array(kept, key, np.ndarray(use.shape, use.dtype, memory, offset))
+    bytes_beside = 0
+    for arrays in messages:
+        is_new = not any(key in uses for key in arrays)
+        nbytes = _total_bytes(arrays)
+        if is_new and bytes_beside + nbytes <= MOST_BYTES_BESIDE_THE_PLAN:
+            bytes_beside += nbytes
+            for key, use in arrays.items():
+                kept.beside_the_plan[use.first] = nbytes
+                _add_array(kept, key, aligned_empty(use.shape, use.dtype))
     return kept
+
+
+def _add_array(kept: KeptMemory, key: _Key, array: HostArray) -> None:
+    if isinstance(key, str):
+        kept.slots[key] = array
+    elif key.is_sent:
+        kept.sent[key.step] = array
+    else:
+        kept.received[key.step] = array
 
 
 def _within_plan(candidates: Sequence[_Arrays], needed: Sequence[int]) -> tuple[_Arrays, int]:

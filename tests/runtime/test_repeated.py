@@ -14,7 +14,7 @@ from einmpi.runtime import kept_memory
 from einmpi.runtime.kept_memory import keep_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.steps import Reduce
+from einmpi.schedule.steps import Exchange, Reduce
 
 CASES = cases()
 POWER = """
@@ -205,6 +205,34 @@ def test_kept_arrays_that_are_needed_at_once_do_not_overlap(name, most, monkeypa
                     for other in arrays[position + 1 :]:
                         assert array is other or not np.shares_memory(array, other)
             assert total == 0 or most > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_small_messages_keep_memory_that_is_not_planned(ranks):
+    """They are counted while they are in use, so that the peak is still the planned one."""
+    text = "C[i,k] = sum[j](A[i,j] * B[j,k])"
+    left = np.arange(100.0).reshape(10, 10)
+
+    def on_rank(comm):
+        job = einmpi.program(text, A=left, B=left)
+        compiled = Compiled(job, comm, options_of(job))
+        right = einmpi.DistArray.from_global(left + 1, comm=comm)
+        peaks = []
+        for _ in range(5):
+            found = compiled(A=left, B=right)["C"]
+            np.testing.assert_array_equal(found.gather(), left @ (left + 1))
+            peaks.append(compiled.measured.peak)
+        ((_, schedule),) = compiled.ready.values()
+        ((_, repeated),) = compiled.repeated.values()
+        assert max(peaks) <= peak_bytes(schedule)
+        for number, step in enumerate(schedule.steps):
+            if isinstance(step, Exchange) and len(step.group) > 1:
+                assert number in repeated.kept.received
+        return sum(repeated.kept.beside_the_plan.values())
+
+    beside = run_threads(ranks, on_rank)
+    assert max(beside) <= kept_memory.MOST_BYTES_BESIDE_THE_PLAN
+    assert ranks != 4 or min(beside) > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
