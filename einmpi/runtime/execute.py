@@ -16,14 +16,14 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
-from einmpi.runtime.overlap.background import Background, OnTransfer, SharedBuffers
+from einmpi.runtime.overlap.background import Background, OnTransfer, PartBuffers, SharedBuffers
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Accumulate, Chain
 from einmpi.schedule.halo import HaloExchange, Sweep
-from einmpi.schedule.overlap.steps import Await, KernelPart
+from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
 from einmpi.schedule.regions import Region
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
@@ -211,6 +211,19 @@ def _compute_kernel_part(step: KernelPart, buffers: Buffers, _: Comm, __: InputS
         raise named_error(step.kernel, error) from error
 
 
+def _compute_update_part(step: UpdatePart, buffers: Buffers, _: Comm, __: InputSource) -> None:
+    target = step.update.update.target
+    views = {target.name: _part_of(buffers.make(target), step.region_written(target))}
+    for slot in step.reads:
+        views[slot.name] = buffers[slot]
+        if slot.shape:
+            views[slot.name] = _part_of(buffers[slot], step.region_read(slot))
+    try:
+        compute_blocked_update(step.part, PartBuffers(buffers, views))
+    except KERNEL_ERRORS as error:
+        raise named_error(step.update.update, error) from error
+
+
 def _part_of(array: Array, box: Region) -> Array:
     """Return a view of a box of an array."""
     return array[tuple(slice(*runs[0]) if runs else slice(0) for runs in box)]
@@ -315,6 +328,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Await: _await,
     Kernel: _compute_kernel,
     KernelPart: _compute_kernel_part,
+    UpdatePart: _compute_update_part,
     HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
     Group: _compute_group,
     Chain: _compute_chain,

@@ -7,11 +7,11 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.halo import Sweep
-from einmpi.schedule.overlap.steps import KernelPart
+from einmpi.schedule.overlap.steps import KernelPart, UpdatePart
 from einmpi.schedule.steps import Group, Kernel, Load, Passes, Step
 
 # Their errors are those of one rank, and other ranks wait only for what comes after them.
-_SKIPPED_STEPS = (Kernel, KernelPart, Group, Chain, Passes, BlockedUpdate, Sweep)
+_SKIPPED_STEPS = (Kernel, KernelPart, UpdatePart, Group, Chain, Passes, BlockedUpdate, Sweep)
 _LOCAL_STEPS = (*_SKIPPED_STEPS, Load)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from einmpi.comm.base import Comm
-from einmpi.runtime.backend import Backend
+from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.steps import Exchange, Reduce, Step
@@ -37,6 +37,21 @@ class SharedBuffers(Buffers):
     def shrink(self, nbytes: int) -> None:
         with self.lock:
             super().shrink(nbytes)
+
+
+class PartBuffers(Buffers):
+    """Views of the arrays of slots, for a step on a part of them."""
+
+    def __init__(self, whole: Buffers, views: dict[str, Array]) -> None:
+        super().__init__(whole.backend)
+        self.whole = whole
+        self.arrays = views
+
+    def grow(self, nbytes: int) -> None:
+        self.whole.grow(nbytes)
+
+    def shrink(self, nbytes: int) -> None:
+        self.whole.shrink(nbytes)
 
 
 @dataclass

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.overlap.cuts import label_of_part
-from einmpi.schedule.overlap.steps import Await, KernelPart
-from einmpi.schedule.passes import piece_in_box
+from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
+from einmpi.schedule.passes import Piece, piece_in_box
 from einmpi.schedule.regions import Region, intersect
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
@@ -109,7 +110,7 @@ class _Arrangement:
             if isinstance(step, Exchange | Reduce):
                 if number in routes.in_place:
                     self.add_route(routes.in_place[number])
-            elif number in routes.after_kernel or isinstance(step, Kernel):
+            elif number in routes.after_kernel or isinstance(step, Kernel | BlockedUpdate):
                 frees = _frees_after(steps, number)
                 self.add_kernel(step, routes.after_kernel.get(number, []), frees)
                 number += len(frees)
@@ -186,9 +187,14 @@ class _Arrangement:
         early: list[Route] = []  # the parts of the first route that are still to be sent
         if routes and self.routes not in self.waiting:
             early = _by_parts(routes[0])
-        kernel_parts: list[KernelPart] = []
-        if isinstance(step, Kernel) and step.target.name not in self.reused:
-            kernel_parts = self._kernel_parts(step, early)
+        kernel_parts: Sequence[KernelPart | UpdatePart] = []
+        is_in_place = any(slot.name in self.reused for slot in step.writes)
+        if isinstance(step, Kernel) and not is_in_place:
+            label, parts = self._parts_of(step, step, early)
+            kernel_parts = kernel_in_parts(step, label, parts)
+        elif type(step) is BlockedUpdate and not is_in_place:
+            label, parts = self._parts_of(step.product, step.update, early)
+            kernel_parts = update_in_parts(step, label, parts)
         if not kernel_parts:
             self.add(step)
         for kernel_part in kernel_parts:
@@ -207,8 +213,14 @@ class _Arrangement:
         for route in routes:
             self.add_route(route)
 
-    def _kernel_parts(self, kernel: Kernel, sent: Sequence[Route]) -> list[KernelPart]:
-        """Return a kernel in parts: those of the operand that arrives last, or of its result."""
+    def _parts_of(
+        self, kernel: Kernel, last: Kernel, sent: Sequence[Route]
+    ) -> tuple[str, list[Part]]:
+        """Return a label of a kernel's output and its parts; none if it is computed as a whole.
+
+        The parts are those of the operand that arrives last, or of the result that is sent. `last`
+        is the kernel that writes that result.
+        """
         for each in reversed(self.under_way):
             part = each.step.part
             (slot,) = each.step.writes
@@ -223,33 +235,57 @@ class _Arrangement:
                 if is_same_slot and other.step.part not in parts and other.step.part is not None:
                     parts.append(other.step.part)
             if parts[0].start == 0:
-                return kernel_in_parts(kernel, label, parts)
+                return label, parts
             break
-        if not sent:
-            return []
         parts_sent = [each[0].part for each in sent if each[0].part is not None]
-        label = label_of_part(kernel, kernel.target, parts_sent[0].dimension)
-        return [] if label is None else kernel_in_parts(kernel, label, parts_sent)
+        if parts_sent:
+            dimension = parts_sent[0].dimension
+            own_label = label_of_part(kernel, kernel.target, dimension)
+            if own_label is not None and label_of_part(last, last.target, dimension) is not None:
+                return own_label, parts_sent
+        return "", []
 
 
 def kernel_in_parts(kernel: Kernel, label: str, parts: Sequence[Part]) -> list[KernelPart]:
     """Divide a kernel along a label of its output."""
-    if kernel.einsum.extent[label] != parts[-1].stop:
-        return []
-    box = {each: (0, extent) for each, extent in kernel.einsum.extents}
     found = []
     for part in parts:
-        box[label] = part.start, part.stop
-        piece = piece_in_box(kernel, box)
+        if kernel.einsum.extent[label] != part.extent:
+            return []
+        piece = _piece_of(kernel, label, part)
         found.append(KernelPart(kernel, piece, label, part.start, part.stop))
     return found
 
 
-def _is_computed(transfer: Transfer, kernel_part: KernelPart) -> bool:
+def update_in_parts(step: BlockedUpdate, label: str, parts: Sequence[Part]) -> list[UpdatePart]:
+    """Divide an update along a label of the product that it adds, if both have this label."""
+    if not parts or len(set(step.reads)) < len(step.reads):
+        return []  # a slot that is read twice may have to be read in two ways
+    product = step.product
+    own_label = label_of_part(step.update, product.target, product.einsum.output.index(label))
+    is_whole = product.einsum.extent[label] == parts[0].extent
+    if own_label is None or not is_whole:
+        return []
+    found = []
+    for part in parts:
+        of_product = _piece_of(product, label, part)
+        of_update = _piece_of(step.update, own_label, part)
+        found.append(UpdatePart(step, of_product, of_update, own_label, part.start, part.stop))
+    return found
+
+
+def _piece_of(kernel: Kernel, label: str, part: Part) -> Piece:
+    box = {each: (0, extent) for each, extent in kernel.einsum.extents}
+    box[label] = part.start, part.stop
+    return piece_in_box(kernel, box)
+
+
+def _is_computed(transfer: Transfer, kernel_part: KernelPart | UpdatePart) -> bool:
     """Return whether a transfer's part is complete after a part of its kernel."""
     part = transfer.part
-    assert part is not None
-    is_same_label = kernel_part.kernel.einsum.output[part.dimension] == kernel_part.label
+    if part is None:
+        return False
+    is_same_label = kernel_part.output[part.dimension] == kernel_part.label
     return is_same_label and part.stop <= kernel_part.stop
 
 
