@@ -16,7 +16,7 @@ from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.load import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_shared, with_strict
 from einmpi.job.loop import (
     Loop,
     StepProgram,
@@ -57,6 +57,7 @@ def loop(
     strict: bool | None = None,
     half: str | None = None,
     overlap: str | None = None,
+    shared: str | None = None,
 ) -> LoopResult:
     """Run a program again and again; tensors of one step are inputs of the next.
 
@@ -94,7 +95,7 @@ def loop(
         blocks of so many rows are to be read together.
     last : {"drop", "pad"}, optional
         Whether the rows after the last full batch are left out, or padded with zeros.
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap : optional
+    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared : optional
         As for `compile`.
 
     Returns
@@ -141,6 +142,7 @@ def loop(
         strict=strict,
         half=half,
         overlap=overlap,
+        shared=shared,
     )
 
 
@@ -168,6 +170,7 @@ def run_loops(
     strict: bool | None = None,
     half: str | None = None,
     overlap: str | None = None,
+    shared: str | None = None,
 ) -> LoopResult:
     """Run the loops of a job, as `loop` does; `training` adds statements to its program.
 
@@ -186,6 +189,8 @@ def run_loops(
             changed = with_half(changed, half)
         if overlap is not None:
             changed = with_overlap_mode(changed, overlap)
+        if shared is not None:
+            changed = with_shared(changed, shared)
         if changed.loops:
             _refuse_arguments(
                 {

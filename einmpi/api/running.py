@@ -19,7 +19,7 @@ from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_shared, with_strict
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
@@ -52,6 +52,7 @@ def compile(
     strict: bool | None = None,
     half: str | None = None,
     overlap: str | None = None,
+    shared: str | None = None,
     carry: Mapping[str, str] | None = None,
     donate: bool = False,
 ) -> Compiled:
@@ -67,6 +68,8 @@ def compile(
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
+    shared : {"auto", "off"}, optional
+        Whether the ranks of a node share memory where they can; by default as the job says.
     carry : mapping of str to str, optional
         For inputs, the output of a call that they become in the next call. Both have one layout,
         which is the best for calls that follow one another, and need not be moved in between.
@@ -107,6 +110,8 @@ def compile(
             changed = with_half(changed, half)
         if overlap is not None:
             changed = with_overlap_mode(changed, overlap)
+        if shared is not None:
+            changed = with_shared(changed, shared)
         if changed.loop is not None:
             hint = "einmpi.loop and einmpi.run repeat its steps"
             raise InputError("compile", "the job has a loop", "a job without one", hint)
@@ -138,6 +143,7 @@ def run(
     strict: bool | None = None,
     half: str | None = None,
     overlap: str | None = None,
+    shared: str | None = None,
     **tensors: Any,
 ) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator. No file is written.
@@ -153,7 +159,7 @@ def run(
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap : optional
+    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared : optional
         As for `compile`.
     **tensors : array, DistArray, h5py dataset or number
         More inputs by name. For a program as text, an int is a size and another number a parameter.
@@ -197,11 +203,12 @@ def run(
             strict=strict,
             half=half,
             overlap=overlap,
+            shared=shared,
         )
 
     own_comm = comm_of_program(comm)
     jobs = known_jobs(own_comm)
-    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap)
+    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared)
     found = _find_known_run(jobs, check_call)
     if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
         found = None
@@ -222,6 +229,7 @@ def run(
             strict=strict,
             half=half,
             overlap=overlap,
+            shared=shared,
         ).outputs
     compiled = jobs.find(own_comm, key, checked, compile_job)
     try:
@@ -266,7 +274,7 @@ def _checked_call(
     has_settings = any(setting is not None for setting in settings)
     if not has_settings and checked.machine is None:
         return (job_key, ""), checked, inputs
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap = settings
+    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared = settings
     machine_file = checked.machine if machine is None else str(machine)
     # A machine file may change between two runs.
     machine_identity = None if machine_file is None else identity_at(machine_file)
@@ -281,6 +289,7 @@ def _checked_call(
         strict,
         half,
         overlap,
+        shared,
     )
     return (job_key, repr(shown)), checked, inputs
 
