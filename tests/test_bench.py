@@ -96,7 +96,8 @@ def test_loops(tmp_path):
 def test_experiment2(tmp_path):
     """JAX is asked for the same losses, if it is installed."""
     arguments = ["--form", "dense", "sparse", "--batch", "16", "--sizes", "300", "40", "50"]
-    arguments += ["--values", "5", "--steps", "2", "--repeat", "1", "--peers", "jax"]
+    arguments += ["--values", "5", "--steps", "2", "--repeat", "1"]
+    arguments += ["--peers", "jax", "products"]
     target = tmp_path / "rows.json"
     command = ["bench/experiment2.py", *arguments, "--json", str(target)]
     done = run_mpi(2, command, cwd=ROOT)
@@ -106,9 +107,10 @@ def test_experiment2(tmp_path):
     for form in ("dense", "sparse"):
         for strategy in ("eindecomp", "data", "model"):
             assert (form, strategy) in ways
+    assert ("dense", "products") in ways and ("sparse", "products") not in ways
     for row in rows:
         assert row["median"] >= row["least"] > 0
-        assert row["way"] == "jax" or row["bytes"] > 0
+        assert row["way"] in ("jax", "products") or row["bytes"] > 0
 
 
 @needs_mpirun

@@ -7,6 +7,7 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
+from loops.test_batches import SPECIAL, alone
 from paths import ROOT
 
 import einmpi
@@ -155,3 +156,24 @@ def test_columns_of_the_page_by_formula():
         assert by_hand == [round(2 * (ranks - 1) * weights / 1e6)]
         words = {4: 12_123_782, 8: 24_707_982, 16: 48_954_270, 64: 172_946_942}[ranks]
         assert dense[0] == round(words / 1e6, 1)
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_checkpoint(folder, tmp_path):
+    """A killed run that is resumed gives the bits of one that was never stopped."""
+    jobs = shutil.copytree(folder, tmp_path / "jobs")
+    whole = alone(jobs, "-m", "einmpi", "ffnn.toml", "--quiet")
+    assert whole.returncode == 0, whole.stderr
+    with h5py.File(jobs / "ffnn.h5") as file:
+        wanted = {name: file[name][:] for name in WEIGHTS}
+    (jobs / "ffnn.h5").unlink()
+    kill = SPECIAL.format(step=31, rank=0, action="os.kill(os.getpid(), signal.SIGKILL)")
+    (jobs / "killed.py").write_text(kill)
+    flags = ["ffnn.toml", "--checkpoint", "saved", "--every", "7steps", "--resume"]
+    assert alone(jobs, "killed.py", *flags).returncode == -9
+    resumed = alone(jobs, "-m", "einmpi", *flags)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continues after step 27" in resumed.stderr
+    with h5py.File(jobs / "ffnn.h5") as file:
+        for name in WEIGHTS:
+            assert file[name][:].tobytes() == wanted[name].tobytes()
