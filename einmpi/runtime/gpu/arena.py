@@ -5,6 +5,7 @@ The places in the block are found in a run that is recorded.
 
 from __future__ import annotations
 
+import weakref
 from bisect import insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -78,12 +79,9 @@ class _Recorded:
     """Memory of CuPy's pool, with the place that stands for it; collected with its array."""
 
     def __init__(self, layout: ArenaLayout, place: Place, memory: MemoryPointer) -> None:
-        self.layout = layout
-        self.place = place
         self.memory = memory
-
-    def __del__(self) -> None:
-        self.layout.release(self.place)
+        # At the end of the process nothing is released.
+        weakref.finalize(self, layout.release, place).atexit = False
 
 
 def recording_allocator(

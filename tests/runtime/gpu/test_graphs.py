@@ -198,23 +198,20 @@ def test_every_case_again_and_again(name, pool):
 
 
 def test_messages_are_not_captured(pool):
-    """The same bytes are sent with graphs as without."""
-    job, arrays = CASES["chain, odd"]
+    """As many bytes are sent as predicted, with graphs and without."""
+    job = on_gpu(einmpi.load(JOBS / "chain.toml", s=24))
     predicted = einmpi.plan(job, 4).bytes_predicted
 
     def on_rank(comm):
-        step = einmpi.compile(on_gpu(job), comm)
+        step = einmpi.compile(job, comm)
         received = []
         for _ in range(5):
-            step(arrays)
+            step()
             received.append(step.measured.received)
         return received
 
-    for received in zip(*run_threads(4, on_rank), strict=True):
-        assert sum(received) <= predicted
-        assert len(set(received)) >= 1
     totals = [sum(received) for received in zip(*run_threads(4, on_rank), strict=True)]
-    assert len(set(totals)) == 1
+    assert totals == [predicted] * 5 and predicted > 0
 
 
 def test_steps_that_need_the_host_are_left_out(pool):
