@@ -118,6 +118,7 @@ def lower_case(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.lower(): array for name, array in arrays.items()}
 
 
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 3),
     heads=st.integers(1, 3),
@@ -351,6 +352,7 @@ def test_gradients_by_finite_differences() -> None:
         assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(rows=st.integers(2, 40), ranks=st.sampled_from([1, 2, 3, 4, 7]), budget=st.integers(1, 9000))
 @settings(max_examples=10, deadline=None)
 def test_gradients_of_any_shape(rows: int, ranks: int, budget: int) -> None:
