@@ -26,8 +26,10 @@ from einmpi.graph.scalar import (
 )
 from einmpi.schedule.step import Kernel
 
-# Conversions to these are left out: kernels of a whole chain compute in float32.
-LEFT_OUT_CASTS = ("float16", "bfloat16", "float32")
+# Kernels of a whole chain compute in float32. They leave out conversions to it, and the rounding
+# of a kernel's result, but not rounding that a program asks for inside of a kernel.
+WIDE_CAST = "float32"
+RESULT_CASTS = ("float16", "bfloat16")
 
 
 Names: TypeAlias = dict[str, str]  # for labels of a kernel
@@ -63,7 +65,10 @@ class Expansion:
         """
         if kernel.select:
             raise NoMatchError
-        return self._expand(kernel.einsum.function, kernel, names)
+        function = kernel.einsum.function
+        if isinstance(function, Call) and function.op in RESULT_CASTS:
+            function = function.args[0]
+        return self._expand(function, kernel, names)
 
     def _expand(self, node: Scalar, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
         if isinstance(node, Arg):
@@ -72,7 +77,7 @@ class Expansion:
             return _index_value(node.label, kernel, names)
         if isinstance(node, Call):
             arguments = tuple([self._expand(part, kernel, names) for part in node.args])
-            if node.op in LEFT_OUT_CASTS:
+            if node.op == WIDE_CAST:
                 return arguments[0]
             return Call(node.op, arguments)
         return node

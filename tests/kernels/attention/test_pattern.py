@@ -154,6 +154,14 @@ def test_other_programs_are_not_attention(text):
     assert find_attention(kernels_of(text, SIZES, "float16"), ["O"]) is None
 
 
+def test_rounding_inside_of_a_kernel_is_kept():
+    shown = "float16(T[b,h,s,t] * 3)"
+    text = PLAIN.replace("SHOWN", f"{shown} * 2").replace("SCALE", "0.5")
+    kernels = kernels_of(text, SIZES, "float16")
+    assert any("float16(" in str(kernel.einsum) for kernel in kernels)
+    assert find_attention(kernels, ["O"]) is None
+
+
 def test_weights_that_are_wanted_are_not_left_out():
     kernels = kernels_of(Case().program, Case().shapes(), "float16")
     assert find_attention(kernels, ["O", "A"]) is None
