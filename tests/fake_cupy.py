@@ -375,7 +375,7 @@ def make(
         Stream=Stream,
         Event=Event,
         get_current_stream=_current_stream,
-        Device=lambda number: types.SimpleNamespace(compute_capability="80"),
+        Device=lambda number=0: types.SimpleNamespace(compute_capability="75"),
         MemoryPointer=MemoryPointer,
         UnownedMemory=UnownedMemory,
         get_allocator=lambda: (

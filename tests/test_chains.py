@@ -580,3 +580,27 @@ def test_ranks_without_rows() -> None:
         done = run_on_threads(job, ranks, arrays)
         for name in ("O", "most"):
             assert_within(done.outputs[name], expected[name], "float64", 60)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_weighted_sum_is_divided_inside_of_the_chain(ranks: int) -> None:
+    """In one statement, the softmax's total divides the sum, not the weights."""
+    shape = (2, 40, 2, 4)
+    text = "T[b,h,s,t] = sum[d](Q[b,s,h,d] * K[b,t,h,d]) * 0.25\n"
+    text += "O[b,s,h,d] = sum(softmax[t](T[b,h,s,t]) * V[b,t,h,d])"
+    job = einmpi.program(text, Q=shape, K=shape, V=shape)
+    arrays = arrays_for(job)
+    done = run_on_threads(job, ranks, arrays)
+    (chain,) = done.plan.chains
+    assert chain.outer == ("O",)
+    assert_within(done.outputs["O"], einmpi.reference(job, arrays)["O"], "float64", 40)
+
+
+def test_a_result_that_others_read_is_no_part_of_a_last_product() -> None:
+    shape = (2, 40, 2, 4)
+    text = "T[b,h,s,t] = sum[d](Q[b,s,h,d] * K[b,t,h,d]) * 0.25\nE[b,h,s,t] = exp(T[b,h,s,t])\n"
+    text += "L[b,h,s] = sum(E[b,h,s,t])\nN[b,s,h,d] = sum[t](E[b,h,s,t] * V[b,t,h,d])\n"
+    text += "O[b,s,h,d] = N[b,s,h,d] / L[b,h,s]\nP = sum(N[b,s,h,d])"
+    job = einmpi.program(text, Q=shape, K=shape, V=shape)
+    (chain,) = einmpi.plan(job, ranks=1).chains
+    assert set(chain.outer) == {"L", "N"}

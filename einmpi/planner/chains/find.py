@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.scalar import labels_of
+from einmpi.graph.scalar import Arg, Call, Const, labels_of, walk
 from einmpi.planner.chains.blocks import (
     MIN_MATRIX_ROWS,
     Member,
@@ -73,10 +73,10 @@ class ChainSearch:
         for seed, members in sorted(candidates, key=lambda candidate: -len(candidate[1])):
             if members & used:
                 continue
-            chain = self._fused(members, seed)
+            chain = self._longest(members, seed, used)
             if chain is not None:
                 found.append(chain)
-                used |= members
+                used.update(chain.vertices)
         return tuple(sorted(found, key=lambda chain: self.graph.position[chain.vertices[0]]))
 
     @cached_property
@@ -219,7 +219,49 @@ class ChainSearch:
                 return None
         return members
 
+    def _last_products(self, members: set[str]) -> set[str]:
+        """Return the products and quotients of results of a chain that nothing else reads.
+
+        Such are a weighted sum and the total of the weights, which divides it.
+        """
+        found: set[str] = set()
+        for vertex in self.graph.computed:
+            inputs = set(vertex.inputs)
+            inside = members | found
+            if vertex.name in inside or not inputs or not inputs <= inside:
+                continue
+            if not _is_product(vertex) or not self._can_be_member(vertex):
+                continue
+            readers: set[str] = set()
+            for name in inputs:
+                if self.graph[name].elements == vertex.elements:
+                    readers.update(self.graph.consumers[name])
+            is_needed = any(self.graph.is_output(name) for name in inputs)
+            if readers <= inside | {vertex.name} and not is_needed:
+                found.add(vertex.name)
+        # A result that is only scaled is a matter of its own.
+        useless = set()
+        for name in found:
+            has_reader = found.intersection(self.graph.consumers[name])
+            if len(set(self.graph[name].inputs)) == 1 and not has_reader:
+                useless.add(name)
+        return found - useless
+
     # ---- the chain ------------------------------------------------------------------------------
+
+    def _longest(self, members: set[str], seed: str, used: set[str]) -> FusedChain | None:
+        """Return some vertices as a chain, with the last products if no row is lost with them.
+
+        Vertices that are `used` are in another chain.
+        """
+        chain = self._fused(members, seed)
+        last = self._last_products(members) - used
+        if chain is None or not last:
+            return chain
+        longer = self._fused(members | last, seed)
+        if longer is None or len(longer.rows) < len(chain.rows):
+            return chain
+        return longer
 
     def _fused(self, members: set[str], seed: str) -> FusedChain | None:
         """Return some vertices as a chain; None if they are none, or not worth it."""
@@ -361,3 +403,15 @@ class ChainSearch:
         numbers = {node: number for number, node in enumerate(parent)}
         class_of = {node: numbers[root(node)] for node in parent}
         return class_of, {class_of[node] for node in unusable}
+
+
+def _is_product(vertex: Vertex) -> bool:
+    """Return whether a vertex only multiplies and divides elements and numbers."""
+    einsum = vertex.computed_einsum
+    if einsum.aggregated:
+        return False
+    for node in walk(einsum.function):
+        is_allowed_call = isinstance(node, Call) and node.op in ("*", "/")
+        if not is_allowed_call and not isinstance(node, Arg | Const):
+            return False
+    return True
