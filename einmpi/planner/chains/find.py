@@ -255,8 +255,8 @@ class ChainSearch:
         Vertices that are `used` are in another chain.
         """
         chain = self._fused(members, seed)
-        last = self._last_products(members) - used
-        if chain is None or not last:
+        last = self._last_products(members)
+        if chain is None or not last or last & used:
             return chain
         longer = self._fused(members | last, seed)
         if longer is None or len(longer.rows) < len(chain.rows):
