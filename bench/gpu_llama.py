@@ -69,9 +69,7 @@ def show(name: str, found: dict[str, float]) -> None:
 
 
 def measure(options: argparse.Namespace, batch: int, weights: dict[str, Any]) -> dict[str, Any]:
-    text, shapes, _ = llama_program(
-        MODELS[options.model], batch, options.sequence, options.layers
-    )
+    text, shapes, _ = llama_program(MODELS[options.model], batch, options.sequence, options.layers)
     last = f"x_{options.layers or MODELS[options.model].layers}"
     job = einmpi.program(text, outputs=[last], dtype=options.dtype, **shapes)
     job = replace(job, backend="cupy")

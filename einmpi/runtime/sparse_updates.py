@@ -86,9 +86,9 @@ def _blocks_of_rows(
         return
     changed = changed_rows(places, extent)
     rows = changed.rows
-    numbers = np.full(places.size, -1)
-    numbers[changed.order] = np.repeat(np.arange(len(rows)), np.diff(changed.starts))
-    numbers = numbers.reshape(places.shape)
+    flat_numbers = np.full(places.size, -1)
+    flat_numbers[changed.order] = np.repeat(np.arange(len(rows)), np.diff(changed.starts))
+    numbers = flat_numbers.reshape(places.shape)
     for start in range(0, len(rows), step.rows):
         yield rows[start : start + step.rows], numbers - start
 
