@@ -45,6 +45,7 @@ from mpi_helpers import MPIRUN, OMPI_SETTINGS
 from paths import ROOT
 
 import einmpi
+from einmpi.cli.options import options_of
 from einmpi.comm.local import ALONE
 from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
@@ -555,6 +556,22 @@ def test_values_equal_the_code(tmp_path):
     suffixes = [suffix for known in all_formats() for suffix in known.suffixes]
     for word in (*COMPRESSIONS, *suffixes):
         assert f"`{word}`" in text
+
+
+def test_flags_of_jobs_equal_the_code():
+    """The job file page lists every flag of the commands that take a job, with its commands."""
+    taking_jobs = ("run", "check", "plan", "verify")
+    listed = set()
+    for flags, commands_shown, _ in table_after("job_file.md", "## The command line"):
+        names = taking_jobs if commands_shown == "all" else commands_shown.split(", ")
+        first_flag = flags.split(",")[0].split()[0]
+        listed.update((first_flag, name) for name in names)
+    known = set()
+    for command in taking_jobs:
+        for option in options_of(command):
+            if not option.is_positional:
+                known.add((option.names[0], command))
+    assert listed == known
 
 
 def json_keys(folder, *arguments, command="run"):
