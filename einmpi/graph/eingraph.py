@@ -145,7 +145,7 @@ class EinGraph:
         """The vertices that are given."""
         return tuple(vertex for vertex in self.vertices if vertex.is_input)
 
-    @property
+    @cached_property
     def computed(self) -> tuple[Vertex, ...]:
         """The vertices that are computed, in the order of computation."""
         return tuple(vertex for vertex in self.vertices if not vertex.is_input)

@@ -56,6 +56,8 @@ class Planning:
         self.resident = self.search.resident
         self.prices = self.search.prices
         self.memory = CutMemory(self.graph, self.mesh, self.options, self.resident)
+        # The graph whose bills were computed last, and these bills.
+        self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
 
     def plan(self) -> Plan:
         """Return the first plan that fits into memory while the price of memory rises.
@@ -247,7 +249,11 @@ class Planning:
         return replace(found, peak_before=cut.peak_before or cut.peak)
 
     def bills(self, cut: CutGraph) -> dict[str, Bill]:
-        """Return what each vertex costs."""
+        """Return what each vertex costs, whatever is fused."""
+        if self.last_bills is not None:
+            known, found = self.last_bills
+            if (known.graph, known.states, known.layouts) == (cut.graph, cut.states, cut.layouts):
+                return found
         symbols: dict[Name, tuple[int, ...]] = {}
         for name, state in cut.states.items():
             labels = cut.graph[name].computed_einsum.labels
@@ -256,7 +262,10 @@ class Planning:
         for name, layout in cut.layouts.items():
             ndim = len(cut.graph[name].bound)
             symbols["tensor", name] = tuple(ndim if axis is None else axis for axis in layout)
-        return bills(cut.graph, self.mesh, symbols, self.resident, tuple(cut.layouts), self.prices)
+        layouts = tuple(cut.layouts)
+        found = bills(cut.graph, self.mesh, symbols, self.resident, layouts, self.prices)
+        self.last_bills = cut, found
+        return found
 
     def describe(self, cut: CutGraph, exact: bool) -> Plan:
         """Return the plan with these cuts; `exact` if the search has proven them best."""

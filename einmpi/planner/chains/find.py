@@ -225,10 +225,16 @@ class ChainSearch:
         Such are a weighted sum and the total of the weights, which divides it.
         """
         found: set[str] = set()
-        for vertex in self.graph.computed:
+        waiting: set[str] = set()  # vertices outside that read results of the chain
+        for name in members:
+            waiting.update(self.graph.consumers[name])
+        waiting -= members
+        while waiting:
+            vertex = self.graph[min(waiting, key=self.graph.position.__getitem__)]
+            waiting.remove(vertex.name)
             inputs = set(vertex.inputs)
             inside = members | found
-            if vertex.name in inside or not inputs or not inputs <= inside:
+            if not inputs <= inside:
                 continue
             if not _is_product(vertex) or not self._can_be_member(vertex):
                 continue
@@ -239,6 +245,7 @@ class ChainSearch:
             is_needed = any(self.graph.is_output(name) for name in inputs)
             if readers <= inside | {vertex.name} and not is_needed:
                 found.add(vertex.name)
+                waiting.update(self.graph.consumers[vertex.name])
         # A result that is only scaled is a matter of its own.
         useless = set()
         for name in found:

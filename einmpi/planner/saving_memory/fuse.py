@@ -41,7 +41,8 @@ def with_fused_chains(
     is_worthwhile = limit is not None and best.peak > limit
     if not is_worthwhile:
         price = _operations_added(again, best)
-        price += FLOPS_PER_BYTE * (bytes_moved(again) - bytes_moved(best))
+        moved_before = bytes_moved(best)
+        price += FLOPS_PER_BYTE * (bytes_moved(again) - moved_before)
         saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
         is_worthwhile = price <= options.operations_of_a_byte * saved
     if is_worthwhile:
