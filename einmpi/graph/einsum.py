@@ -102,7 +102,12 @@ class EinSum:
         return prod(extent for _, extent in self.extents)
 
     def operations(self) -> int:
-        """Return the number of scalar operations.
+        """Return the number of scalar operations."""
+        return self._operations
+
+    @cached_property
+    def _operations(self) -> int:
+        """The number of scalar operations.
 
         For every combination of labels these are the steps of ⊗ and one for ⊕. A value that is
         scattered is computed once, not for every place where it might go; of values from which an
@@ -236,7 +241,14 @@ class EinSum:
 
     def has_arithmetic(self, operand: int) -> bool:
         """Return whether an index of an operand is arithmetic on labels, as in X[i+1], or fixed."""
-        return any(arithmetic_labels(entry) is not None for entry in self.operands[operand])
+        return self._arithmetic[operand]
+
+    @cached_property
+    def _arithmetic(self) -> tuple[bool, ...]:
+        found = []
+        for index in self.operands:
+            found.append(any(arithmetic_labels(entry) is not None for entry in index))
+        return tuple(found)
 
     def dimension_cut_by(self, operand: int, label: str) -> int | None:
         """Return the dimension of an operand that is cut along with a label; None if none is.
