@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import Comm
+from einmpi.comm.base import Comm, SharingError
 from einmpi.compiled.dist_array import DistArray
 from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
@@ -201,7 +201,19 @@ class Inputs:
 
     def load_together(self, step: Load, shared: SharedInput, comm: Comm) -> Array:
         """Return a block in memory of a group, of which each member loads a part."""
-        memory = comm.share_memory(shared.group, max(1, step.slot.nbytes))
+        memory = None
+        problem = "there is none on another node"
+        try:
+            memory = comm.share_memory(shared.group, max(1, step.slot.nbytes))
+        except SharingError as error:
+            problem = str(error)
+        # Ranks of other nodes may read the same file together with this one: all of them fail.
+        everyone_has_memory = comm.lowest(int(memory is not None)) == 1
+        if memory is None or not everyone_has_memory:
+            raise SharingError(
+                f"no memory for the input {step.tensor}, which the ranks of a node share: "
+                f'{problem}; set shared = "off" in [run]'
+            )
         block: Array = np.ndarray(step.slot.shape, step.slot.dtype, memory)
         piece = shared.pieces.region(shared.pieces.mesh.digits(comm.rank))
         place = tuple(map(locate, piece, step.region))

@@ -508,6 +508,9 @@ class Compiled:
         finally:
             self.keeps_memory = False
             self.backend.release()
+            for _, shared in self.shared.values():
+                if shared is not None:
+                    shared.end_run(keep=False)
 
     def repeated_schedule(self, schedule: Schedule) -> Repeated | None:
         """Return what runs a schedule again and again; None if it has to be done step by step."""

@@ -142,7 +142,7 @@ def _bind_copy(target: SlotView, source: SlotView) -> BoundCall:
 def _bind_combining(combine: np.ufunc, view: SlotView, message: HostArray) -> BoundCall:
     def combine_with_message(buffers: Buffers) -> None:
         part = view(buffers)
-        combine(part, message, part)
+        combine(part, message, out=part)  # by its name: numpy deprecates a third one
 
     return combine_with_message
 

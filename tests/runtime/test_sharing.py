@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.base import SharingError
-from einmpi.comm.shared_memory import sharing_problem
+from einmpi.comm.shared_memory import PROBE_BYTES, sharing_problem
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
 from einmpi.compiled.program import Compiled
@@ -279,6 +279,70 @@ def test_ranks_that_cannot_share_send_messages(monkeypatch):
 def test_memory_that_is_given_back_is_got_again(tmp_path, monkeypatch):
     monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 0)
     assert compare_modes(job_of("chain", tmp_path), 4, {}) > 0
+
+
+def test_programs_use_the_memory_of_a_group_in_turn(monkeypatch):
+    """A large one gives back what a small one has used before."""
+    monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 20_000)
+    text = "T[i,k] = sum(A[i,j] * B[j,k])\nZ[i,j] = sum(T[i,k] * T[j,k])\n"
+    random = np.random.default_rng(0)
+
+    def on_rank(comm: ThreadComm) -> None:
+        programs = []
+        for size in (12, 80):
+            job = einmpi.program(text, A=(size, size), B=(size, size))
+            programs.append(Compiled(job, comm, options_of(job, "sqrt")))
+        for program in (0, 0, 0, 1, 0, 1, 1, 0):
+            one, other = matrices[program]
+            found = programs[program]({"A": one, "B": other})["Z"].gather()
+            assert_close({"Z": found}, {"Z": (one @ other) @ (one @ other).T})
+            measured = programs[program].measured
+            assert measured.shared == measured.shared_planned > 0
+
+    matrices = [random.random((2, size, size)) for size in (12, 80)]
+    run_threads(4, on_rank, limit=20)
+
+
+def test_a_loop_gives_back_memory_at_its_end(monkeypatch):
+    monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 0)
+    text = "T[i,k] = sum(A[i,j] * B[j,k])\nZ[i,j] = sum(T[i,k] * T[j,k]) / 100\n"
+    job = einmpi.program(text, A=(24, 24), B=(24, 24))
+    matrices = np.random.default_rng(0).random((2, 24, 24))
+    arrays = dict(zip("AB", matrices, strict=True))
+
+    def on_rank(comm: ThreadComm) -> list[int]:
+        einmpi.loop(job, arrays, steps=3, carry={"A": "Z"}, strategy="sqrt", comm=comm)
+        return [memory.nbytes for memory in comm.kept["memory of groups"].values()]
+
+    for sizes in run_threads(4, on_rank, limit=20):
+        assert sizes == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_ranks_fail_if_a_node_has_no_memory_for_an_input(tmp_path, monkeypatch, nodes):
+    """Ranks of the other node would wait for what these ranks read of the file."""
+
+    def fail_on_last_node(comm: ThreadComm, group: tuple[int, ...], nbytes: int) -> np.ndarray:
+        memory = share_memory(comm, group, nbytes)
+        if 3 in group and nbytes != PROBE_BYTES:
+            raise SharingError("too many files")
+        return memory
+
+    share_memory = ThreadComm.share_memory
+    monkeypatch.setattr(ThreadComm, "share_memory", fail_on_last_node)
+    np.save(tmp_path / "W.npy", np.ones((40, 40)))
+    (tmp_path / "job.toml").write_text(JOB.format(n=40, m=8, k=8, resident="true"))
+    job = einmpi.load(tmp_path / "job.toml")
+
+    def on_rank(comm: ThreadComm) -> None:
+        compiled = Compiled(job, comm, options_of(job, strategy="replicate"))
+        for _ in range(2):
+            with pytest.raises(EinmpiError, match='set shared = "off"'):
+                compiled()
+        replaced = Compiled(replace(job, shared="off"), comm, compiled.options)
+        assert_close({"Z": replaced()["Z"].gather()}, einmpi.reference(job))
+
+    run_threads(4, on_rank, nodes=nodes, limit=20)
 
 
 def test_donated_blocks_are_never_shared():

@@ -75,7 +75,7 @@ class SharedMemory(SharedArrays):
 
     def begin_run(self) -> None:
         """Wait until no member of any group reads what the last run has left."""
-        if len(self.memory) < len(self.places) and not self.allocate():
+        if not self._has_kept_memory() and not self.allocate():
             raise EinmpiError(
                 'no memory for what the ranks of a node share; set shared = "off" in [run]'
             )
@@ -84,14 +84,23 @@ class SharedMemory(SharedArrays):
             self.times[group] = 0
             self.comm.barrier_among(group)
 
+    def _has_kept_memory(self) -> bool:
+        """Return whether this is the memory that groups keep; another schedule may change that."""
+        kept = self.comm.kept.get(_KEPT_MEMORY, {})
+        for group in self.places:
+            memory = self.memory.get(group)
+            if memory is None or kept.get(group) is not memory:
+                return False
+        return True
+
     def end_run(self, keep: bool) -> None:
         """Give back the memory of groups that have much of it, unless it is needed again soon."""
         if keep:
             return
         kept = self.comm.kept[_KEPT_MEMORY]
-        for group in self.places:
-            if kept[group].nbytes > MOST_KEPT_BYTES:
-                del kept[group]
+        for group, memory in [*self.memory.items()]:
+            if memory.nbytes > MOST_KEPT_BYTES:
+                kept.pop(group, None)
                 del self.memory[group]
                 for name, shared in self.found.slots.items():
                     if shared.group == group:
