@@ -247,3 +247,18 @@ def test_numbers_and_messages_of_a_small_program_keep_their_memory(ranks):
                 assert number in kept.received
             for slot in step.frees:
                 assert slot.shape or slot.name in kept.slots
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_maxima_of_several_ranks_are_combined_without_a_warning():
+    job = einmpi.program("M[k] = max(A[j,k] * B[j,k])", A=(4096, 2), B=(4096, 2))
+    arrays = dict(zip("AB", np.random.default_rng(0).random((2, 4096, 2)), strict=True))
+
+    def on_rank(comm):
+        compiled = einmpi.compile(job, comm, strategy="sqrt")
+        for _ in range(3):
+            found = compiled(arrays)["M"].gather()
+        return found
+
+    for found in run_threads(4, on_rank, limit=20):
+        np.testing.assert_array_equal(found, (arrays["A"] * arrays["B"]).max(0))
