@@ -105,23 +105,26 @@ def blocked_products(
     states: Labels,
     layouts: Layouts,
     resident: Collection[str],
-    updates: Collection[str],
+    updatable: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return large aggregates that are needed only for an update that follows them at once.
 
     Such an aggregate, the sum of W - rate * sum(…) say, is computed block by block, each of which
     is used at once and then forgotten; a scattered one, only for the rows that get values.
-    `updates` are the outputs that can be written over inputs.
+    `updatable` has the inputs that can be updated in place, and the output that takes their memory.
     """
     found = []
     computed = graph.computed
+    overwritten = {output: name for name, output in updatable.items()}
     for vertex, following in pairwise(computed):
-        if following.name not in updates or graph.consumers[vertex.name] != (following.name,):
+        if following.name not in overwritten or graph.consumers[vertex.name] != (following.name,):
             continue
         if graph.is_output(vertex.name) or vertex.name in layouts or not vertex.bound:
             continue
         if is_partial(vertex, states):
             continue
+        if _reads(graph, mesh, vertex, overwritten[following.name], states, layouts):
+            continue  # later blocks would read what earlier ones have written over it
         cuts = output_cuts(graph, vertex.name, states[vertex.name])
         is_sparse = is_sparse_update(vertex, following)
         if not is_sparse and not _is_large_product(vertex, following, mesh, cuts):
@@ -129,6 +132,18 @@ def blocked_products(
         if _is_updated_where_it_is(graph, mesh, following, vertex.name, states, layouts, resident):
             found.append(vertex.name)
     return tuple(found)
+
+
+def _reads(
+    graph: EinGraph, mesh: Mesh, vertex: Vertex, name: str, states: Labels, layouts: Layouts
+) -> bool:
+    """Return whether a vertex reads an input where it is stored, not a copy of it."""
+    for operand, operand_name in enumerate(vertex.inputs):
+        if operand_name != name:
+            continue
+        if name not in layouts or not _is_copied(graph, mesh, vertex, operand, states, layouts):
+            return True
+    return False
 
 
 def is_sparse_update(vertex: Vertex, update: Vertex) -> bool:

@@ -155,27 +155,36 @@ def test_small_transfers_stay_as_they_are(monkeypatch):
     assert found[0][2].overlap == 0
 
 
-PROGRAMS = st.sampled_from(
-    [
-        "Z[i,k] = sum(A[i,j] * B[j,k])",
-        "Y[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = sum(Y[i,j] * exp(-abs(C[j,k])))",
-        "Y[j,k] = tanh(sum(A[j,i] * B[i,k]))\nZ[i,k] = max(C[i,j] + Y[j,k])",
-        "Y[i,j] = sum(A[i,k] * B[k,j])\nW[j,i] = Y[i,j]\nZ[i,k] = sum(W[i,j] * C[j,k]) + Y[i,k]",
-        "Y[i,k] = sum(A[i,j] * B[j,k])\nn = sum(Y[i,k] * C[i,k])\nZ[i,k] = Y[i,k] / (1 + n**2)",
-        "Y[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = sum(Y[i,j] * Y[j,k])",
-    ]
-)
+PROGRAMS = [
+    "Z[i,k] = sum(A[i,j] * B[j,k])",
+    "Y[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = sum(Y[i,j] * exp(-abs(C[j,k])))",
+    "Y[j,k] = tanh(sum(A[j,i] * B[i,k]))\nZ[i,k] = max(C[i,j] + Y[j,k])",
+    "Y[i,j] = sum(A[i,k] * B[k,j])\nW[j,i] = Y[i,j]\nZ[i,k] = sum(W[i,j] * C[j,k]) + Y[i,k]",
+    "Y[i,k] = sum(A[i,j] * B[j,k])\nn = sum(Y[i,k] * C[i,k])\nZ[i,k] = Y[i,k] / (1 + n**2)",
+    "Y[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = sum(Y[i,j] * Y[j,k])",
+]
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_on_two_nodes(program):
+    shapes = {name: (20, 20) for name in "ABC" if f"{name}[" in program}
+    check_against_off(generated_job(program, **shapes), 4, 2)
+
+
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(PROGRAMS, st.integers(16, 70), st.sampled_from([(2, 2), (3, 3), (4, 2), (6, 2), (8, 4)]))
+@given(
+    st.sampled_from(PROGRAMS),
+    st.integers(16, 70),
+    st.sampled_from([(2, 2), (3, 3), (4, 2), (6, 2), (8, 4)]),
+)
 def test_programs_have_the_same_bits_and_bytes(program, size, ranks_and_nodes):
     shapes = {name: (size, size) for name in "ABC" if f"{name}[" in program}
     ranks, nodes = ranks_and_nodes
     check_against_off(generated_job(program, **shapes), ranks, nodes)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 100), st.sampled_from([(2, 2), (4, 2)]))
 def test_a_memory_limit_is_kept(share, ranks_and_nodes):
     """Between the least and the most memory, there is overlap where there is room for it."""

@@ -157,7 +157,7 @@ W = {{ file = "W.npy", resident = {resident} }}
 """
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.integers(2, 7),
     st.tuples(*[st.integers(1, 23)] * 3),

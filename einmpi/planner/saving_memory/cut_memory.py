@@ -115,7 +115,7 @@ class CutMemory:
     def blocked(self, cut: CutGraph, updatable: Mapping[str, str]) -> tuple[str, ...]:
         """Return the vertices that are computed block by block, together with the next one."""
         found = blocked_products(
-            cut.graph, self.mesh, cut.states, cut.layouts, self.resident, updatable.values()
+            cut.graph, self.mesh, cut.states, cut.layouts, self.resident, updatable
         )
         in_chains = cut.in_chains
         return tuple(name for name in found if name not in in_chains)

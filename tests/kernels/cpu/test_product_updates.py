@@ -13,6 +13,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu.updates import added_products, product_updates
 from einmpi.loops.running import LoopRun
+from einmpi.planner import memory
 from einmpi.schedule.blocked_updates import BlockedUpdate
 
 
@@ -158,6 +159,37 @@ def test_a_product_that_reads_what_is_updated_is_not_added_in_place():
         expected = expected - 0.1 * (expected @ expected)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert not any(isinstance(step, BlockedUpdate) for step in steps)
+
+
+@pytest.mark.parametrize("old", ["W", "V"])
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_what_a_product_reads_is_not_overwritten_by_its_update(old, in_blocks, monkeypatch):
+    """The update takes the memory of W, whether it updates W or another tensor."""
+    if in_blocks:
+        monkeypatch.setattr(product_updates, "MIN_MULTIPLICATIONS", 2**60)
+        monkeypatch.setattr(memory, "PRODUCT_BLOCK_BYTES", 128)
+        monkeypatch.setattr(memory, "LEAST_BLOCK_ROWS", 1)
+    rng = np.random.default_rng(0)
+    inputs = {"W": rng.normal(size=(8, 8)), "V": rng.normal(size=(8, 8))}
+    text = "loss = sum(V[i,j])\nG[i,j] = sum(W[k,i] * W[k,j])\n"
+    text += f"W_next[i,j] = {old}[i,j] - rate * G[i,j]"
+    found, _ = run_loop(text, inputs, steps=2)
+    expected = inputs["W"]
+    for _ in range(2):
+        updated = expected if old == "W" else inputs["V"]
+        expected = updated - 0.01 * (expected.T @ expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
+def test_factors_that_are_too_small_only_together():
+    """Both together are 0 in float32, with which BLAS would lose nan."""
+    inputs = inputs_of(dtype="float32")
+    inputs["T"][0, 0] = np.nan
+    text = f"{TEXT}W_next[i,j] = W[i,j] - 1e-30 * (1e-30 * G[i,j])"
+    text = text.replace("sum((P[b,j] - T[b,j])**2)", "rate * sum(P[b,j])")
+    found, _ = run_loop(text, inputs, steps=1, dtype="float32")
+    assert np.isnan(found[:, 0]).all()
+    assert not np.isnan(found[:, 1:]).any()
 
 
 def test_a_rate_of_zero_keeps_nan_of_the_product():

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.kernels.contraction import exact_contraction
@@ -104,13 +106,16 @@ def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
         for slot in {*step.reads, *step.keeps}:
             users.setdefault(slot.name, []).append(step)
     stored = {slot.name for step in schedule.steps for slot in step.evicts}
+    # What is written over the memory of a tensor, and that tensor.
+    overwritten = {step.slot: step.source for step in schedule.steps if isinstance(step, Reuse)}
     found = set()
     product: Kernel | None = None
     for step in schedule.steps:
         if isinstance(step, Kernel):
             if product is not None and users.get(product.target.name) == [step]:
                 is_in_memory = product.target.name not in stored
-                if is_in_memory and is_product_update(product, step, strict):
+                is_read = overwritten.get(step.target) in product.operands
+                if is_in_memory and not is_read and is_product_update(product, step, strict):
                     found.add(product.vertex)
             product = step
         elif not isinstance(step, Free | Reuse):
@@ -180,13 +185,15 @@ def prepare_product_update(
         return None
     (left_name, make_left), (right_name, make_right) = makers
     old_name = step.update.operands[form.old].name
+    limits = np.finfo(target.dtype)
 
     def update(arrays: Mapping[str, Array], target: Array) -> bool:
         numbers = _numbers(step.update, arrays)
         alpha = scale * float(apply(form.product_factor, numbers, {}))
         beta = float(apply(form.old_factor, numbers, {}))
-        if alpha == 0 or beta == 0:
-            return False  # BLAS would lose inf and nan
+        for number in (alpha, beta):
+            if not limits.tiny <= abs(number) <= limits.max:
+                return False  # BLAS would lose inf and nan, or make them
         old = arrays[old_name]
         if address_of(old) != address_of(target):
             target[...] = old
