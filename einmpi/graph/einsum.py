@@ -97,6 +97,20 @@ class EinSum:
                     return True
         return False
 
+    @property
+    def is_indexed_by_labels(self) -> bool:
+        """Whether every index of every operand is a label: nothing is gathered or shifted."""
+        for index in self.operands:
+            for entry in index:
+                if not isinstance(entry, str):
+                    return False
+        return True
+
+    @property
+    def reads_diagonals(self) -> bool:
+        """Whether an operand has the same index in two dimensions."""
+        return any(len(set(index)) < len(index) for index in self.operands)
+
     def calls(self) -> int:
         """Return how often ⊗ is applied: the size of the joined index space."""
         return prod(extent for _, extent in self.extents)
@@ -198,6 +212,16 @@ class EinSum:
         return recognise_blocked_scan(
             self.function, self.operands, self.output, inside, self.aggregation
         )
+
+    @property
+    def has_special_form(self) -> bool:
+        """Whether it scans, scatters or picks values: such an EinSum has kernels of its own."""
+        return self.scan is not None or self.segments is not None or self.pick is not None
+
+    @property
+    def is_pass_of_scan(self) -> bool:
+        """Whether it is the first or the second pass of a scan in two passes."""
+        return self.block_totals is not None or self.blocked_scan is not None
 
     def __str__(self) -> str:
         return self.show([f"x{k}" for k in range(len(self.operands))])

@@ -50,7 +50,7 @@ def recognise_distance(einsum: EinSum) -> Distance | None:
     if einsum.aggregation != "sum" or einsum.function not in _IS_ABSOLUTE:
         return None
     x_entries, y_entries = einsum.operands
-    if not all(isinstance(entry, str) for entry in x_entries + y_entries):
+    if not einsum.is_indexed_by_labels:
         return None
     x = set(x_entries)
     y = set(y_entries)

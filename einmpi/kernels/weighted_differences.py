@@ -63,9 +63,8 @@ def recognise_weighted_difference(einsum: EinSum) -> WeightedDifference | None:
     """
     if einsum.aggregation != "sum" or einsum.function not in _POSITIONS:
         return None
-    for index in einsum.operands:
-        if len(set(index)) < len(index) or not all(isinstance(entry, str) for entry in index):
-            return None
+    if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
+        return None
     weights, first, second = _POSITIONS[einsum.function]
     labels = [set(index) for index in einsum.operands]
     aggregated = set(einsum.aggregated)

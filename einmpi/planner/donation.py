@@ -176,13 +176,10 @@ def _goes_by_rows(vertex: Vertex) -> bool:
     einsum = vertex.computed_einsum
     if einsum.scan is not None or einsum.segments is not None:
         return False
-    if einsum.block_totals is not None or einsum.blocked_scan is not None:
+    if einsum.is_pass_of_scan:
         return False
-    for entries in einsum.operands:
-        if not all(isinstance(entry, str) for entry in entries):
-            return False
-        if len(set(entries)) < len(entries):
-            return False
+    if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
+        return False
     return einsum.output[0] not in einsum.labels_as_numbers
 
 

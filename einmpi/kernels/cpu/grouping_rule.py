@@ -32,8 +32,8 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     `fast_math` allows; a dot product of rows is not a matrix product.
     """
     einsum = kernel.einsum
-    if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
-        return False  # it has a kernel of its own
+    if einsum.has_special_form:
+        return False
     if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
         return False
     if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):

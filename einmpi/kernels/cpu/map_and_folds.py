@@ -49,12 +49,10 @@ def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
     einsum = kernel.einsum
     if of.target not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
         return False
-    if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
-        return False
+    if einsum.has_special_form or einsum.is_pass_of_scan:
+        return False  # it has a kernel of its own
     if einsum.is_gathering or any(map(einsum.has_arithmetic, range(len(einsum.operands)))):
         return False
-    if einsum.block_totals is not None or einsum.blocked_scan is not None:
-        return False  # it has a kernel of its own
     dtypes = [slot.dtype for slot in kernel.operands]
     if exact_contraction(einsum, dtypes, strict) is not None:
         return False  # it is left to BLAS

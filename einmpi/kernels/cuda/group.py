@@ -47,18 +47,13 @@ SECTOR_BYTES = 32  # the least that a GPU reads from memory
 def _suits(kernel: Kernel) -> bool:
     """Tell whether a kernel can be in a group: no matrix product, scan or gather, nothing empty."""
     einsum = kernel.einsum
-    if einsum.scan is not None:
+    if einsum.has_special_form or not einsum.is_indexed_by_labels:
         return False
-    if einsum.segments is not None or einsum.pick is not None:
-        return False  # it has a kernel of its own
     product = recognise_contraction(einsum)
     if product is not None and len(product.positions) > 1:
         left, right = product.indices[:2]
         if left != right:
             return False  # a matrix product
-    for index in einsum.operands:
-        if not all(isinstance(entry, str) for entry in index):
-            return False
     if any(len(runs) != 1 for _, runs in kernel.index):
         return False
     return not kernel.select and 0 not in dict(einsum.extents).values()

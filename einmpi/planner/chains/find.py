@@ -164,11 +164,9 @@ class ChainSearch:
         if vertex.is_input or vertex.name in self.excluded:
             return False
         einsum = vertex.computed_einsum
-        if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
+        if einsum.has_special_form or einsum.is_pass_of_scan:
             return False
-        if einsum.block_totals is not None or einsum.blocked_scan is not None:
-            return False
-        return all(len(set(entries)) == len(entries) for entries in einsum.operands)
+        return not einsum.reads_diagonals
 
     def _span(self, names: Collection[str]) -> tuple[Vertex, ...]:
         """Return the vertices from the first of these to the last."""

@@ -182,15 +182,14 @@ def label_of_part(kernel: Kernel, slot: Slot, dimension: int) -> str | None:
     None if there is no such label, or if the kernel cannot be computed for some of its indices.
     """
     einsum = kernel.einsum
-    is_special = einsum.scan is not None or einsum.blocked_scan is not None
-    is_special = is_special or einsum.block_totals is not None or einsum.picked_extent is not None
-    # Values may be scattered, or picked, by labels that are used as numbers.
-    is_special = is_special or bool(einsum.labels_as_numbers)
-    if is_special or kernel.select or kernel.target in kernel.operands:
+    if einsum.scan is not None or einsum.is_pass_of_scan or einsum.picked_extent is not None:
         return None
-    for index in einsum.operands:
-        if not all(isinstance(entry, str) for entry in index):
-            return None
+    if einsum.labels_as_numbers:
+        return None  # values may be scattered, or picked, by these labels
+    if kernel.select or kernel.target in kernel.operands:
+        return None
+    if not einsum.is_indexed_by_labels:
+        return None
     if slot == kernel.target:
         return einsum.output[dimension]
     if kernel.operands.count(slot) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +27,8 @@ from einmpi.schedule.step import Kernel, Step
 UpdateCall: TypeAlias = Callable[[Mapping[str, Array], Array], bool]
 
 ONE = Const(1)
-MIN_MULTIPLICATIONS = 2**18  # of a product: smaller ones are computed before BLAS is even called
+# Of a product, in scalar multiplications. Smaller ones take less time than the call of BLAS.
+MIN_MULTIPLICATIONS = 2**18
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,12 @@ def _factors(einsum: EinSum, node: Scalar) -> dict[int, Scalar] | None:
         case Arg(position):
             return {position: ONE}
         case Call("neg", (inner,)):
-            return _multiplied(_factors(einsum, inner), lambda factor: Call("neg", (factor,)))
+            return _multiplied(_factors(einsum, inner), _negative)
         case Call("+" | "-", (left, right)):
             first = _factors(einsum, left)
             second = _factors(einsum, right)
             if node.op == "-":
-                second = _multiplied(second, lambda factor: Call("neg", (factor,)))
+                second = _multiplied(second, _negative)
             if first is None or second is None or set(first) & set(second):
                 return None
             return {**first, **second}
@@ -85,6 +87,10 @@ def _factors(einsum: EinSum, node: Scalar) -> dict[int, Scalar] | None:
         case Call("/", (left, right)) if einsum.is_one_number(right):
             return _multiplied(_factors(einsum, left), lambda factor: Call("/", (factor, right)))
     return None
+
+
+def _negative(factor: Scalar) -> Scalar:
+    return Call("neg", (factor,))
 
 
 def _multiplied(
@@ -101,33 +107,39 @@ def _multiplied(
 
 def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
     """Return the schedule with matrix products computed together with updates that need them."""
+    evicted: set[str] = set()  # slots whose values leave memory
+    computed: Counter[str] = Counter()  # how many kernels compute each vertex
     users: dict[str, list[Step]] = {}
+    overwritten: dict[Slot, Slot] = {}  # what is written over the memory of a slot, and that slot
     for step in schedule.steps:
+        if isinstance(step, Reuse):
+            overwritten[step.slot] = step.source
+        evicted.update(slot.name for slot in step.evicts)
+        if isinstance(step, Kernel):
+            computed[step.vertex] += 1
         for slot in {*step.reads, *step.keeps}:
             users.setdefault(slot.name, []).append(step)
-    stored = {slot.name for step in schedule.steps for slot in step.evicts}
-    # What is written over the memory of a tensor, and that tensor.
-    overwritten = {step.slot: step.source for step in schedule.steps if isinstance(step, Reuse)}
-    found = set()
-    product: Kernel | None = None
+    updating_products = set()
+    product: Kernel | None = None  # the kernel before, if nothing but memory was managed since
     for step in schedule.steps:
-        if isinstance(step, Kernel):
-            if product is not None and users.get(product.target.name) == [step]:
-                is_in_memory = product.target.name not in stored
-                is_read = overwritten.get(step.target) in product.operands
-                if is_in_memory and not is_read and is_product_update(product, step, strict):
-                    found.add(product.vertex)
-            product = step
-        elif not isinstance(step, Free | Reuse):
-            product = None
-    names = [step.vertex for step in schedule.steps if isinstance(step, Kernel)]
-    once = {name for name in found if names.count(name) == 1}
-    return with_blocked_updates(schedule, once) if once else schedule
+        if not isinstance(step, Kernel):
+            if not isinstance(step, Free | Reuse):
+                product = None
+            continue
+        if product is not None and computed[product.vertex] == 1:
+            name = product.target.name
+            is_inner = users.get(name) == [step] and name not in evicted
+            is_overwritten = overwritten.get(step.target) in product.operands
+            if is_inner and not is_overwritten and is_product_update(product, step, strict):
+                updating_products.add(product.vertex)
+        product = step
+    if not updating_products:
+        return schedule
+    return with_blocked_updates(schedule, updating_products)
 
 
 def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     """Return whether BLAS may add a product to the tensor that is updated."""
-    slots = {product.target, *product.operands}
     if product.select or update.select or update.operands.count(product.target) != 1:
         return False
     form = find_linear_update(update.einsum, update.operands.index(product.target))
@@ -136,19 +148,19 @@ def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     old = update.operands[form.old]
     if old in product.operands or update.target in product.operands:
         return False
-    slots |= {old, update.target}
+    operand_dtypes = [slot.dtype for slot in product.operands]
     dtype = update.target.dtype
-    if dtype not in REAL_DTYPES or any(slot.dtype != dtype for slot in slots):
+    used_dtypes = {product.target.dtype, old.dtype, *operand_dtypes}
+    if dtype not in REAL_DTYPES or used_dtypes != {dtype}:
         return False
     einsum = product.einsum
     if einsum.calls() < MIN_MULTIPLICATIONS or einsum.aggregation != "sum":
         return False
-    if einsum.scan is not None or einsum.segments is not None:
+    if einsum.has_special_form:
         return False
-    for entries in einsum.operands:
-        if not all(isinstance(entry, str) for entry in entries) or len(set(entries)) < len(entries):
-            return False
-    contraction = exact_contraction(einsum, [slot.dtype for slot in product.operands], strict)
+    if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
+        return False
+    contraction = exact_contraction(einsum, operand_dtypes, strict)
     return contraction is not None and len(contraction.positions) == 2
 
 
@@ -206,8 +218,9 @@ def prepare_product_update(
 
 
 def _numbers(update: Kernel, arrays: Mapping[str, Array]) -> Sequence[Any]:
-    """Return the operands without dimensions; None for all others."""
-    found: list[Any] = []
-    for slot in update.operands:
-        found.append(arrays[slot.name] if not slot.shape else None)
+    """Return the arrays of operands without dimensions; None in place of all others."""
+    found: list[Any] = [None] * len(update.operands)
+    for position, slot in enumerate(update.operands):
+        if slot.shape == ():
+            found[position] = arrays[slot.name]
     return found
