@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.scalar import Arg, Call, Const, labels_of, walk
+from einmpi.graph.scalar import Arg, Call, Const, walk
 from einmpi.planner.chains.blocks import (
     MIN_MATRIX_ROWS,
     Member,
@@ -17,6 +17,7 @@ from einmpi.planner.chains.blocks import (
     choose_block,
 )
 from einmpi.planner.chains.record import FusedChain
+from einmpi.planner.chains.rows import find_rows
 from einmpi.planner.memory import (
     Labels,
     Layouts,
@@ -28,18 +29,9 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.mesh import Mesh
 
-MIN_INNER_BYTES = 2**22  # of a rank, for the first contraction: smaller ones stay as they are
-MIN_GROWTH = 4  # the first contraction has more elements than its operands, by more than this
+MIN_INNER_BYTES = 2**22  # of a rank's first contraction: smaller ones stay as they are
+MIN_GROWTH = 4  # the elements of the first contraction over those of its largest operand
 MOST_VERTICES = 64  # of a chain
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A label that all vertices of a chain have, under one name or another."""
-
-    labels: tuple[str, ...]  # for each vertex
-    is_batch: bool  # all operands of the first contraction have it
-    is_aggregated: bool  # a vertex aggregates it
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class ChainSearch:
         found = []
         for vertex in self.graph.computed:
             einsum = vertex.computed_einsum
-            if not einsum.aggregated or len(set(vertex.inputs)) < 1 or len(einsum.operands) < 2:
+            if not einsum.aggregated or len(einsum.operands) < 2:
                 continue
             largest = max(self.graph[name].elements for name in vertex.inputs)
             if vertex.elements <= MIN_GROWTH * largest:
@@ -96,7 +88,7 @@ class ChainSearch:
         return tuple(found)
 
     def splits(self) -> dict[str, int]:
-        """Return tensors whose readers would be in two chains if late ones had a copy of it.
+        """Return tensors whose readers would be in two chains if late ones had copies of them.
 
         For each, return the number of the last computed vertex that reads the tensor itself.
         """
@@ -110,10 +102,16 @@ class ChainSearch:
             if not late or seed in late:
                 continue
             for name in sorted(members - late, key=numbers.__getitem__):
-                readers = self.graph.consumers[name]
-                early_reads = [numbers[reader] for reader in readers if reader not in late]
-                late_reads = [numbers[reader] for reader in readers if reader in late]
-                if not self._is_wide(name, seed) or not late_reads or not early_reads:
+                if not self._is_wide(name, seed):
+                    continue
+                early_reads = []
+                late_reads = []
+                for reader in self.graph.consumers[name]:
+                    if reader in late:
+                        late_reads.append(numbers[reader])
+                    else:
+                        early_reads.append(numbers[reader])
+                if not early_reads or not late_reads:
                     continue
                 if max(early_reads) < min(late_reads):
                     found[name] = max(early_reads)
@@ -179,18 +177,19 @@ class ChainSearch:
         for vertex in self._span(names):
             if vertex.name in names:
                 continue
-            if any(operand in names or operand in found for operand in vertex.inputs):
+            inputs = set(vertex.inputs)
+            if inputs.intersection(names) or inputs & found:
                 found.add(vertex.name)
         return found
 
     def _late_members(self, members: set[str]) -> set[str]:
         """Return the members that depend on a vertex outside which depends on a member."""
-        tainted = self._after(members)
+        outside_users = self._after(members)
         late: set[str] = set()
         for vertex in self._span(members):
             if vertex.name not in members:
                 continue
-            if any(operand in tainted or operand in late for operand in vertex.inputs):
+            if (outside_users | late).intersection(vertex.inputs):
                 late.add(vertex.name)
         return late
 
@@ -285,7 +284,7 @@ class ChainSearch:
                 return None
         if not any(self._contracts(vertex, members, seed) for vertex in vertices):
             return None
-        rows = self._rows(vertices, members, seed)
+        rows = find_rows(self.graph, vertices, seed)
         if not rows:
             return None
         labels = tuple(row.labels for row in rows)
@@ -330,84 +329,6 @@ class ChainSearch:
             extents.append((label, longest_share(self.mesh, extent, axes)))
         einsum = replace(einsum, extents=tuple(extents))
         return Member(vertex.name, vertex.inputs, einsum, np.dtype(vertex.dtype).itemsize)
-
-    # ---- rows -----------------------------------------------------------------------------------
-
-    def _rows(self, vertices: Sequence[Vertex], members: set[str], seed: str) -> list[_Row]:
-        """Return the rows of a chain: first those in which all operands of the seed are cut.
-
-        Rows that a vertex aggregates come last.
-        """
-        class_of, rejected = self._label_classes(vertices, members)
-        candidates: dict[int, list[str]] = {}  # class → its label in each vertex so far
-        for number, vertex in enumerate(vertices):
-            own: dict[int, list[str]] = {}
-            for label in vertex.computed_einsum.labels:
-                own.setdefault(class_of[vertex.name, label], []).append(label)
-            for label_class, labels in own.items():
-                found = candidates.setdefault(label_class, [])
-                if len(labels) == 1 and len(found) == number:
-                    found.append(labels[0])
-        rows = []
-        for label_class, labels in candidates.items():
-            if len(labels) < len(vertices) or label_class in rejected:
-                continue
-            row = self._row(vertices, labels, members, seed)
-            if row is not None:
-                rows.append(row)
-        return sorted(rows, key=lambda row: (row.is_aggregated, not row.is_batch))
-
-    def _row(
-        self, vertices: Sequence[Vertex], labels: Sequence[str], members: set[str], seed: str
-    ) -> _Row | None:
-        """Return a label of all vertices as a row; None if results of parts cannot be used."""
-        is_aggregated = False
-        is_batch = True
-        for vertex, label in zip(vertices, labels, strict=True):
-            einsum = vertex.computed_einsum
-            if label in einsum.aggregated:
-                is_aggregated = True
-                if members.intersection(self.graph.consumers[vertex.name]):
-                    return None
-            if vertex.name == seed:
-                is_batch = all(label in entries for entries in einsum.operands)
-        return _Row(tuple(labels), is_batch, is_aggregated)
-
-    def _label_classes(
-        self, vertices: Sequence[Vertex], members: set[str]
-    ) -> tuple[Mapping[tuple[str, str], int], set[int]]:
-        """Return the class of each label of each vertex, and the classes that are no rows.
-
-        Labels of two vertices are of one class if one vertex reads the other's result at them.
-        An index that is no label, such as s+1, needs more of a tensor than one block has.
-        """
-        parent: dict[tuple[str, str], tuple[str, str]] = {}
-        for vertex in vertices:
-            for label in vertex.computed_einsum.labels:
-                parent[vertex.name, label] = vertex.name, label
-
-        def root(node: tuple[str, str]) -> tuple[str, str]:
-            while parent[node] != node:
-                node = parent[node]
-            return node
-
-        unusable: list[tuple[str, str]] = []
-        for vertex in vertices:
-            einsum = vertex.computed_einsum
-            for name, entries in zip(vertex.inputs, einsum.operands, strict=True):
-                for dimension, entry in enumerate(entries):
-                    if not isinstance(entry, str):
-                        unusable += [(vertex.name, label) for label in labels_of(entry)]
-                    if name not in members:
-                        continue
-                    written = name, self.graph[name].computed_einsum.output[dimension]
-                    if isinstance(entry, str):
-                        parent[root((vertex.name, entry))] = root(written)
-                    else:
-                        unusable.append(written)
-        numbers = {node: number for number, node in enumerate(parent)}
-        class_of = {node: numbers[root(node)] for node in parent}
-        return class_of, {class_of[node] for node in unusable}
 
 
 def _is_product(vertex: Vertex) -> bool:
