@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.dispatch import prepare_einsum, worth_compiling
+from einmpi.kernels.cpu.updates.product_updates import number_operands
 from einmpi.kernels.cpu.updates.scattered_updates import (
     ScatteredUpdate,
     can_change,
@@ -33,6 +34,7 @@ from einmpi.kernels.prepared import (
 from einmpi.kernels.views import view_operands
 from einmpi.schedule.blocked_updates import SparseBlockedUpdate
 from einmpi.schedule.regions import indices
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Kernel
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -199,14 +201,11 @@ def prepare_scattered_update(
     if not prepared.is_possible:
         return None
     factor_of = prepare_factor(update, dtype)
-    names = [slot.name for slot in product.operands]
+    names = names_of(product.operands)
     extent = product.target.shape[0]
 
     def compute(arrays: Mapping[str, HostArray], places: HostArray, target: HostArray) -> bool:
-        numbers: list[Any] = []
-        for slot in step.update.operands:
-            numbers.append(arrays[slot.name] if not slot.shape else None)
-        factor = factor_of(numbers)
+        factor = factor_of(number_operands(step.update, arrays))
         if factor is None:
             return False
         operands = [arrays[name] for name in names]

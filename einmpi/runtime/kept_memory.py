@@ -15,6 +15,7 @@ from einmpi.runtime.memory_placement import ArrayUse, place_arrays
 from einmpi.runtime.messages import AtOnce, Gather, are_boxes, is_box, messages_of
 from einmpi.runtime.transfer import is_left_to_communicator
 from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Exchange, Free, Kernel, Reduce, Slot, Step
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -138,7 +139,7 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
             touched.setdefault(slot, []).append(number)
             if not isinstance(step, Kernel | Exchange | Reduce | Free):
                 excluded.add(slot.name)
-        freed.update(slot.name for slot in step.frees)
+        freed.update(names_of(step.frees))
     found: list[_Arrays] = []
     for slot, numbers in touched.items():
         is_inner = slot.name in freed and slot.name not in excluded

@@ -34,6 +34,7 @@ from einmpi.runtime.host_memory import (
 )
 from einmpi.runtime.kept_memory import KeptMemory, keep_memory
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Slot, Step, Store
 
 _NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
@@ -70,7 +71,7 @@ class RepeatedSchedule:
         for step in schedule.steps:
             if isinstance(step, Store):
                 self.outputs[step.tensor] = step.slot
-            self.reused.update(slot.name for slot in step.reuses)
+            self.reused.update(names_of(step.reuses))
         self.storage: InputSource  # of the run that is under way
         self.lock = threading.Lock()  # several threads may call a compiled job
 
@@ -241,7 +242,7 @@ class RepeatedSchedule:
 
     def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
         """Return the call that computes a kernel. The caller ignores floating-point errors."""
-        names = [slot.name for slot in step.operands]
+        names = names_of(step.operands)
         make_target = _bind_making(step.target, self.backend)
         operands = [buffers.arrays[name] for name in names]
         target = make_target(buffers)

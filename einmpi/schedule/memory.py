@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Begin, Free, Reuse, Slot, Step, loads_among
 
 
@@ -15,7 +16,7 @@ def with_frees(steps: Sequence[Step]) -> list[Step]:
     for number, step in enumerate(steps):
         for slot in (*step.reads, *step.writes):
             last_use[slot] = number
-        kept.update(slot.name for slot in step.keeps)
+        kept.update(names_of(step.keeps))
     freed_after: dict[int, list[Step]] = {}
     for slot, number in last_use.items():
         if slot.name not in kept:
@@ -147,7 +148,7 @@ def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int
     needed = []
     total = 0
     for step in steps:
-        slow.update(slot.name for slot in (*step.places, *step.evicts))
+        slow.update(names_of((*step.places, *step.evicts)))
         for slot in step.reuses:
             in_memory[slot.name] = 0  # the input is counted
         for slot in step.allocates(slow):
@@ -163,5 +164,5 @@ def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int
         needed.append(total + max(step.working_bytes, messages))
         for slot in (*step.frees, *step.drops):
             total -= in_memory.pop(slot.name, 0)
-        slow.difference_update(slot.name for slot in step.frees)
+        slow.difference_update(names_of(step.frees))
     return needed

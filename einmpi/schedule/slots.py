@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
@@ -46,6 +47,11 @@ def operand_role(user: str, operand: int) -> str:
 
 
 Slots: TypeAlias = tuple[Slot, ...]
+
+
+def names_of(slots: Iterable[Slot]) -> list[str]:
+    """Return the names of some slots, in their order."""
+    return [slot.name for slot in slots]
 
 
 def slot_for(tensor: str, region: Region, dtype: str, role: str = "") -> Slot:

@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.passes import in_passes
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import (
     Drop,
     Evict,
@@ -64,7 +65,7 @@ class _Spilling:
         self.uses: dict[str, list[int]] = {}  # the steps that use each slot
         self.kernel_uses: dict[str, list[int]] = {}  # those of them that are kernels
         for number, step in enumerate(steps):
-            for name in {slot.name for slot in (*step.reads, *step.writes)}:
+            for name in set(names_of((*step.reads, *step.writes))):
                 self.uses.setdefault(name, []).append(number)
                 if step.kernels:
                     self.kernel_uses.setdefault(name, []).append(number)
@@ -80,7 +81,7 @@ class _Spilling:
                 continue
             if step.kernels:
                 self.bring(number, (*step.reads, *step.writes), step.working_bytes)
-                self.outside.difference_update(slot.name for slot in step.writes)
+                self.outside.difference_update(names_of(step.writes))
             elif step.writes:
                 self.move(number, step)
             # Others need nothing in memory: an output that is stored may be in either tier.
@@ -96,7 +97,7 @@ class _Spilling:
         slots = dict.fromkeys((*step.reads, *step.writes))
         if self.works_in_memory(number, step):
             self.bring(number, list(slots), step.working_bytes)
-            self.outside.difference_update(slot.name for slot in step.writes)
+            self.outside.difference_update(names_of(step.writes))
             return
         for slot in slots:
             if slot.name in self.kept_bytes:

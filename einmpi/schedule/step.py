@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from einmpi.graph.einsum import EinSum
 from einmpi.schedule.regions import Region, Runs, length, whole
-from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.slots import Slot, Slots, names_of
 from einmpi.schedule.transfers import Transfer
 
 
@@ -193,7 +193,7 @@ class Kernel(Step):
 
     def assignment(self) -> str:
         """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
-        return f"{self.target} ← {self.einsum.summary([slot.name for slot in self.operands])}"
+        return f"{self.target} ← {self.einsum.summary(names_of(self.operands))}"
 
     def __str__(self) -> str:
         return f"kernel    {self.assignment()}"

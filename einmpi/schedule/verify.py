@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from einmpi.schedule.regions import Region, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Slot, Step, loads_among
 
 
@@ -79,14 +80,14 @@ def _check_tiers(schedule: Schedule) -> None:
     """Check that slots are in memory or in the slow tier, as each step expects them to be, and
     that no values are lost when memory is given up."""
     memory: set[str] = set()
-    outside: set[str] = {slot.name for slot in schedule.outside}  # with the newest values
+    outside: set[str] = set(names_of(schedule.outside))  # with the newest values
     kept: set[str] = set()
     for _, load in loads_among(schedule.steps):
-        kept |= _names(load.keeps)
+        kept |= set(names_of(load.keeps))
     for number, step in enumerate(schedule.steps):
         where = f"rank {schedule.rank}, step {number}: {step}"
-        read = _names(step.reads)
-        written = _names(step.writes)
+        read = set(names_of(step.reads))
+        written = set(names_of(step.writes))
         if step.in_passes:
             assert written <= outside - memory, f"{where}: its target is not outside"
         elif step.kernels:
@@ -96,18 +97,20 @@ def _check_tiers(schedule: Schedule) -> None:
             moved = (read | written) - kept
             in_both = moved & memory and moved & (outside - memory)
             assert not in_both, f"{where}: half in memory"
-        assert not _names((*step.places, *step.fetches)) & memory, f"{where}: it is in memory"
-        leaving = _names((*step.evicts, *step.drops))
+        assert not set(names_of((*step.places, *step.fetches))) & memory, (
+            f"{where}: it is in memory"
+        )
+        leaving = set(names_of((*step.evicts, *step.drops)))
         assert leaving <= memory, f"{where}: it is not in memory"
         assert not leaving & kept, f"{where}: it stays where it is"
-        assert _names((*step.drops, *step.fetches)) <= outside, (
+        assert set(names_of((*step.drops, *step.fetches))) <= outside, (
             f"{where}: its values are not outside"
         )
-        outside |= _names((*step.places, *step.evicts))
-        memory |= _names(step.allocates(outside))
+        outside |= set(names_of((*step.places, *step.evicts)))
+        memory |= set(names_of(step.allocates(outside)))
         outside -= written & memory  # the slow tier has older values now
-        memory -= _names((*step.drops, *step.frees))
-        outside -= _names(step.frees)
+        memory -= set(names_of((*step.drops, *step.frees)))
+        outside -= set(names_of(step.frees))
 
 
 def _check_background(schedule: Schedule) -> None:
@@ -131,8 +134,10 @@ def _check_background(schedule: Schedule) -> None:
 
 def _check_apart(step: Step, transfer: Step, where: str) -> None:
     """Check that a step and a transfer at the same time touch different elements."""
-    moved = _names((*transfer.reads, *transfer.writes))
-    assert not _names((*step.frees, *step.reuses)) & moved, f"{where}: its slot is still moving"
+    moved = set(names_of((*transfer.reads, *transfer.writes)))
+    assert not set(names_of((*step.frees, *step.reuses))) & moved, (
+        f"{where}: its slot is still moving"
+    )
     for slot in step.writes:
         if slot.name in moved:
             both = _common_elements(slot, step.region_written(slot), transfer.region_read(slot))
@@ -148,10 +153,6 @@ def _common_elements(slot: Slot, one: Region, two: Region) -> int:
     for region in (one, two):
         counts[np.ix_(*map(indices, region))] += 1
     return int((counts == 2).sum())
-
-
-def _names(slots: Sequence[Slot]) -> set[str]:
-    return {slot.name for slot in slots}
 
 
 def _count_writes(counts: npt.NDArray[np.int8], slot: Slot, place: Region) -> None:

@@ -18,6 +18,7 @@ from einmpi.kernels.cuda.group_source import GroupNest, Stage
 from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET, Parameter, divider
 from einmpi.kernels.loop_nest import Access
 from einmpi.kernels.operands import number_operands
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Group, Kernel
 
 MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
@@ -218,7 +219,7 @@ def split_group(
     dimensions = inside_dimensions(kernels, rows)
     if dimensions is None:
         return None
-    inner_slots = {slot.name for slot in step.inner}
+    inner_slots = set(names_of(step.inner))
     collector = _GroupCollector(kernels, rows, dimensions, slot_strides, inner_slots)
     for number in range(len(kernels)):
         collector.add(number)

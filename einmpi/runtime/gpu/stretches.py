@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, Slot, Step, Store
 
 LAUNCHING_STEPS = (Kernel, Group, Chain, Exchange)
@@ -83,7 +84,7 @@ def _captured(
         return Stretch(first, stop, is_captured=False)
     used: dict[str, None] = {}
     for step in steps[first:stop]:
-        used.update(dict.fromkeys(slot.name for slot in (*step.reads, *step.writes)))
+        used.update(dict.fromkeys(names_of((*step.reads, *step.writes))))
         used.update(dict.fromkeys(reuse.source.name for reuse in _reuses(step)))
     for slots in made[first:stop]:
         for slot in slots:
@@ -91,7 +92,7 @@ def _captured(
     for step in steps[first:stop]:
         for slot in step.reuses:
             used.pop(slot.name, None)
-    outer = (*used, *(slot.name for slot in made_before))
+    outer = (*used, *names_of(made_before))
     return Stretch(first, stop, True, tuple(made_before), outer)
 
 
@@ -124,14 +125,14 @@ def _slots_made(steps: Sequence[Step]) -> list[list[Slot]]:
     known: set[str] = set()
     found: list[list[Slot]] = []
     for step in steps:
-        known.update(slot.name for slot in step.reuses)
+        known.update(names_of(step.reuses))
         made = []
         for slot in step.allocates():
             if slot.name not in known:
                 known.add(slot.name)
                 made.append(slot)
         found.append(made)
-        known.difference_update(slot.name for slot in step.frees)
+        known.difference_update(names_of(step.frees))
     return found
 
 

@@ -15,6 +15,7 @@ from einmpi.runtime.sharing.inputs import Group, is_inside_node
 from einmpi.runtime.transfer import is_left_to_communicator
 from einmpi.schedule.memory_steps import Reuse
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
 
 # A gathered slot is one block for the whole group: each member writes its piece at its place, and
@@ -138,7 +139,7 @@ def _unsuitable_slots(schedule: Schedule) -> Collection[str]:
     """Return the slots that outlive a run, or that share memory with another slot of the rank."""
     found: set[str] = set()
     for step in schedule.lowered_steps:
-        found.update(slot.name for slot in (*step.keeps, *step.reuses))
+        found.update(names_of((*step.keeps, *step.reuses)))
         if isinstance(step, Reuse):
             found.add(step.source.name)
     for source, target in schedule.updates:

@@ -19,7 +19,7 @@ from einmpi.planner.chains.blocks import Member, bytes_of_blocks
 from einmpi.planner.chains.record import FusedChain
 from einmpi.schedule.memory_steps import Free
 from einmpi.schedule.regions import Region, one_run, stretch, whole
-from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.slots import Slot, Slots, names_of
 from einmpi.schedule.step import Kernel, Step
 from einmpi.units import plural
 
@@ -121,9 +121,9 @@ class Chain(Step):
         members = []
         for kernel in self.parts:
             itemsize = np.dtype(kernel.target.dtype).itemsize
-            inputs = tuple(slot.name for slot in kernel.operands)
+            inputs = tuple(names_of(kernel.operands))
             members.append(Member(kernel.target.name, inputs, kernel.einsum, itemsize))
-        inner = [slot.name for slot in self.inner]
+        inner = names_of(self.inner)
         return bytes_of_blocks(members, inner, self.rows, self.block)
 
     def fills(self) -> Iterator[tuple[Slot, Region]]:
@@ -166,7 +166,7 @@ class Chain(Step):
     def steps_of(self, block: Block) -> list[Step]:
         """Return the kernels of a block, with what is combined and freed between them."""
         parts = [self._restricted(number, block) for number in range(len(self.parts))]
-        inner = {slot.name for slot in self.inner}
+        inner = set(names_of(self.inner))
         last_use: dict[str, int] = {}
         for number, part in enumerate(parts):
             for slot in (*part.operands, part.target):

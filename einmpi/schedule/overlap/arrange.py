@@ -14,6 +14,7 @@ from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
 from einmpi.schedule.passes import Piece, piece_in_box
 from einmpi.schedule.regions import Region, intersect
 from einmpi.schedule.schedule import SavePoint, Schedule
+from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import (
     Exchange,
     Free,
@@ -92,7 +93,7 @@ class _Arrangement:
         self.routes = 0  # so far
         self.reused: set[str] = set()  # slots that take the memory of an input
         for step in schedule.steps:
-            self.reused.update(slot.name for slot in step.reuses)
+            self.reused.update(names_of(step.reuses))
 
     def arrange(self) -> None:
         """Go through the steps once."""

@@ -200,7 +200,7 @@ def prepare_product_update(
     limits = np.finfo(target.dtype)
 
     def update(arrays: Mapping[str, Array], target: Array) -> bool:
-        numbers = _numbers(step.update, arrays)
+        numbers = number_operands(step.update, arrays)
         alpha = scale * float(apply(form.product_factor, numbers, {}))
         beta = float(apply(form.old_factor, numbers, {}))
         for number in (alpha, beta):
@@ -217,7 +217,7 @@ def prepare_product_update(
     return update
 
 
-def _numbers(update: Kernel, arrays: Mapping[str, Array]) -> Sequence[Any]:
+def number_operands(update: Kernel, arrays: Mapping[str, Array]) -> Sequence[Any]:
     """Return the arrays of operands without dimensions; None in place of all others."""
     found: list[Any] = [None] * len(update.operands)
     for position, slot in enumerate(update.operands):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from einmpi.kernels.cuda.attention.forward import (
     MASK,
+    ROW_BLOCK_START,
     batch_offsets,
     number_offsets,
     number_parameters,
@@ -42,24 +43,9 @@ __device__ __forceinline__ float chunk_product(const value_t* left, const value_
     }
     return sum;
 }
-
-extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
-    PARAMETERS) {
-    extern __shared__ char memory[];
-    const int row_block = row_blocks - 1 - blockIdx.x % (u32)row_blocks;  // the longest first
-    const u32 batch = blockIdx.x / (u32)row_blocks;
-    const i64 batch_2 = batch % (u32)batches_2;
-    const i64 batch_1 = batch / (u32)batches_2 % (u32)batches_1;
-    const i64 batch_0 = batch / (u32)batches_2 / (u32)batches_1;
-BATCH_OFFSETS
-    const int rows = all_rows, columns = all_columns, lower = lowest, upper = highest;
-    const int first_row = row_block * ROWS;
-    const float factor = scale * 1.4426950408889634;
-    const float fill = fill_value;
-    int tile, end;
-    seen_tiles(tile, end, first_row, columns, lower, upper, skips);
-
-    const u32 tile_q = shared_start(memory);
+"""
+ROW_GRADIENTS += ROW_BLOCK_START
+ROW_GRADIENTS += """\
     const u32 tile_do = tile_q + OWN_TILE;
     const u32 buffers = tile_do + OWN_TILE;  // twice a tile of K and a tile of V
     copy_tile<ROWS>(tile_q, q, q_row, first_row, rows);

@@ -32,11 +32,12 @@ from einmpi.kernels.cuda.attention.launches import (
 from einmpi.kernels.cuda.attention.storage import Storage
 from einmpi.kernels.cuda.chains.prepared import Arrays, PreparedChain
 from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.slots import names_of
 
 
 def prepare_attention_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
     """Prepare a chain that computes attention; None if it is no attention, or not supported."""
-    attention = find_attention(step.parts, [slot.name for slot in step.writes])
+    attention = find_attention(step.parts, names_of(step.writes))
     if attention is None:
         return None
     elements = _named(
@@ -83,7 +84,7 @@ def _attention_problem(
 
 def prepare_gradient_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
     """Prepare a chain that computes gradients of attention; None if it does not, or cannot."""
-    gradients = find_gradients(step.parts, [slot.name for slot in step.writes])
+    gradients = find_gradients(step.parts, names_of(step.writes))
     if gradients is None:
         return None
     elements = _named(

@@ -122,9 +122,8 @@ PARAMETERS = """{tensors},
     i64 all_rows, i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
     double fill_value"""
 
-# While tensor cores multiply the weights of one tile by V, they also compute the scores of the
-# next, whose weights are computed at the same time. A tile of K is therefore one ahead of V.
-FORWARD = """
+# The start of a kernel whose blocks of threads each have some rows of Q, in one batch.
+ROW_BLOCK_START = """
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
     PARAMETERS) {
     extern __shared__ char memory[];
@@ -142,6 +141,13 @@ BATCH_OFFSETS
     seen_tiles(tile, end, first_row, columns, lower, upper, skips);
 
     const u32 tile_q = shared_start(memory);
+"""
+
+# While tensor cores multiply the weights of one tile by V, they also compute the scores of the
+# next, whose weights are computed at the same time. A tile of K is therefore one ahead of V.
+FORWARD = (
+    ROW_BLOCK_START
+    + """\
     const u32 tiles_k = tile_q + OWN_TILE;
     const u32 tiles_v = tiles_k + 2 * OTHER_TILE;
     float results[PADDED / 8][4] = {};
@@ -235,6 +241,7 @@ BATCH_OFFSETS
     store_rows(tile_q, results, inverse[0], inverse[1], o, o_row, first_row, rows);
 }
 """
+)
 
 
 def forward_text(sizes: TileSizes) -> str:
