@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -66,9 +67,14 @@ def _bytes_needed(steps: Sequence[Step]) -> npt.NDArray[np.int64]:
     positions = []  # where the steps of each step begin
     for step in steps:
         positions.append(len(one_by_one))
-        one_by_one += step.steps if isinstance(step, Group) else [step]
+        if isinstance(step, Group):
+            one_by_one += step.steps
+        else:
+            one_by_one.append(step)
     needed = np.array(bytes_needed(one_by_one), np.int64)
-    return np.maximum.reduceat(needed, positions) if steps else needed
+    if not positions:
+        return needed
+    return np.maximum.reduceat(needed, positions)
 
 
 def _captured(
@@ -86,38 +92,39 @@ def _captured(
     for step in steps[first:stop]:
         used.update(dict.fromkeys(names_of((*step.reads, *step.writes))))
         used.update(dict.fromkeys(reuse.source.name for reuse in _reuses(step)))
-    for slots in made[first:stop]:
-        for slot in slots:
-            used.pop(slot.name, None)
-    for step in steps[first:stop]:
-        for slot in step.reuses:
+    for step, slots_made in zip(steps[first:stop], made[first:stop], strict=True):
+        for slot in (*slots_made, *step.reuses):
             used.pop(slot.name, None)
     outer = (*used, *names_of(made_before))
     return Stretch(first, stop, True, tuple(made_before), outer)
 
 
 def _ranges(steps: Sequence[Step], with_host: Collection[int]) -> Iterator[tuple[int, int, bool]]:
-    """Yield ranges of neighbours that can all be captured, or that all cannot."""
-    first = 0
-    for number in range(1, len(steps) + 1):
-        is_captured = _can_be_captured(steps[first]) and first not in with_host
-        ends = number == len(steps)
-        if not ends:
-            ends = is_captured != (_can_be_captured(steps[number]) and number not in with_host)
-        if ends:
-            yield first, number, is_captured
-            first = number
+    """Yield ranges of neighbours that can all be captured, or that all cannot.
+
+    A range is its first step, the step after its last, and whether it can be captured.
+    """
+    can_be_captured = []
+    for number, step in enumerate(steps):
+        needs_host = number in with_host
+        can_be_captured.append(not needs_host and _can_be_captured(step))
+    numbers = range(len(steps))
+    for is_captured, neighbours in groupby(numbers, key=can_be_captured.__getitem__):
+        together = list(neighbours)
+        yield together[0], together[-1] + 1, is_captured
 
 
 def _can_be_captured(step: Step) -> bool:
     """Return whether a kind of step works on the GPU alone, with memory of the GPU."""
     if isinstance(step, Kernel | Chain | Free | Store):
         return True
-    if isinstance(step, Group):
-        return not step.begins and not any(reuse.nan_checked for reuse in step.reuse_steps)
-    if isinstance(step, Reuse):
-        return not step.nan_checked
-    return isinstance(step, Exchange) and len(step.group) == 1
+    if isinstance(step, Exchange):
+        return len(step.group) == 1
+    if isinstance(step, Group) and step.begins:
+        return False
+    if isinstance(step, Group | Reuse):
+        return not any(reuse.nan_checked for reuse in _reuses(step))
+    return False
 
 
 def _slots_made(steps: Sequence[Step]) -> list[list[Slot]]:
@@ -149,6 +156,9 @@ def _slots_of_caller(steps: Sequence[Step]) -> set[str]:
 
 
 def _reuses(step: Step) -> tuple[Reuse, ...]:
+    """Return a step if it reuses memory, or the steps of a group that do."""
     if isinstance(step, Reuse):
         return (step,)
-    return step.reuse_steps if isinstance(step, Group) else ()
+    if isinstance(step, Group):
+        return step.reuse_steps
+    return ()

@@ -14,7 +14,7 @@ from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
 from einmpi.schedule.passes import Piece, piece_in_box
 from einmpi.schedule.regions import Region, intersect
 from einmpi.schedule.schedule import SavePoint, Schedule
-from einmpi.schedule.slots import names_of
+from einmpi.schedule.slots import Slot, names_of
 from einmpi.schedule.steps import (
     Exchange,
     Free,
@@ -37,7 +37,7 @@ from einmpi.schedule.transfers import Part
 #     kernel    Z ← … for k = 64:128
 #
 # Transfers are done in the order of the schedule, one after another, and this order is the same on
-# all ranks. What a rank does meanwhile is its own business: where its memory is short, it waits.
+# all ranks. What a rank computes meanwhile may differ: where its memory is short, it waits.
 
 Transfer: TypeAlias = Exchange | Reduce
 Route: TypeAlias = list[Transfer]  # the transfers of one tensor that have the same parts
@@ -79,7 +79,7 @@ class _UnderWay:
 
 
 class _Arrangement:
-    """The steps of a schedule, arranged anew."""
+    """The steps of a schedule in a new order, with transfers in the background."""
 
     def __init__(self, schedule: Schedule, waiting: set[int]) -> None:
         self.schedule = schedule
@@ -230,21 +230,34 @@ class _Arrangement:
             label = label_of_part(kernel, slot, part.dimension)
             if label is None:
                 break
-            parts = []
-            for other in self.under_way:
-                is_same_slot = other.route == each.route and slot in other.step.writes
-                if is_same_slot and other.step.part not in parts and other.step.part is not None:
-                    parts.append(other.step.part)
+            parts = self._parts_arriving(slot, each.route)
             if parts[0].start == 0:
                 return label, parts
             break
-        parts_sent = [each[0].part for each in sent if each[0].part is not None]
-        if parts_sent:
-            dimension = parts_sent[0].dimension
-            own_label = label_of_part(kernel, kernel.target, dimension)
-            if own_label is not None and label_of_part(last, last.target, dimension) is not None:
-                return own_label, parts_sent
-        return "", []
+        parts_sent: list[Part] = []
+        for transfers in sent:
+            part = transfers[0].part
+            if part is not None:
+                parts_sent.append(part)
+        if not parts_sent:
+            return "", []
+        dimension = parts_sent[0].dimension
+        own_label = label_of_part(kernel, kernel.target, dimension)
+        last_label = label_of_part(last, last.target, dimension)
+        if own_label is None or last_label is None:
+            return "", []
+        return own_label, parts_sent
+
+    def _parts_arriving(self, slot: Slot, route: int) -> list[Part]:
+        """Return the parts of a slot that transfers of a route still bring, without repetition."""
+        found: list[Part] = []
+        for each in self.under_way:
+            if each.route != route or slot not in each.step.writes:
+                continue
+            part = each.step.part
+            if part is not None and part not in found:
+                found.append(part)
+        return found
 
 
 def kernel_in_parts(kernel: Kernel, label: str, parts: Sequence[Part]) -> list[KernelPart]:
@@ -296,24 +309,29 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
         return False  # it only says where the output is
     if step.transfer is not None or step.group:
         return True  # transfers stay in order
-    touched = (*transfer.reads, *transfer.writes)
-    freed = [*step.frees, *step.reuses]
+    moving = {*transfer.reads, *transfer.writes}
+    given_up = [*step.frees, *step.reuses]
     if isinstance(step, Reuse):
-        freed += [step.source, *step.nan_checked]
-    if any(slot in touched for slot in freed):
+        given_up += [step.source, *step.nan_checked]
+    if moving.intersection(given_up):
         return True
     for slot in step.reads:
-        is_arriving = slot in transfer.writes
-        if is_arriving and _have_common(step.region_read(slot), transfer.region_written(slot)):
+        if slot not in transfer.writes:
+            continue
+        arriving = transfer.region_written(slot)
+        if _have_common(step.region_read(slot), arriving):
             return True
     for slot in step.writes:
-        is_moving = slot in touched
-        if is_moving and _have_common(step.region_written(slot), transfer.region_read(slot)):
+        if slot not in moving:
+            continue
+        sent = transfer.region_read(slot)
+        if _have_common(step.region_written(slot), sent):
             return True
     return False
 
 
 def _have_common(one: Region, two: Region) -> bool:
+    """Return whether two regions of a slot have elements in common."""
     return all(intersect(runs, others) for runs, others in zip(one, two, strict=True))
 
 
@@ -339,12 +357,7 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
     route: Route = []
     for number, step in enumerate(steps):
         if isinstance(step, Exchange | Reduce):
-            is_continued = bool(route) and (
-                step.cut is not None
-                and step.cut is route[-1].cut
-                and step.reads == route[-1].writes
-            )
-            if is_continued:
+            if route and _continues(step, route[-1]):
                 route.append(step)
                 continue
             route = [step]
@@ -371,9 +384,19 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
     return found
 
 
+def _continues(step: Transfer, previous: Transfer) -> bool:
+    """Return whether a transfer has the parts of the one before it, and moves its result on."""
+    has_same_parts = step.cut is not None and step.cut is previous.cut
+    return has_same_parts and step.reads == previous.writes
+
+
 def _by_parts(route: Route) -> list[Route]:
     """Return the transfers of each part; all of them as one part if they are not cut."""
-    return [list(part) for part in zip(*(step.in_parts() for step in route), strict=True)]
+    parts_of_steps = [step.in_parts() for step in route]
+    found: list[Route] = []
+    for transfers_of_part in zip(*parts_of_steps, strict=True):
+        found.append(list(transfers_of_part))
+    return found
 
 
 def _frees_after(steps: Sequence[Step], number: int) -> list[Free]:

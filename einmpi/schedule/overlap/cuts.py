@@ -33,7 +33,7 @@ from einmpi.schedule.transfers import Cut, Part
 
 # BLAS computes blocks of some rows and columns, and what is left over in other ways. Parts are
 # multiples of this many indices, and none has fewer, so that they are computed like the whole.
-PART_MULTIPLE = 16
+PART_MULTIPLE = 16  # indices
 
 Transfer: TypeAlias = Exchange | Reduce
 
@@ -79,19 +79,17 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
     previous: Step | None = None
     for number, step in enumerate(steps):
         if isinstance(step, Exchange | Reduce):
-            is_continued = isinstance(previous, Exchange | Reduce) and (
-                previous.vertex == step.vertex and previous.writes == step.reads
-            )
-            if is_continued:
+            if _is_continued(previous, step):
                 open_routes[-1].numbers.append(number)
                 open_routes[-1].transfers.append(step)
             else:
                 route = _Route([number], [step])
-                if latest is not None and latest.target == step.reads[0]:
-                    route.producer = latest
-                is_loaded = isinstance(previous, Load) and previous.slot == step.reads[0]
-                if is_loaded and latest is not None and step.vertex not in files:
-                    route.is_early = True
+                (source,) = step.reads
+                if latest is not None:
+                    if latest.target == source:
+                        route.producer = latest
+                    is_loaded = isinstance(previous, Load) and previous.slot == source
+                    route.is_early = is_loaded and step.vertex not in files
                 open_routes.append(route)
                 found.append(route)
         elif isinstance(step, Kernel):
@@ -107,6 +105,13 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
     return found
 
 
+def _is_continued(previous: Step | None, step: Transfer) -> bool:
+    """Return whether a transfer moves the result of the step before it on."""
+    if not isinstance(previous, Exchange | Reduce):
+        return False
+    return previous.vertex == step.vertex and previous.writes == step.reads
+
+
 def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
     """Return the dimension along which a route is cut, and into how many parts at most.
 
@@ -116,29 +121,38 @@ def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
     lengths = dict(route.transfers[0].transfer.unchanged)  # of dimensions that no transfer changes
     for transfer in route.transfers:
         moves = transfer.transfer
-        itemsize = np.dtype(transfer.writes[0].dtype).itemsize
-        nbytes = max(nbytes, (moves.max_elements or 0) * itemsize)
+        if moves.max_elements is not None:
+            itemsize = np.dtype(transfer.writes[0].dtype).itemsize
+            nbytes = max(nbytes, moves.max_elements * itemsize)
         unchanged = dict(moves.unchanged)
-        lengths = {
-            dimension: unchanged[dimension] for dimension in lengths if dimension in unchanged
-        }
+        for dimension in list(lengths):
+            if dimension in unchanged:
+                lengths[dimension] = unchanged[dimension]
+            else:
+                del lengths[dimension]
     count = min(overlap.MOST_PARTS, isqrt(nbytes // overlap.PART_UNIT_BYTES))
     crosses_nodes = any(_crosses_nodes(transfer.group, plan) for transfer in route.transfers)
     if count < 2 or not crosses_nodes or not route.last_slot.shape:
         return None
-    kernels = []
+    long_kernels = []  # those that take long enough to be computed in so many parts
     is_planned = False
     for kernel in (route.producer, route.consumer):
-        if kernel is not None:
-            is_planned = is_planned or kernel.vertex in plan.overlapped
-            operations = plan.graph[kernel.vertex].operations() // plan.mesh.ranks
-            if operations >= count * overlap.LEAST_PART_OPERATIONS:
-                kernels.append(kernel)
+        if kernel is None:
+            continue
+        if kernel.vertex in plan.overlapped:
+            is_planned = True
+        operations = plan.graph[kernel.vertex].operations() // plan.mesh.ranks
+        if operations >= count * overlap.LEAST_PART_OPERATIONS:
+            long_kernels.append(kernel)
+    if not is_planned:
+        return None
     best: tuple[int, int] | None = None
     most_kernels = 0
     for dimension, length in sorted(lengths.items()):
-        useful = sum(_can_be_cut(kernel, route, dimension) for kernel in kernels)
-        if is_planned and length >= 2 * PART_MULTIPLE and useful > most_kernels:
+        if length < 2 * PART_MULTIPLE:
+            continue
+        useful = sum(_can_be_cut(kernel, route, dimension) for kernel in long_kernels)
+        if useful > most_kernels:
             best = dimension, count
             most_kernels = useful
     return best
@@ -195,4 +209,6 @@ def label_of_part(kernel: Kernel, slot: Slot, dimension: int) -> str | None:
     if kernel.operands.count(slot) != 1:
         return None
     label = einsum.operands[kernel.operands.index(slot)][dimension]
-    return label if isinstance(label, str) and label in einsum.output else None
+    if not isinstance(label, str) or label not in einsum.output:
+        return None  # it is summed over
+    return label
