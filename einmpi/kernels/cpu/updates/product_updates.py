@@ -21,6 +21,7 @@ from einmpi.kernels.ufuncs import apply
 from einmpi.schedule.blocked_updates import BlockedUpdate, with_blocked_updates
 from einmpi.schedule.memory_steps import Free, Reuse
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import Slot
 from einmpi.schedule.step import Kernel, Step
 
 # The update of a target, given the arrays of slots by name. False: compute it in another way.
