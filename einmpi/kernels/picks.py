@@ -1,4 +1,4 @@
-"""Picked values, Y[e,f] ← Σ[k](where(src[e] == k, X[k,f], 0)), as a gather from a rank's own part.
+"""Picked values, `Y[e,f] ← Σ[k](where(src[e] == k, X[k,f], 0))`, gathered from a rank's own part.
 
 Each index reads one value instead of comparing itself with all values of the label.
 """
