@@ -566,7 +566,7 @@ def test_four_ranks_print_one_summary(folder):
     assert summaries(done.stdout) == summaries(alone.stdout) != {}
     # What was moved, what of it was shared, and the result.
     assert len(without_times(done.stdout)) == 2 + len(without_times(alone.stdout)) == 3
-    assert re.search(r"^  5\.3 MiB of it shared inside nodes, .* \(as planned\)$", done.stdout, re.M)
+    assert re.search(r"^  5\.3 MiB of it shared inside nodes, .*planned\)$", done.stdout, re.M)
     assert re.search(
         r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ",
         done.stdout,
