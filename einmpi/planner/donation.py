@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
 from einmpi.planner.memory import (
     Labels,
@@ -123,7 +124,9 @@ def blocked_products(
             continue
         if is_partial(vertex, states):
             continue
-        if _reads(graph, mesh, vertex, overwritten[following.name], states, layouts):
+        name = overwritten[following.name]
+        is_read_first = name in following.inputs and _reads_own_rows(vertex, name)
+        if not is_read_first and _reads(graph, mesh, vertex, name, states, layouts):
             continue  # later blocks would read what earlier ones have written over it
         cuts = output_cuts(graph, vertex.name, states[vertex.name])
         is_sparse = is_sparse_update(vertex, following)
@@ -144,6 +147,30 @@ def _reads(
         if name not in layouts or not _is_copied(graph, mesh, vertex, operand, states, layouts):
             return True
     return False
+
+
+def _reads_own_rows(vertex: Vertex, name: str) -> bool:
+    """Return whether each row of an aggregate needs just the same row of an input.
+
+    A scattered sum has a row for each index of the scattered label, all others for each index of
+    the first one.
+    """
+    einsum = vertex.computed_einsum
+    segments = einsum.segments
+    label = scattered_label(einsum)
+    if segments is not None and label is not None:
+        (index,) = segments.indices
+        dimension = einsum.output.index(label)
+        found = [entries[dimension : dimension + 1] for entries in segments.operands]
+        row: IndexEntries = (index,)
+    else:
+        found = [entries[:1] for entries in einsum.operands]
+        row = einsum.output[:1]
+    return all(
+        entries == row
+        for operand, entries in zip(vertex.inputs, found, strict=True)
+        if operand == name
+    )
 
 
 def is_sparse_update(vertex: Vertex, update: Vertex) -> bool:

@@ -181,15 +181,22 @@ def test_what_a_product_reads_is_not_overwritten_by_its_update(old, in_blocks, m
     np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
-def test_factors_that_are_too_small_only_together():
-    """Both together are 0 in float32, with which BLAS would lose nan."""
-    inputs = inputs_of(dtype="float32")
-    inputs["T"][0, 0] = np.nan
-    text = f"{TEXT}W_next[i,j] = W[i,j] - 1e-30 * (1e-30 * G[i,j])"
-    text = text.replace("sum((P[b,j] - T[b,j])**2)", "rate * sum(P[b,j])")
-    found, _ = run_loop(text, inputs, steps=1, dtype="float32")
-    assert np.isnan(found[:, 0]).all()
-    assert not np.isnan(found[:, 1:]).any()
+@pytest.mark.parametrize("old", ["W", "V"])
+def test_rows_that_scattered_sums_read_are_not_overwritten(old, monkeypatch):
+    monkeypatch.setattr(memory, "SPARSE_BLOCK_BYTES", 32)
+    rng = np.random.default_rng(0)
+    inputs = {"W": rng.normal(size=(20, 3)), "V": rng.normal(size=(20, 3))}
+    inputs["to"] = np.array([5, 3, 0, 3])
+    inputs["source"] = np.array([3, 5, 5, 0])
+    text = "loss = sum(V[i,j])\nG[to[p]:20,j] = sum(W[source[p],j])\n"
+    text += f"W_next[i,j] = {old}[i,j] - rate * G[i,j]"
+    found, _ = run_loop(text, inputs, steps=2)
+    expected = inputs["W"]
+    for _ in range(2):
+        sums = np.zeros((20, 3))
+        np.add.at(sums, inputs["to"], expected[inputs["source"]])
+        expected = (expected if old == "W" else inputs["V"]) - 0.01 * sums
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_rate_of_zero_keeps_nan_of_the_product():
