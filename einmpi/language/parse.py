@@ -160,14 +160,13 @@ def _names_in(item: Statement, ignored: Collection[int]) -> Iterator[tuple[str, 
     """Yield the names in a statement that may be tensors, and whether brackets follow them."""
     # ids of names directly in brackets, which are labels, not tensors, and of others
     in_brackets = set(ignored)
-    for tree in item.trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript):
-                in_brackets.update(id(entry) for entry in entries(node.slice))
-                if isinstance(node.value, ast.Name):
-                    yield node.value.id, True
-            elif isinstance(node, ast.Name) and id(node) not in in_brackets:
-                yield node.id, False
+    for node in item.nodes:
+        if isinstance(node, ast.Subscript):
+            in_brackets.update(id(entry) for entry in entries(node.slice))
+            if isinstance(node.value, ast.Name):
+                yield node.value.id, True
+        elif isinstance(node, ast.Name) and id(node) not in in_brackets:
+            yield node.id, False
 
 
 def _in_order(

@@ -23,8 +23,7 @@ def without_slices(symbols: SymbolTable, item: Statement) -> Statement:
 
     A whole statement such as y = x[2:10] needs no labels.
     """
-    trees = item.trees
-    if not any(isinstance(node, ast.Slice) for tree in trees for node in ast.walk(tree)):
+    if not any(isinstance(node, ast.Slice) for node in item.nodes):
         return item
     symbols.current = item
     slices = _Slices(symbols)

@@ -84,6 +84,14 @@ class Statement:
         """The expressions of a statement: its indices left of =, and its value."""
         return (*(index for _, index in self.scattered), self.value)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of these expressions, those of one after those of another."""
+        found: list[ast.AST] = []
+        for tree in self.trees:
+            found.extend(ast.walk(tree))
+        return tuple(found)
+
     @property
     def target(self) -> str:
         """What is left of =, without extents."""

@@ -41,11 +41,10 @@ def losses_in(program: Sequence[Statement]) -> set[int]:
 def _arguments_in(program: Sequence[Statement]) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield the loss and the tensor of every gradient in a program."""
     for item in program:
-        for tree in item.trees:
-            for node in ast.walk(tree):
-                match node:
-                    case ast.Call(func=ast.Name(id=name), args=[loss, by]) if name == GRADIENT:
-                        yield loss, by
+        for node in item.nodes:
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=[loss, by]) if name == GRADIENT:
+                    yield loss, by
 
 
 def read_gradient(

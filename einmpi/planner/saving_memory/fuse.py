@@ -40,11 +40,15 @@ def with_fused_chains(
         return best
     is_worthwhile = limit is not None and best.peak > limit
     if not is_worthwhile:
-        price = _operations_added(again, best)
-        moved_before = bytes_moved(best)
-        price += FLOPS_PER_BYTE * (bytes_moved(again) - moved_before)
+        added = _operations_added(again, best)
         saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
-        is_worthwhile = price <= options.operations_of_a_byte * saved
+        most = options.operations_of_a_byte * saved
+        # Copies move no less than nothing, so what they move need not be known where they
+        # compute too much.
+        if added <= most:
+            moved_before = bytes_moved(best)
+            added += FLOPS_PER_BYTE * (bytes_moved(again) - moved_before)
+            is_worthwhile = added <= most
     if is_worthwhile:
         again = _in_best_order(again, memory, limit)
         if again.peak < best.peak:
