@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from einmpi.errors import InputError
@@ -228,10 +228,11 @@ class Planning:
                 again = with_copies(best, splits, nbytes)
                 best = replace(again, peak=self.memory.peak(again), peak_before=best.peak)
 
-        def bytes_moved(cut: CutGraph) -> int:
-            return sum(bill.nbytes for bill in self.bills(cut).values())
+        def bytes_moved_for(cut: CutGraph, names: Collection[str]) -> int:
+            costs = self.bills(cut)
+            return sum(costs[name].nbytes for name in names)
 
-        return with_fused_chains(best, self.memory, self.options, bytes_moved)
+        return with_fused_chains(best, self.memory, self.options, bytes_moved_for)
 
     def recomputed(self, cut: CutGraph, limit: int, highest_price: int | None = None) -> CutGraph:
         """Return the graph with tensors computed again, so that it fits into the limit if it can.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from einmpi.planner.chains.order import with_chains_together
@@ -15,13 +15,16 @@ from einmpi.planner.saving_memory.recompute import AUTO, CutGraph, with_copies
 
 
 def with_fused_chains(
-    cut: CutGraph, memory: CutMemory, options: Options, bytes_moved: Callable[[CutGraph], int]
+    cut: CutGraph,
+    memory: CutMemory,
+    options: Options,
+    bytes_moved_for: Callable[[CutGraph, Collection[str]], int],
 ) -> CutGraph:
     """Return the graph with its chains fused, as far as that needs no more memory than before.
 
     Where a chain and a later one, of a gradient, need the same large tensor, that is computed
     again in the later one if this costs less than to write and read it, or if memory is short.
-    `bytes_moved` tells how much a graph moves between ranks.
+    `bytes_moved_for` tells how much is moved between ranks for some vertices of a graph.
     """
     search = memory.chain_search(cut)
     if not search.seeds:
@@ -40,14 +43,13 @@ def with_fused_chains(
         return best
     is_worthwhile = limit is not None and best.peak > limit
     if not is_worthwhile:
-        added = _operations_added(again, best)
+        copies = again.copies.keys() - best.copies.keys()
+        added = sum(again.graph[name].operations() for name in copies)
         saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
         most = options.operations_of_a_byte * saved
-        # Copies move no less than nothing, so what they move need not be known where they
-        # compute too much.
+        # What copies move need not be known where they compute too much anyway.
         if added <= most:
-            moved_before = bytes_moved(best)
-            added += FLOPS_PER_BYTE * (bytes_moved(again) - moved_before)
+            added += FLOPS_PER_BYTE * bytes_moved_for(again, copies)
             is_worthwhile = added <= most
     if is_worthwhile:
         again = _in_best_order(again, memory, limit)
@@ -98,12 +100,6 @@ def _computed_again(cut: CutGraph, memory: CutMemory) -> CutGraph | None:
             return fused
         splits = {name: number for name, number in splits.items() if name not in useless}
     return None
-
-
-def _operations_added(again: CutGraph, best: CutGraph) -> int:
-    """Return the operations of what one graph computes again, and the other one does not."""
-    copies = again.copies.keys() - best.copies.keys()
-    return sum(again.graph[name].operations() for name in copies)
 
 
 def _bytes_read_and_written(cut: CutGraph) -> int:
