@@ -56,6 +56,8 @@ def test_questions_by_mpi(comm, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_asks_something_else_gets_an_error(comm):
     """A number is not taken for a text, nor are messages of one call for those of another."""
+    if comm.size > control_messages.MOST_RANKS_OF_DIRECT_MESSAGES:
+        pytest.skip("MPI's own calls, which many ranks use, do not notice it")
     if comm.rank == 0:
         with pytest.raises(EinmpiError, match="ranks make different calls"):
             comm.lowest(1)
