@@ -77,6 +77,10 @@ def _is_alone() -> bool:
     return True
 
 
+# A process that is forked may be given the environment of a rank before it goes on.
+os.register_at_fork(after_in_child=_is_alone.cache_clear)
+
+
 def mpi_has_ended() -> bool:
     """Return whether the program has ended MPI, which nobody can use then."""
     return bool(import_mpi().Is_finalized())
