@@ -166,7 +166,7 @@ class SharesNothing:
         raise SharingError("these ranks share no memory")
 
     def barrier_among(self, group: Group) -> None:
-        raise NotImplementedError("there is no shared memory to wait for")
+        raise SharingError("these ranks share no memory")
 
 
 def pieces_of(buffer: Array, counts: Counts) -> list[Array]:
