@@ -22,7 +22,7 @@ import numpy as np
 
 import einmpi
 from einmpi.comm.local import ALONE
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.units import show_bytes
 
 

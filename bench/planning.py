@@ -18,7 +18,7 @@ import numpy as np
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.llama import MODELS, llama_program, llama_training_program
+from einmpi.models.paper import MODELS, llama_program, llama_training_program
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options

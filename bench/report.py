@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import einmpi
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.report.html import write_report
 from einmpi.units import show_bytes
 

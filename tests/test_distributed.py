@@ -11,7 +11,7 @@ from run_cases import SIZES, cases, strategies
 import einmpi
 from einmpi.files.load import load_array
 from einmpi.kernels.cpu import dispatch
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.runtime import messages

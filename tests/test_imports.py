@@ -28,7 +28,7 @@ WITHOUT_PLANS = (
     "files",
 )
 # Rooms that say what and how, and do nothing.
-PURE = ("errors", "graph", "language", "models", "training", "planner", "schedule")
+PURE = ("errors", "graph", "language", "training", "planner", "schedule")
 EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 # Packages that few modules may import.
 ONLY = {
@@ -163,6 +163,14 @@ def test_import_is_light(statement, heavy):
     )
     assert "einmpi" in done.stdout.split()
     assert not set(done.stdout.split()) & heavy
+
+
+def test_models_are_imported_by_their_users_only():
+    code = "import einmpi.cli.main, sys; print('einmpi.models' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def test_public_names_are_loaded_when_they_are_used():

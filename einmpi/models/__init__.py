@@ -1,1 +1,1 @@
-"""Builders that emit programs."""
+"""Known models: their programs, and their checkpoints as the inputs of a job."""

@@ -11,7 +11,7 @@ import pytest
 from target_graphs import llama
 
 import einmpi
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import peak_bound

@@ -21,7 +21,7 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.llama import MODELS, llama_training_program
+from einmpi.models.paper import MODELS, llama_training_program
 from einmpi.planner.elimination.dominated import minimize_without_dominated
 from einmpi.planner.elimination.eliminate import Limits, Memo, Table, largest_join, minimize
 from einmpi.planner.factor import factor

@@ -20,7 +20,7 @@ from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.text.compare import compare
 from einmpi.report import page_data
 from einmpi.report.arrange import arrange

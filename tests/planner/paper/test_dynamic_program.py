@@ -16,7 +16,7 @@ from paper_helpers import ROOT, chain, eliminated, exhaustive, factors, graph_of
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.llama import MODELS, llama_program
+from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.paper import dynamic_program as paper
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.paper.dynamic_program import decompose, is_tree, longest_paths

@@ -11,7 +11,7 @@ from runtime.gpu.test_gpu import NO_GPU
 import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.kernels.cuda import driver
-from einmpi.models.llama import Llama, llama_program, llama_training_program
+from einmpi.models.paper import Llama, llama_program, llama_training_program
 from einmpi.process.variables import GRAPHS_VARIABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]

@@ -1,4 +1,4 @@
-"""The programs of LLaMA: a step of training lowers the loss, by gradients that are right."""
+"""The programs of the paper's LLaMA: a step of training lowers the loss by right gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from distributed import run_on_threads
 
 import einmpi
-from einmpi.models.llama import Llama, llama_training_program
+from einmpi.models.paper import Llama, llama_training_program
 
 SMALL = Llama(width=8, layers=2, heads=2, hidden=12)
 
