@@ -219,8 +219,8 @@ class Compiled:
             return  # they are bound in the next run
         known.may_be_prepared = False
         shared = self.shared_memory(known.schedule)
-        if shared is not None and shared.found.steps:
-            return  # a prepared call knows nothing of groups that share memory
+        if shared is not None and shared.most_bytes_anywhere:
+            return  # a prepared call knows nothing of groups that share memory, here or elsewhere
         if not self.reads_files and not self.options.donate:
             layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
             known.prepared = prepare_run(repeated, known.schedule, inputs, layouts)

@@ -281,6 +281,74 @@ def test_memory_that_is_given_back_is_got_again(tmp_path, monkeypatch):
     assert compare_modes(job_of("chain", tmp_path), 4, {}) > 0
 
 
+@pytest.mark.parametrize("node_of_rank", [(0, 0, 1, 1), (0, 0, 1, 2), (0, 0, 0, 0)], ids=str)
+def test_all_ranks_fail_if_memory_cannot_be_had_again(tmp_path, monkeypatch, node_of_rank):
+    """Also those of other nodes, and those that share with nobody. Later calls are possible."""
+    monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 0)
+    share_memory = ThreadComm.share_memory
+    comms_without_memory: set[ThreadComm] = set()
+
+    def fail_on_first_node(comm: ThreadComm, group: tuple[int, ...], nbytes: int) -> np.ndarray:
+        memory = share_memory(comm, group, nbytes)
+        if comm in comms_without_memory:
+            raise SharingError("too many files")
+        return memory
+
+    monkeypatch.setattr(ThreadComm, "share_memory", fail_on_first_node)
+    job = job_of("chain", tmp_path)
+
+    def on_rank(comm: ThreadComm) -> int:
+        comm.nodes = node_of_rank
+        compiled = Compiled(job, comm, options_of(job, "sqrt"))
+        total = 0
+        for _ in range(3):
+            expected = compiled()["Z"].gather()
+            total += compiled.measured.shared
+            if comm.nodes[comm.rank] == 0:
+                comms_without_memory.add(comm)
+            for _ in range(2):
+                with pytest.raises(EinmpiError, match='no memory .* set shared = "off"') as caught:
+                    compiled()
+                assert caught.value.everywhere
+            comms_without_memory.discard(comm)
+            np.testing.assert_array_equal(compiled()["Z"].gather(), expected)
+        return total
+
+    shared = run_threads(4, on_rank, limit=20)
+    assert shared[0] > 0
+    assert (shared[3] == 0) == (node_of_rank[3] == 2)
+
+
+def test_ranks_agree_on_memory_only_when_some_was_given_back(tmp_path, monkeypatch):
+    """Also a rank that shares with nobody asks the others, or does not, when they do."""
+    counts: dict[int, int] = {}
+    lowest = ThreadComm.lowest
+
+    def counted_lowest(comm: ThreadComm, number: int) -> int:
+        counts[comm.rank] = counts.get(comm.rank, 0) + 1
+        return lowest(comm, number)
+
+    monkeypatch.setattr(ThreadComm, "lowest", counted_lowest)
+    job = job_of("chain", tmp_path)
+
+    def on_rank(comm: ThreadComm) -> list[int]:
+        comm.nodes = (0, 0, 1, 2)
+        compiled = Compiled(job, comm, options_of(job, "sqrt"))
+        found = []
+        for limit in (2**28, 2**28, 2**28, 0, 0, 2**28, 2**28):
+            comm.barrier()
+            monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", limit)
+            before = counts.get(comm.rank, 0)
+            compiled()
+            found.append(counts.get(comm.rank, 0) - before)
+        return found
+
+    first, *others = run_threads(4, on_rank, limit=20)
+    assert all(counts == first for counts in others)
+    steady = first[1]
+    assert first[1:] == [steady, steady, steady, steady + 1, steady + 1, steady]
+
+
 def test_programs_use_the_memory_of_a_group_in_turn(monkeypatch):
     """A large one gives back what a small one has used before."""
     monkeypatch.setattr(sharing_memory, "MOST_KEPT_BYTES", 20_000)

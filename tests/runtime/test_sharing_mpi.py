@@ -118,6 +118,47 @@ def test_an_input_that_stays_takes_memory_once_a_node(tmp_path):
     assert 4 * nbytes <= peaks_without
 
 
+PRODUCT = """
+program = "Z[i,k] = sum(A[i,j] * B[j,k])"
+[inputs]
+A = { shape = [400, 400], random = "uniform" }
+B = { shape = [400, 400], random = "uniform" }
+"""
+NO_MEMORY_ANY_MORE = """
+import resource, sys
+import numpy as np
+import einmpi
+from einmpi.comm.mpi import comm_of
+from einmpi.runtime.sharing import memory
+
+memory.MOST_KEPT_BYTES = 0
+comm = comm_of()
+job = einmpi.load(sys.argv[1])
+step = einmpi.compile(job, strategy="sqrt")
+expected = step()["Z"].gather()
+assert sum(int(text) for text in comm.allgather_text(str(step.measured.shared))) > 0
+if comm.rank == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
+try:
+    step()
+except einmpi.EinmpiError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+assert np.array_equal(step()["Z"].gather(), expected)
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_cannot_be_had_again_is_an_error_on_all_ranks(tmp_path):
+    """The files of one rank may have 64 KiB: what it shared in the first call does not fit."""
+    (tmp_path / "job.toml").write_text(PRODUCT)
+    arguments = ["-c", f"import sys\n{NO_MEMORY_ANY_MORE}", str(tmp_path / "job.toml")]
+    done = run_mpi(4, arguments, timeout=60)
+    assert done.returncode == 0, done.stderr
+    message = 'no memory for what the ranks of a node share; set shared = "off" in [run]'
+    assert done.stdout.splitlines() == 4 * [message]
+
+
 KILLED = """
 import os, signal, sys
 import numpy as np
@@ -139,14 +180,7 @@ while True:
 
 @pytest.mark.slow
 def test_a_killed_rank_leaves_nothing_behind(tmp_path):
-    (tmp_path / "job.toml").write_text(
-        """
-program = "Z[i,k] = sum(A[i,j] * B[j,k])"
-[inputs]
-A = { shape = [400, 400], random = "uniform" }
-B = { shape = [400, 400], random = "uniform" }
-"""
-    )
+    (tmp_path / "job.toml").write_text(PRODUCT)
     before = set(os.listdir("/dev/shm"))
     done = run_mpi(4, ["-c", KILLED, str(tmp_path / "job.toml")], timeout=60)
     assert done.returncode != 0 and "running" in done.stdout

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from einmpi.comm.base import Comm, SharingError
 from einmpi.comm.shared_memory import all_agree, sharing_nodes
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, failure
 from einmpi.runtime.memory_placement import ArrayUse, place_arrays
 from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.inputs import Group, find_shared_inputs
@@ -23,7 +23,10 @@ from einmpi.schedule.steps import Slot
 
 # What a group keeps after a run, for the next one: new memory costs time. More is given back.
 MOST_KEPT_BYTES = 2**28
-_KEPT_MEMORY = "memory of groups"  # by the group, in `Comm.kept`
+# In `Comm.kept`: the memory by the group, and how often groups have given some back. This count is
+# the same on all ranks, also on those that have no group.
+_KEPT_MEMORY = "memory of groups"
+_TIMES_GIVEN_BACK = "times that groups gave back memory"
 
 
 class _Places(NamedTuple):
@@ -37,6 +40,7 @@ class SharedMemory(SharedArrays):
     """The shared slots of a schedule, as one rank uses them in one run after another."""
 
     def __init__(self, found: SharedSlots, comm: Comm) -> None:
+        """Prepare the transfers. All ranks call it."""
         super().__init__()
         self.found = found
         self.comm = comm
@@ -44,6 +48,11 @@ class SharedMemory(SharedArrays):
         self.bytes_per_rank = sum(
             -(-places.nbytes // len(group)) for group, places in self.places.items()
         )
+        most_bytes = max((places.nbytes for places in self.places.values()), default=0)
+        # The memory of the largest group on any rank, so that all ranks agree when to ask for it.
+        self.most_bytes_anywhere = -comm.lowest(-most_bytes)
+        # How often groups had given back memory when all of them had theirs; -1: not yet.
+        self.complete_since = -1
         self.memory: dict[Group, npt.NDArray[np.uint8]] = {}
         self.times: dict[Group, int] = {}  # transfers of each group so far in this run
         self.postponed: list[tuple[SharedSlot, Callable[[], None]]] = []
@@ -53,8 +62,16 @@ class SharedMemory(SharedArrays):
 
     # ---- runs ------------------------------------------------------------------------------------
 
-    def allocate(self) -> bool:
-        """Get the memory of all groups; return whether that was possible. All members call it."""
+    def allocate_everywhere(self) -> bool:
+        """Get the memory of all groups; return whether all of them have it. All ranks call it."""
+        self.complete_since = -1
+        is_possible = self.comm.lowest(int(self._allocate())) == 1
+        if is_possible:
+            self.complete_since = self._times_given_back()
+        return is_possible
+
+    def _allocate(self) -> bool:
+        """Get the memory of this rank's groups; return whether that was possible."""
         kept = self.comm.kept.setdefault(_KEPT_MEMORY, {})
         is_possible = True
         for group, places in self.places.items():
@@ -74,33 +91,42 @@ class SharedMemory(SharedArrays):
         return is_possible
 
     def begin_run(self) -> None:
-        """Wait until no member of any group reads what the last run has left."""
-        if not self._has_kept_memory() and not self.allocate():
-            raise EinmpiError(
-                'no memory for what the ranks of a node share; set shared = "off" in [run]'
+        """Wait until no member of any group reads what the last run has left.
+
+        All ranks call it. They send messages only if memory may have been given back since the
+        last run; if it cannot be had again on some node, all of them raise an error.
+        """
+        if self.complete_since == self._times_given_back():
+            self._allocate()  # without messages: groups have kept this much, perhaps in new memory
+        elif not self.allocate_everywhere():
+            raise failure(
+                EinmpiError.status,
+                'no memory for what the ranks of a node share; set shared = "off" in [run]',
+                everywhere=True,
             )
         self.postponed.clear()
         for group in self.places:
             self.times[group] = 0
             self.comm.barrier_among(group)
 
-    def _has_kept_memory(self) -> bool:
-        """Return whether this is the memory that groups keep; another schedule may change that."""
-        kept = self.comm.kept.get(_KEPT_MEMORY, {})
-        for group in self.places:
-            memory = self.memory.get(group)
-            if memory is None or kept.get(group) is not memory:
-                return False
-        return True
+    def _times_given_back(self) -> int:
+        times: int = self.comm.kept.get(_TIMES_GIVEN_BACK, 0)
+        return times
 
     def end_run(self, keep: bool) -> None:
-        """Give back the memory of groups that have much of it, unless it is needed again soon."""
+        """Give back the memory of groups that have much of it, unless it is needed again soon.
+
+        All ranks call it.
+        """
         if keep:
             return
-        kept = self.comm.kept[_KEPT_MEMORY]
+        gives_back = self.most_bytes_anywhere > MOST_KEPT_BYTES
+        if gives_back:
+            self.comm.kept[_TIMES_GIVEN_BACK] = self._times_given_back() + 1
         for group, memory in [*self.memory.items()]:
             if memory.nbytes > MOST_KEPT_BYTES:
-                kept.pop(group, None)
+                if gives_back:
+                    self.comm.kept[_KEPT_MEMORY].pop(group, None)
                 del self.memory[group]
                 for name, shared in self.found.slots.items():
                     if shared.group == group:
@@ -145,7 +171,7 @@ def _places_of(found: SharedSlots, group: Group) -> _Places:
 
 
 def set_up_shared_memory(schedule: Schedule, comm: Comm) -> SharedMemory | None:
-    """Return the shared slots of a schedule; None if this rank has none. All ranks call it.
+    """Return the shared slots of a schedule; None if no rank has any. All ranks call it.
 
     Each group shares as much as fits: no member needs more memory than its schedule needs without.
     """
@@ -162,11 +188,10 @@ def set_up_shared_memory(schedule: Schedule, comm: Comm) -> SharedMemory | None:
                 chosen = more
                 break
     memory = SharedMemory(chosen, comm)
-    is_possible = comm.lowest(int(memory.allocate())) == 1
-    if not is_possible:
+    if memory.most_bytes_anywhere and not memory.allocate_everywhere():
         memory = SharedMemory(SharedSlots(), comm)
     memory.inputs = find_shared_inputs(schedule, nodes)
-    return memory if memory.found.steps or memory.inputs else None
+    return memory if memory.most_bytes_anywhere or memory.inputs else None
 
 
 def scheduled_bytes(schedule: Schedule, found: SharedSlots) -> int:
