@@ -2,12 +2,15 @@
 
 import os
 import re
+import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
+from mpi_helpers import STARTS
 
 RANKS = 3
 START_LIMIT = 4  # seconds to wait for a rank that does not start
@@ -103,6 +106,24 @@ FAILURES = {
 }
 
 
+def fail(
+    folder: Path, name: str, start: Callable[["Failing"], subprocess.CompletedProcess[str]]
+) -> tuple["Failing", subprocess.CompletedProcess[str]]:
+    """Start a run that is made to fail, and return it and its end.
+
+    If its launcher broke down before that, start it again in a fresh folder. A run in which the
+    failure did happen is never repeated, whatever its end.
+    """
+    for attempt in range(STARTS):
+        fresh = folder / f"attempt-{attempt}"
+        fresh.mkdir()
+        run = Failing(fresh, name)
+        done = start(run)
+        if run.happened():
+            break
+    return run, done
+
+
 class Failing:
     """A folder with a job whose output exists, and a failing run of it with marked processes."""
 
@@ -142,7 +163,9 @@ class Failing:
         lines = [
             line for line in err.splitlines() if re.match(r"einmpi|job\.toml|none\.toml", line)
         ]
-        assert len(lines) <= 1 and bool(lines) == (self.line is not None), err
+        assert len(lines) <= 1, err
+        assert lines or self.line is None, f"no line of einmpi: {err}"
+        assert not lines or self.line is not None, err
         assert all(re.fullmatch(self.line, line) for line in lines), lines
         assert took < MOST + (START_LIMIT if self.line == MISSING else 0)
         deadline = time.monotonic() + MOST  # launchers do not wait for those that they kill

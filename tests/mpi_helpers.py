@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from einmpi.graph.dtypes import numpy_dtypes
 MPIRUN = Path(sys.executable).parent / "mpirun"
 OPEN_MPI = MPIRUN.with_name("ompi_info").exists()
 NO_MPIRUN = None if MPIRUN.exists() else "there is no mpirun beside the Python interpreter"
+
+STARTS = 3  # how often a run is started at most, if it breaks down before anything is tested
 
 needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 
@@ -72,6 +74,35 @@ def finished(
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished command, which starts ranks. Fails if it hangs."""
+    return started_again(lambda: _finished_once(command, env, timeout, cwd))
+
+
+def started_again(
+    start: Callable[[], subprocess.CompletedProcess[str]],
+) -> subprocess.CompletedProcess[str]:
+    """Return what `start` returns; call it again where Open MPI crashed before the program began.
+
+    On a busy machine Open MPI's MPI_Init crashes now and then, and says where.
+    """
+    done = start()
+    for _ in range(STARTS - 1):
+        if not crashed_in_mpi_init(done.stderr):
+            break
+        done = start()
+    return done
+
+
+def crashed_in_mpi_init(text: str) -> bool:
+    """Whether a rank's stack, which Open MPI prints when it crashes, shows it in MPI_Init."""
+    return "*** Process received signal ***" in text and "PMPI_Init_thread+" in text
+
+
+def _finished_once(
+    command: Sequence[str],
+    env: dict[str, str] | None,
+    timeout: float,
+    cwd: str | os.PathLike[str] | None,
+) -> subprocess.CompletedProcess[str]:
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,11 +1,14 @@
 """A rank that fails or is killed ends the whole run: soon, with one line, with nothing left."""
 
+import os
 import re
+import subprocess
 import sys
+import time
 
 import pytest
-from failing import FAILURES, RANKS, START_LIMIT, Failing
-from mpi_helpers import OPEN_MPI, ROOT, finished, needs_mpirun, run_mpi
+from failing import FAILURES, RANKS, START_LIMIT, Failing, fail
+from mpi_helpers import OPEN_MPI, ROOT, STARTS, finished, needs_mpirun, run_mpi
 
 pytestmark = [pytest.mark.mpirun, needs_mpirun]
 PAGE = ROOT / "docs/failures.md"
@@ -17,8 +20,11 @@ KILLED = (
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_rank_fails(tmp_path, name):
-    run = Failing(tmp_path, name)
-    done = run_mpi(RANKS, ["failing.py", "job.toml"], env=run.environment, cwd=tmp_path)
+    run, done = fail(
+        tmp_path,
+        name,
+        lambda run: run_mpi(RANKS, ["failing.py", "job.toml"], env=run.environment, cwd=run.folder),
+    )
     run.check(done.returncode, done.stdout, done.stderr)
     if name in ("exception", "memory") and not OPEN_MPI:  # whose mpirun adds a block of its own
         assert done.stderr.count("\n") == 1
@@ -40,8 +46,13 @@ SLOW = [
 @pytest.mark.parametrize("name", ["missing", "killed", *SLOW])
 def test_a_rank_fails_under_our_launcher(tmp_path, name):
     """It makes one line of everything."""
-    run = Failing(tmp_path, name)
-    done = finished([sys.executable, "-c", LAUNCH, "job.toml"], env=run.environment, cwd=tmp_path)
+    run, done = fail(
+        tmp_path,
+        name,
+        lambda run: finished(
+            [sys.executable, "-c", LAUNCH, "job.toml"], env=run.environment, cwd=run.folder
+        ),
+    )
     assert done.returncode == (2 if name == "no job" else 1)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     if name == "killed":
@@ -50,14 +61,62 @@ def test_a_rank_fails_under_our_launcher(tmp_path, name):
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    run = Failing(tmp_path, "exception")
-    done = run_mpi(
-        RANKS,
-        ["failing.py", "job.toml"],
-        env={**run.environment, "EINMPI_DEBUG": "1"},
-        cwd=tmp_path,
+    _, done = fail(
+        tmp_path,
+        "exception",
+        lambda run: run_mpi(
+            RANKS,
+            ["failing.py", "job.toml"],
+            env={**run.environment, "EINMPI_DEBUG": "1"},
+            cwd=run.folder,
+        ),
     )
     assert "Traceback" in done.stderr and "ZeroDivisionError: two" in done.stderr
+
+
+@pytest.mark.parametrize("breakdowns", range(STARTS + 1))
+def test_only_a_launcher_that_broke_down_is_started_again(tmp_path, breakdowns):
+    """Not a run in which the failure did happen; and a launcher that always breaks down fails."""
+    folders = []
+
+    def start(run):
+        assert os.listdir(run.folder / "other") == ["job.toml"]
+        folders.append(run.folder)
+        if len(folders) > breakdowns:
+            (run.folder / "failed-at").write_text(str(time.time()))
+        (run.folder / "other/rank-0").touch()
+        return subprocess.CompletedProcess("srun", 139, "", "srun: error: n1: Segmentation fault")
+
+    run, done = fail(tmp_path, "exception", start)
+    assert len({*folders}) == len(folders) == min(breakdowns + 1, STARTS)
+    reason = "no line of einmpi" if run.happened() else "before anything was made to fail"
+    with pytest.raises(AssertionError, match=reason):
+        run.check(done.returncode, done.stdout, done.stderr)
+
+
+# Rank 1 sends the signal of a segmentation fault to rank 0, which waits for it in MPI_Init.
+CRASH_IN_MPI_INIT = """
+import os, signal, time
+rank = os.environ["PMIX_RANK"]
+with open(f"pid-{rank}", "w") as file:
+    file.write(str(os.getpid()))
+if rank == "1" and not os.path.exists("crashed"):
+    time.sleep(3)
+    open("crashed", "w").close()
+    with open("pid-0") as file:
+        os.kill(int(file.read()), signal.SIGSEGV)
+    time.sleep(60)
+from mpi4py import MPI
+print(f"rank {rank} has started\\n", end="")
+"""
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="only Open MPI says where a rank crashed")
+def test_a_crash_of_open_mpi_while_it_starts(tmp_path):
+    done = run_mpi(2, CRASH_IN_MPI_INIT, cwd=tmp_path)
+    assert (tmp_path / "crashed").exists()
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 has started", "rank 1 has started"]
 
 
 @pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])

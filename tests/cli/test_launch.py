@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from mpi_helpers import environment, finished, needs_mpirun
+from mpi_helpers import STARTS, environment, finished, needs_mpirun
 
 from einmpi.cli.launch import failure, launcher, mpirun, output
 from einmpi.errors import EinmpiError, InputError
@@ -51,6 +51,7 @@ signals.SignalWatch(rank, abort)
 note(f"kernel Z{rank}")
 pids = comm.allgather(os.getpid())
 case = sys.argv[1]
+open(sys.argv[3], "a").close()
 if case == "well":
     print(f"rank {rank} is well\\n\\n" if rank == 0 else "", end="", flush=True)
     print(f"a warning of rank {rank}\\n" if rank == 1 else "", end="", file=sys.stderr, flush=True)
@@ -120,11 +121,13 @@ class Run:
     def __init__(self, folder, case, temporary=None, **more):
         self.mark = f"mark-{uuid.uuid4()}"
         self.killed, self.temporary = temporary is not None, temporary or folder / "t"
+        self.started = folder / f"started-{self.mark}"
         program = folder / "stand_in.py"
         program.write_text(STAND_IN)
         self.temporary.mkdir(exist_ok=True)
+        arguments = [str(RANKS), str(program), case, self.mark, str(self.started)]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(RANKS), str(program), case, self.mark],
+            [sys.executable, "-c", PARENT, *arguments],
             env=environment(TMPDIR=str(self.temporary), **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -138,6 +141,27 @@ class Run:
             self.process.kill()
         self.end = time.time()
         return self.process.returncode, out.decode(), err.decode()
+
+
+def until_ended(begin, case):
+    """A run and its end. It is started again if MPI broke down before the ranks had started."""
+    for _ in range(STARTS):
+        run = begin(case)
+        end = run.finish()
+        if run.started.exists():
+            break
+    return run, end
+
+
+def until_waiting(begin, temporary=None):
+    """A run whose ranks wait. It is started again if MPI broke down before they had started."""
+    for _ in range(STARTS):
+        run = begin("wait", temporary)
+        line = run.process.stdout.readline()
+        if line == b"waiting\n":
+            return run
+        run.finish()
+    raise AssertionError(f"{line!r} was printed instead of waiting")
 
 
 @pytest.fixture
@@ -178,8 +202,7 @@ ENDS = {
 @needs_mpirun
 @pytest.mark.parametrize("case", ENDS)
 def test_ends(begin, case):
-    run = begin(case)
-    status, out, err = run.finish()
+    run, (status, out, err) = until_ended(begin, case)
     assert (status, err) == ENDS[case]
     killed = re.fullmatch(r"killed at (\S+)\n", out)
     assert killed or out == ("rank 0 is well\n\n" if case == "well" else "")
@@ -196,8 +219,7 @@ def test_ends(begin, case):
     ],
 )
 def test_parent_is_told_to_end(begin, number, line):
-    run = begin("wait")
-    assert run.process.stdout.readline() == b"waiting\n"
+    run = until_waiting(begin)
     told = time.time()
     run.process.send_signal(number)
     assert run.finish() == (128 + number, "", line)
@@ -207,8 +229,7 @@ def test_parent_is_told_to_end(begin, number, line):
 @pytest.mark.mpirun
 @needs_mpirun
 def test_parent_is_killed(begin):
-    run = begin("wait")
-    assert run.process.stdout.readline() == b"waiting\n"
+    run = until_waiting(begin)
     run.process.kill()
     run.killed = True  # it could not remove its files
     until_gone(run.mark)
@@ -216,8 +237,7 @@ def test_parent_is_killed(begin):
     assert len(own_folders(run)) == 1
 
     # The next launchers remove it, but not the folder of one that lives.
-    living = begin("wait", run.temporary)
-    assert living.process.stdout.readline() == b"waiting\n"
+    living = until_waiting(begin, run.temporary)
     of_living = own_folders(run)
     assert len(of_living) == 1
     assert begin("well", run.temporary).finish()[0] == 0

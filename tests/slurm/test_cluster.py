@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from mpi_helpers import ROOT
-from slurm.submitted import SRUN, TWO_BY_TWO, check
+from mpi_helpers import ROOT, STARTS, crashed_in_mpi_init, started_again
+from slurm.submitted import SRUN, TWO_BY_TWO, check, printed
 
 pytestmark = pytest.mark.slurm
 
@@ -18,7 +18,9 @@ print(f"{comm.rank} {comm.size} {comm.ranks_on_node}\\n", end="")
 
 
 def test_ranks_of_two_nodes_meet(slurm):
-    done = slurm.run(*SRUN.split(), *TWO_BY_TWO, "python", "-c", NODES, cwd=ROOT)
+    done = started_again(
+        lambda: slurm.run(*SRUN.split(), *TWO_BY_TWO, "python", "-c", NODES, cwd=ROOT)
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 4 2" for rank in range(4)]
 
@@ -38,10 +40,13 @@ def test_ranks_without_pmi_are_an_error(slurm):
 
 @pytest.mark.parametrize("launch", [SRUN, "mpirun"])
 def test_launchers_on_two_nodes(slurm, project, launch):
-    number = slurm.submit(
-        *TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch}
-    )
-    (job,) = slurm.wait(number)
+    for _ in range(STARTS):
+        number = slurm.submit(
+            *TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch}
+        )
+        (job,) = slurm.wait(number)
+        if not crashed_in_mpi_init(printed(project, job)):
+            break
     check(project, job, 4, "jobs/attention.toml")
     data = json.loads((project / f"einmpi-{number}.json").read_text())
     assert (data["ranks"], data["nodes"]) == (4, 2)

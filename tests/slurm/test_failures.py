@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from failing import FAILURES, RANKS, Failing
-from mpi_helpers import OPEN_MPI
+from failing import FAILURES, RANKS, fail
+from mpi_helpers import OPEN_MPI, started_again
 
 pytestmark = pytest.mark.slurm
 PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
@@ -12,20 +12,16 @@ TERMINATED = "einmpi: error: rank .: terminated by SIGTERM in (exchange|reduce) 
 
 
 def srun(slurm, folder, name, *options, **changes):
-    run = Failing(folder, name)
-    done = slurm.run(
-        "srun",
-        PMI,
-        f"--ntasks={RANKS}",
-        "--nodes=2",
-        *options,
-        "python",
-        "failing.py",
-        "job.toml",
-        cwd=folder,
-        env={**run.environment, **changes},
-    )
-    return run, done
+    command = ("srun", PMI, f"--ntasks={RANKS}", "--nodes=2", *options, "python", "failing.py")
+
+    def start(run):
+        return started_again(
+            lambda: slurm.run(
+                *command, "job.toml", cwd=run.folder, env={**run.environment, **changes}
+            )
+        )
+
+    return fail(folder, name, start)
 
 
 @pytest.mark.parametrize("name", FAILURES)
