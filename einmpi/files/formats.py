@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files import npy, safetensors
+from einmpi.files import npy, safetensors, safetensors_index
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_unchanged
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
@@ -103,7 +103,7 @@ class FileFormat:
     name : str
         What the format is called in messages and in the documentation.
     suffixes : tuple of str
-        The endings of its file names, in lower case, such as ``".npy"``.
+        The endings of its file names, in lower case, such as ``".npy"`` or ``".tar.gz"``.
     key : str
         The job-file key that names a tensor inside a file; empty if a file holds a single tensor.
     documentation : str
@@ -157,7 +157,7 @@ _FORMATS: list[FileFormat] = []
 def register_format(new: FileFormat) -> None:
     """Add a file format. Raise ValueError if one of its suffixes is malformed or already taken."""
     for suffix in new.suffixes:
-        if not re.fullmatch(r"\.[a-z0-9_]+", suffix):
+        if not re.fullmatch(r"(\.[a-z0-9_]+)+", suffix):
             raise ValueError(f"suffix {suffix!r}: expected a dot and lower-case letters or digits")
         known = format_with_suffix(suffix)
         if known is not None:
@@ -184,8 +184,16 @@ def format_with_suffix(suffix: str) -> FileFormat | None:
 
 
 def suffix_of(file: str) -> str:
-    """Return the suffix of a file's name in lower case. A folder may end in a slash."""
-    return os.path.splitext(file.rstrip("/"))[1].lower()
+    """Return the suffix of a file's name in lower case. A folder may end in a slash.
+
+    It is what follows the last dot, unless a format has a suffix of several parts.
+    """
+    name = file.rstrip("/")
+    for known in _FORMATS:
+        for suffix in known.suffixes:
+            if suffix.count(".") > 1 and name.lower().endswith(suffix):
+                return suffix
+    return os.path.splitext(name)[1].lower()
 
 
 def known_format(place: str, file: str, writable: bool = False) -> FileFormat:
@@ -297,6 +305,14 @@ SAFETENSORS = FileFormat(
     find=safetensors.find,
     list_names=safetensors.list_tensors,
 )
+SAFETENSORS_INDEX = FileFormat(
+    name="safetensors index",
+    suffixes=(safetensors_index.SUFFIX,),
+    key="tensor",
+    documentation="which safetensors file in the folder has which tensor of a large model",
+    find=safetensors_index.find,
+    list_names=safetensors_index.list_tensors,
+)
 NPY = FileFormat(
     name="NumPy",
     suffixes=(".npy",),
@@ -328,5 +344,6 @@ ZARR = FileFormat(
 )
 register_format(HDF5)
 register_format(SAFETENSORS)
+register_format(SAFETENSORS_INDEX)
 register_format(NPY)
 register_format(ZARR)

@@ -170,7 +170,7 @@ def job_error(**tables):
 
 def test_messages_list_it(new_formats):
     write_inputs()
-    suffixes = ".h5, .hdf5, .he5, .safetensors, .npy, .zarr, .block, .csv"
+    suffixes = ".h5, .hdf5, .he5, .safetensors, .safetensors.index.json, .npy, .zarr, .block, .csv"
     assert job_error(inputs='{ w = "w.txt" }') == (
         "job.toml:2:12: 'w.txt' is not a file of a known format; "
         f"expected a file name that ends in one of {suffixes}"
@@ -200,7 +200,8 @@ def test_messages_list_it(new_formats):
 
 
 def test_it_is_gone_afterwards():
-    assert [known.name for known in all_formats()] == ["HDF5", "safetensors", "NumPy", "zarr"]
+    names = [known.name for known in all_formats()]
+    assert names == ["HDF5", "safetensors", "safetensors index", "NumPy", "zarr"]
     with pytest.raises(InputError, match="not a file of a known format"):
         known_format("here", "z.block")
 
@@ -225,6 +226,9 @@ def test_suffixes_have_one_owner():
         ("A.H5:/A", "A.H5", "/A"),
         ("a:b.h5:/A:c", "a:b.h5", "/A:c"),
         ("m.safetensors:layer:0", "m.safetensors", "layer:0"),
+        ("m.safetensors.index.json:a.b", "m.safetensors.index.json", "a.b"),
+        ("m.Safetensors.Index.JSON:a", "m.Safetensors.Index.JSON", "a"),
+        ("index.json:a", "index.json", ""),
         ("a.npy", "a.npy", ""),
         ("a.h5:", "a.h5", ""),
         ("a:b.npy", "a:b.npy", ""),

@@ -150,7 +150,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = { file = "x.csv", dataset = "/A" }',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .npy, .zarr",
+            "in one of .h5, .hdf5, .he5, .safetensors, .safetensors.index.json, .npy, .zarr",
         ),
         (
             'A = { file = "x.h5" }',
@@ -177,7 +177,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = "x.csv:/A"',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .npy, .zarr",
+            "in one of .h5, .hdf5, .he5, .safetensors, .safetensors.index.json, .npy, .zarr",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
