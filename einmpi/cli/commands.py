@@ -140,7 +140,7 @@ def _explain(options: argparse.Namespace) -> None:
                 shown = each
     else:
         shown = api.plan(job, options.ranks, strategy=options.strategy, **settings)
-        text = plan_text(shown)
+        text = plan_text(shown, options.full)
         data = as_json(shown)
         if options.show_relations:
             text = _relations(shown, options.show_relations)

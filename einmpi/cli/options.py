@@ -230,6 +230,13 @@ OPTIONS = (
         metavar="FILE.toml",
     ),
     Option(
+        ("--full",),
+        "plan",
+        ("plan",),
+        "every vertex of repeated layers, instead of those that differ",
+        is_switch=True,
+    ),
+    Option(
         ("--show-relations",),
         "plan",
         ("plan",),

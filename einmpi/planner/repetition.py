@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,20 @@ Kinds = list[int]  # of each vertex of a graph, in order
 # ---- layers one after another --------------------------------------------------------------------
 
 
-def repeated_layers(graph: EinGraph) -> dict[str, str]:
-    """Return vertices and inputs of repeated layers → those of the first layer.
+class Layers(NamedTuple):
+    """Equal layers one after another among the computed vertices of a graph."""
+
+    start: int  # the place of the first vertex of the first layer
+    vertices: int  # of a layer
+    count: int  # of layers, the first one included; 0 if nothing repeats
+
+
+def find_layers(graph: EinGraph) -> Layers:
+    """Return the repetition that covers most vertices.
 
     Every vertex gets a kind, equal for vertices that do the same at the same place of their layers.
-    Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. The result is
-    empty where nothing repeats at least three times.
+    Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. Nothing that
+    repeats less than three times is found.
     """
     computed = graph.computed
     position = {vertex.name: place for place, vertex in enumerate(computed)}
@@ -39,9 +48,20 @@ def repeated_layers(graph: EinGraph) -> dict[str, str]:
     for vertex in computed:
         kinds.append(numbers.setdefault(_kind(graph, vertex, position), len(numbers)))
     saved, period, start = _best_period(np.array(kinds, np.int64))
+    if not saved:
+        return Layers(0, 0, 0)
+    return Layers(start, period, saved // period + 1)
 
+
+def repeated_layers(graph: EinGraph) -> dict[str, str]:
+    """Return vertices and inputs of repeated layers → those of the first layer.
+
+    The result is empty where nothing repeats.
+    """
+    computed = graph.computed
+    start, period, count = find_layers(graph)
     tie: dict[str, str] = {}
-    for place in range(start + period, start + period + saved):
+    for place in range(start + period, start + period * count):
         copy = computed[place]
         model = computed[start + (place - start) % period]
         pairs = zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True)

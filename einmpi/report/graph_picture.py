@@ -9,7 +9,7 @@ from math import sqrt
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
-from einmpi.planner.repetition import repeated_layers
+from einmpi.planner.repetition import find_layers, repeated_layers
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.picture import (
@@ -74,9 +74,7 @@ def _choose_drawn(plan: Plan) -> _Drawn:
     if len(plan.graph.vertices) <= MAX_DETAILED_TENSORS:
         return _Drawn({}, 0)
     hidden = repeated_layers(plan.graph)
-    computed = [name for name in hidden if not plan.graph[name].is_input]
-    vertices_of_a_layer = len({hidden[name] for name in computed})
-    return _Drawn(hidden, len(computed) // max(1, vertices_of_a_layer))
+    return _Drawn(hidden, find_layers(plan.graph).count - 1 if hidden else 0)
 
 
 def graph_picture(plan: Plan) -> Picture:

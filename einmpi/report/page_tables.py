@@ -12,11 +12,12 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import gather_condition, one_level
+from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.recording.timeline import KINDS, Timeline
-from einmpi.units import show_bytes, show_count, show_seconds
+from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 ROWS_SHOWN = 100  # at first: a browser takes long to lay out thousands of rows
 LONG_TEXT = 50  # characters; a cell with more has a tooltip
@@ -149,7 +150,10 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
     took = _shares(times)
     longest = max([*predicted.values(), *took.values()], default=0.0)
     most_bytes = max(planned_bytes.values(), default=0)
+    folded = _folded_tensors(plan)
     rows: list[str] = []
+    folded_here: list[str] = []  # names of consecutive tensors that are hidden
+    tensors = 0  # that the table shows at first
     for vertex in vertices:
         name = vertex.name
         cells = _planned_cells(plan, vertex, moves[name])
@@ -159,8 +163,18 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
         else:
             cells.append(_bar(most_bytes, planned_bytes[name]))
             cells.append(_bar(longest, predicted[name]))
-        hidden = " hidden" if len(rows) >= ROWS_SHOWN else ""
+        if name in folded:
+            folded_here.append(name)
+            rows.append(f"<tr hidden>{''.join(cells)}</tr>")
+            continue
+        if folded_here:
+            rows.append(_fold_row(folded_here, planned_bytes, measured, timeline))
+            folded_here = []
+        tensors += 1
+        hidden = " hidden" if tensors > ROWS_SHOWN else ""
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
+    if folded_here:
+        rows.append(_fold_row(folded_here, planned_bytes, measured, timeline))
     heads = ["tensor", "definition", "cuts", "to move", "main reason"]
     if timeline is not None:
         heads += ["moved", "computing", "moving", "share of the time"]
@@ -170,7 +184,7 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
     filter_input = '<input id="table-filter" type="search" autocomplete="off">'
     return f"""{_notes(plan, timeline)}
 <div class="tools"><label>Filter rows {filter_input}</label>
-<button id="table-all" hidden>Show all {len(rows):,} rows</button></div>
+<button id="table-all" hidden>Show all {len(vertices):,} rows</button></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of tensors">
 <table id="tensor-table">
 <thead><tr>{_heads(heads, left=(0, 1, 2, 4, 8))}</tr></thead>
@@ -191,6 +205,45 @@ def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[EdgeMovement]) ->
         _cell(show_bytes(sum(each.nbytes for each in moves))),
         _left(REASON_NAMES[reason] if reason else ""),
     ]
+
+
+def _folded_tensors(plan: Plan) -> frozenset[str]:
+    """Return what is hidden at first: folded vertices, and inputs that only these read."""
+    folded = folded_vertices(plan)
+    names = set(folded)
+    for vertex in plan.graph.inputs:
+        readers = plan.graph.consumers[vertex.name]
+        if readers and folded.issuperset(readers):
+            names.add(vertex.name)
+    return frozenset(names)
+
+
+def _fold_row(
+    names: Sequence[str],
+    planned_bytes: Mapping[str, int],
+    measured: Mapping[str, _Measured],
+    timeline: Timeline | None,
+) -> str:
+    """Return the row for hidden tensors of repeated layers, with the sums of their rows."""
+    planned = sum(planned_bytes[name] for name in names)
+    tensors = counted(len(names), "tensor")
+    cells = [
+        _left(f"… {names[0]} to {names[-1]}"),
+        _left(f"{tensors} of repeated layers, each as in the layer before"),
+        _left(""),
+        _cell(show_bytes(planned)),
+        _left(""),
+    ]
+    if timeline is None:
+        cells += [_left(""), _left("")]
+    else:
+        total = _Measured(
+            sum(measured[name].computing for name in names),
+            sum(measured[name].moving for name in names),
+            sum(measured[name].nbytes for name in names),
+        )
+        cells += [*_measured_cells(total, planned, timeline.ranks), _left("")]
+    return f'<tr class="fold faint">{"".join(cells)}</tr>'
 
 
 def _measured_cells(measured: _Measured, planned: int, ranks: int) -> list[str]:

@@ -12,6 +12,7 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.compare import Comparison, cost_in_all
 from einmpi.planner.text.explain import explain, heading, loops_of, totals, vertex_rows
+from einmpi.planner.text.folding import Fold, vertices_and_folds
 from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines
 from einmpi.process.terminal import columns
 from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
@@ -38,31 +39,34 @@ OPTIONAL_COLUMNS = (
 )
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan, full: bool = False) -> str:
     """Return EXPLAIN. On a terminal the vertices that move most are red, and idle ones are dim."""
     if not _on_terminal():
-        return explain(plan)
+        return explain(plan, full)
     texts = []
     for title, each in loops_of(plan):
         if title:
             texts.append(f"{title}\n")
-        texts.append(_rendered_plan(each) + "\n\n")
+        texts.append(_rendered_plan(each, full) + "\n\n")
     return "".join(texts).rstrip("\n")
 
 
-def _rendered_plan(plan: PlanData) -> str:
+def _rendered_plan(plan: PlanData, full: bool) -> str:
     """Return the plan of a program, or of a loop, for a terminal."""
-    moved = [plan.bills[vertex.name].nbytes for vertex in plan.graph.computed]
-    most = max(moved, default=0)
+    most = max((bill.nbytes for bill in plan.bills.values()), default=0)
     styles = []
-    for amount in moved:
+    for shown in vertices_and_folds(plan, full):
+        if isinstance(shown, Fold):
+            styles.append("")
+            continue
+        amount = plan.bills[shown.name].nbytes
         if amount == 0:
             styles.append("dim")
         elif 2 * amount > most:
             styles.append("red")
         else:
             styles.append("yellow")
-    return _render(heading(plan), vertex_rows(plan), 2, styles, totals(plan))
+    return _render(heading(plan), vertex_rows(plan, full), 2, styles, totals(plan, full))
 
 
 def comparison_text(comparison: Comparison) -> str:

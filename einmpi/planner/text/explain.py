@@ -10,6 +10,7 @@ from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.donation import why_not_in_place
 from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed
 from einmpi.planner.prices import BETWEEN
+from einmpi.planner.text.folding import Fold, folded_vertices, vertices_and_folds
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import counted, plural, show_bytes, show_count, show_seconds
@@ -99,15 +100,18 @@ def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
     }
 
 
-def explain(plan: PlanData) -> str:
-    """Return one line per vertex, then the totals, then a summary of the plan in words."""
+def explain(plan: PlanData, full: bool = False) -> str:
+    """Return one line per vertex, then the totals, then a summary of the plan in words.
+
+    Repeated layers that are cut and move alike are one line, unless the text is to be `full`.
+    """
     lines: list[str] = []
     for title, each in loops_of(plan):
         if title:
             lines += ["", title] if lines else [title]
         lines.append(heading(each))
-        lines += table_lines(vertex_rows(each), left=2)
-        lines += [note_line(note) for note in totals(each)]
+        lines += table_lines(vertex_rows(each, full), left=2)
+        lines += [note_line(note) for note in totals(each, full)]
     return "\n".join(lines)
 
 
@@ -140,8 +144,8 @@ def ranks_and_mesh(plan: PlanData) -> str:
     return f"{ranks}{nodes} (mesh {mesh}{idle})"
 
 
-def vertex_rows(plan: PlanData) -> list[Row]:
-    """Return the table of vertices, its head first."""
+def vertex_rows(plan: PlanData, full: bool = False) -> list[Row]:
+    """Return the table of vertices, its head first; a fold has the sums of its vertices."""
     show_between = plan.nodes > 1 and plan.knows_nodes
     show_time = plan.machine is not None
     head = ["vertex", "cuts", "join", "aggregate", "repartition", "bytes"]
@@ -150,27 +154,38 @@ def vertex_rows(plan: PlanData) -> list[Row]:
     if show_time:
         head.append("seconds")
     rows = [tuple(head)]
-    for vertex in plan.graph.computed:
-        bill = plan.bills[vertex.name]
+    for shown in vertices_and_folds(plan, full):
+        if isinstance(shown, Fold):
+            text = shown.text
+            cuts = ""
+            bills = [plan.bills[vertex.name] for vertex in shown.vertices]
+        else:
+            text = shown.summary
+            cuts = _cuts(plan, shown.name)
+            bills = [plan.bills[shown.name]]
         row = [
-            vertex.summary,
-            _cuts(plan, vertex.name),
-            show_count(bill.words.join),
-            show_count(bill.words.aggregate),
-            show_count(bill.words.repartition),
-            show_bytes(bill.nbytes),
+            text,
+            cuts,
+            show_count(sum(bill.words.join for bill in bills)),
+            show_count(sum(bill.words.aggregate for bill in bills)),
+            show_count(sum(bill.words.repartition for bill in bills)),
+            show_bytes(sum(bill.nbytes for bill in bills)),
         ]
         if show_between:
-            row.append(show_bytes(bill.between))
+            row.append(show_bytes(sum(bill.between for bill in bills)))
         if show_time:
-            row.append(show_seconds(plan.seconds_of(bill.time)))
+            row.append(show_seconds(plan.seconds_of(sum(bill.time for bill in bills))))
         rows.append(tuple(row))
     return rows
 
 
-def totals(plan: PlanData) -> list[Note]:
-    """Return the notes below the table of vertices."""
-    notes: list[Note] = [("", f"{name}: {note}") for name, note in plan.notes.items()]
+def totals(plan: PlanData, full: bool = False) -> list[Note]:
+    """Return the notes below the table of vertices; of folded vertices only if `full`."""
+    folded = frozenset() if full else folded_vertices(plan)
+    notes: list[Note] = []
+    for name, note in plan.notes.items():
+        if name not in folded:
+            notes.append(("", f"{name}: {note}"))
     if plan.layouts:
         notes.append(("layouts", _layouts(plan)))
     notes.append(("moved", _moved(plan)))

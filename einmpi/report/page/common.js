@@ -120,7 +120,9 @@ function tablePart() {
     const wanted = filter.value.toLowerCase();
     const someHidden = !showAll.hidden && !printing;
     rows.forEach((row, k) => {
-      if (wanted) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      // A row that stands for hidden ones is there only while these are hidden.
+      if (row.classList.contains("fold")) row.hidden = Boolean(wanted) || !someHidden;
+      else if (wanted) row.hidden = !row.textContent.toLowerCase().includes(wanted);
       else row.hidden = someHidden && hiddenAtFirst[k];
     });
   };
