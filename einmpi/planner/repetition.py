@@ -31,7 +31,7 @@ class Layers(NamedTuple):
 
     start: int  # the place of the first vertex of the first layer
     vertices: int  # of a layer
-    count: int  # of layers, the first one included; 0 if nothing repeats
+    layers: int  # the first one included; 0 if nothing repeats
 
 
 def find_layers(graph: EinGraph) -> Layers:

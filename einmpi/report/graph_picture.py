@@ -74,7 +74,7 @@ def _choose_drawn(plan: Plan) -> _Drawn:
     if len(plan.graph.vertices) <= MAX_DETAILED_TENSORS:
         return _Drawn({}, 0)
     hidden = repeated_layers(plan.graph)
-    return _Drawn(hidden, find_layers(plan.graph).count - 1 if hidden else 0)
+    return _Drawn(hidden, find_layers(plan.graph).layers - 1 if hidden else 0)
 
 
 def graph_picture(plan: Plan) -> Picture:

@@ -20,7 +20,7 @@ from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.paper import MODELS, Llama, llama_program
 from einmpi.planner.text.compare import compare
 from einmpi.report import page_data
 from einmpi.report.arrange import arrange
@@ -28,7 +28,7 @@ from einmpi.report.graph_picture import MORE_LAYERS, graph_picture
 from einmpi.report.html import page, write_report
 from einmpi.report.movement import LayoutUse, edge_movements, layouts_of
 from einmpi.report.page_data import timeline_data
-from einmpi.report.page_tables import time_by_kind
+from einmpi.report.page_tables import tensor_table, time_by_kind
 from einmpi.report.picture import STYLES, Box, Text, svg
 from einmpi.report.plot import write_plot
 from einmpi.report.recording.timeline import KINDS, Span, Timeline
@@ -430,6 +430,23 @@ def test_repeated_layers_are_drawn_once():
     )
     assert layers >= 3 and drawn + hidden == len(plan.graph.vertices)
     assert MORE_LAYERS not in plan.graph.by_name
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_table_folds_repeated_layers(measured):
+    program, shapes, _ = llama_program(Llama(64, 6, 4, 96), 2, 32)
+    plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), 2)
+    table = tensor_table(plan, made_up(plan) if measured else None)
+    rows = re.findall(r"<tr( hidden| class=\"fold faint\")?>(.*?)</tr>", table.split("<tbody>")[1])
+    folds = [cells for kind, cells in rows if "fold" in kind]
+    hidden = [cells for kind, cells in rows if "hidden" in kind]
+    assert folds and hidden and len(rows) == len(plan.graph.vertices) + len(folds)
+    assert all("as in the layer before" in cells for cells in folds)
+    counted = sum(int(re.search(r"(\d+) tensors? of", cells)[1]) for cells in folds)
+    assert counted == len(hidden)
+    assert len({cells.count("<td") for _, cells in rows}) == 1
+    shown = [cells for kind, cells in rows if not kind]
+    assert any(">wq_1<" in cells for cells in shown) and any(">wq_4<" in cells for cells in hidden)
 
 
 def test_many_tensors_that_do_not_repeat_are_drawn_briefly():
