@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
+from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, longest_share, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import Bill
 
@@ -74,6 +74,7 @@ class AllSteps(NamedTuple):
     nbytes: int
     between: int  # of these bytes: those that steps, and what is computed once, move between nodes
     seconds: float | None  # where a machine was measured
+    operations: int  # of the busiest rank
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,22 @@ class PlanData:
         return -(-self.bytes_predicted // self.mesh.ranks)
 
     @property
+    def operations_busiest(self) -> int:
+        """Scalar operations of the busiest rank; what several ranks compute counts on each."""
+        return sum(self._operations_busiest(vertex) for vertex in self.graph.computed)
+
+    def _operations_busiest(self, vertex: Vertex) -> int:
+        """Return the operations of a rank that has the longest share of every label."""
+        state = self.states[vertex.name]
+        share = 1
+        whole = 1
+        for label, extent in vertex.computed_einsum.extents:
+            axes = [axis for axis, cut in enumerate(state) if cut == label]
+            share *= longest_share(self.mesh, extent, axes)
+            whole *= extent
+        return -(-vertex.operations() * share // max(1, whole))
+
+    @property
     def knows_nodes(self) -> bool:
         """Whether the mesh shows all nodes; if not, the plan treats all ranks as equally near."""
         if self.uneven:
@@ -214,6 +231,7 @@ class PlanData:
         seconds = None
         if self.seconds_predicted is not None:
             seconds = steps * self.seconds_predicted
+        operations = steps * self.operations_busiest
         for arriving in self.loop.arriving.values():
             words += arriving.words
             nbytes += arriving.nbytes
@@ -224,7 +242,8 @@ class PlanData:
             between += once.bytes_between or 0
             if seconds is not None:
                 seconds += once.seconds_predicted or 0.0
-        return AllSteps(words, nbytes, between, seconds)
+            operations += once.operations_busiest
+        return AllSteps(words, nbytes, between, seconds, operations)
 
     def seconds_of(self, picoseconds: int) -> float:
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""

@@ -32,6 +32,7 @@ OPTIONAL_COLUMNS = (
     "aggregate",
     "join",
     "busiest rank",
+    "operations a rank",
     "words",
     "GB/s",
     "GFLOP/s",

@@ -451,6 +451,7 @@ def test_json_has_the_keys_of_the_contract():
         "bytes_predicted",
         "bytes_peak_predicted",
         "paper_cost",
+        "operations_max_rank",
         "seconds_planning",
         "vertices",
     }

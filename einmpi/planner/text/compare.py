@@ -15,6 +15,8 @@ from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import show_bytes, show_count, show_seconds
 
+REPEATED_WORK = 1.25  # times the fewest operations of a rank; more are pointed out
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -71,6 +73,7 @@ def _cells(plan: Plan) -> dict[str, str]:
         cells["seconds"] = show_seconds(plan.seconds_predicted)
     if plan.loop is not None:
         cells["all steps"] = show_bytes(plan.all_steps.nbytes)
+    cells["operations a rank"] = show_count(plan.operations_busiest)
     cells["busiest rank"] = show_bytes(plan.bytes_busiest)
     cells["peak memory"] = show_bytes(plan.peak)
     cells["lower bound"] = show_count(plan.lower_bound)
@@ -89,6 +92,7 @@ def _cells_of_loops(plan: Plan) -> dict[str, str]:
     cells["bytes, all steps"] = show_bytes(in_all.nbytes)
     if in_all.seconds is not None:
         cells["seconds"] = show_seconds(in_all.seconds)
+    cells["operations a rank"] = show_count(in_all.operations)
     cells["peak memory"] = show_bytes(max(each.peak for each in plan.loops))
     return cells
 
@@ -101,6 +105,7 @@ def cost_in_all(plan: PlanData) -> AllSteps:
             plan.bytes_predicted,
             plan.bytes_between or 0,
             plan.seconds_predicted,
+            plan.operations_busiest,
         )
     costs = [each.all_steps for each in plan.loops]
     seconds = None
@@ -111,6 +116,7 @@ def cost_in_all(plan: PlanData) -> AllSteps:
         sum(cost.nbytes for cost in costs),
         sum(cost.between for cost in costs),
         seconds,
+        sum(cost.operations for cost in costs),
     )
 
 
@@ -130,11 +136,22 @@ def _winner(plans: Sequence[Plan]) -> list[Note]:
         next_plan = order[len(equal)]
         text += f"; {next_plan.strategy} is next with {_amount(next_plan)}"
     notes: list[Note] = [("", text)]
+    notes += _repeated_work(best, plans)
     for title, each in loops_of(best):
         if title:
             notes.append(("", title))
         notes += in_words(each)
     return notes
+
+
+def _repeated_work(best: Plan, plans: Sequence[Plan]) -> list[Note]:
+    """Return a note if the best plan moves less because ranks repeat each other's work."""
+    least = min(plans, key=lambda plan: cost_in_all(plan).operations)
+    ratio = cost_in_all(best).operations / max(1, cost_in_all(least).operations)
+    if ratio < REPEATED_WORK:
+        return []
+    text = f"{best.strategy} repeats work: a rank does {ratio:.2g} times the operations of "
+    return [("", f"{text}{least.strategy}")]
 
 
 def _objective(plan: PlanData) -> float:

@@ -32,6 +32,7 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "bytes_predicted": plan.bytes_predicted,
         "bytes_between_predicted": plan.bytes_between,
         "seconds_predicted": plan.seconds_predicted,
+        "operations_max_rank": plan.operations_busiest,
         "bytes_peak_predicted": plan.peak,
         "paper_cost": plan.paper_cost,
         "seconds_planning": plan.seconds,
