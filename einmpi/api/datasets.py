@@ -34,8 +34,8 @@ def open_dataset(
         A file of any format that a job can read.
     dataset : str, optional
         The name of the tensor in the file: the path of an HDF5 dataset or of an array in a zarr
-        store, or the name of a tensor in a safetensors file or index. An .npy file holds a single tensor and
-        needs none; without one, a zarr store is itself an array.
+        store, or the name of a tensor in a safetensors file or in the index of several. An .npy
+        file holds a single tensor and needs none; without one, a zarr store is itself an array.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
     parts : sequence of int, optional

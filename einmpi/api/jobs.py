@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from einmpi.arguments import optional_names, optional_text, path_name
-from einmpi.errors import InputError
+from einmpi.errors import InputError, nearest_of
+from einmpi.files.datasets import PATHS_OF_JOB_FILES
 from einmpi.files.load import describe
 from einmpi.files.specs import InputSpec, Number
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.job.inputs import check_dtype
 from einmpi.job.job import Job
 from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parameter
 from einmpi.job.program import program_job
+from einmpi.job.python_values import python_values
+from einmpi.job.tensors import check_no_batches, read_roles, read_tensors
 from einmpi.language.statements import Inputs
 
 
@@ -55,7 +60,15 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **setting
 
 
 def program(
-    text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any
+    text: str,
+    /,
+    *,
+    dtype: str = "float64",
+    outputs: Sequence[str] | None = None,
+    inputs: Mapping[str, Mapping[str, Any] | str] | None = None,
+    resident: bool | Sequence[str] = False,
+    roles: Mapping[str, Sequence[str]] | None = None,
+    **tensors: Any,
 ) -> Job:
     """Make a job from the text of a program.
 
@@ -67,6 +80,15 @@ def program(
         The dtype of inputs that are given by a shape.
     outputs : sequence of str, optional
         The tensors to compute; by default those that no statement uses.
+    inputs : mapping of str to mapping or str, optional
+        Inputs that are read from files or generated, by name; each as a job file describes it:
+        ``{"file": "model.safetensors", "tensor": "w", "shape": (8, 64), "dtype": "float32"}``.
+        Paths start where Python runs.
+    resident : bool or sequence of str, optional
+        Which of `inputs` stay loaded between the calls of a compiled job: all of them, or those
+        with these names, besides those that say so themselves.
+    roles : mapping of str to sequence of str, optional
+        The labels that have each role, for the strategies that need roles.
     **tensors : shape, array, int, float, complex or bool
         An input by its shape, or by an array, whose shape and dtype it has; a size, if it is an
         int; or a parameter, which has this value unless a call gives another.
@@ -87,26 +109,68 @@ def program(
     >>> job = einmpi.program(text, A=(40, 4), B=np.ones((4, 30)), scale=2)
     >>> print(job.graph["Z"].bound, job.graph["Z"].dtype)
     (40, 30) float64
+    >>> np.save("B.npy", np.ones((4, 30)))
+    >>> job = einmpi.program(text, A=(40, 4), scale=2, inputs={"B": {"file": "B.npy"}})
+    >>> einmpi.run(job, A=np.ones((40, 4)))["Z"].gather()[0, :3]
+    array([8., 8., 8.])
     """
     if dtype is None:
         dtype = "float64"
-    inputs: dict[str, tuple[Sequence[int], str]] = {}
+    shapes: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
     parameters: list[InputSpec] = []
     for name, given in tensors.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
-            inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
+            shapes[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
             sizes[name] = given
         elif isinstance(given, bool | float | complex):
             parameters.append(parameter(name, given, "program"))
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
-            inputs[name] = given, dtype
+            shapes[name] = given, dtype
         else:
             raise InputError(
                 "program", f"{name} is {type(given).__name__}", "a shape, an array, or a number"
             )
-    return job_of_program("program", text, inputs, sizes, dtype, outputs, parameters)
+    document = python_values(inputs=inputs, roles=roles)
+    optional_text("program", "dtype", dtype, "float32")
+    check_dtype("program", dtype)
+    sources = read_tensors(document, sizes, dtype, _describe_here, parameters)
+    check_no_batches(sources)
+    for spec in sources:
+        if spec.name in shapes:
+            raise InputError(spec.place, f"{spec.name} is given twice", "each input once")
+    specs = [*parameters, *_with_resident(sources, resident)]
+    read = read_roles(document)
+    return job_of_program("program", text, shapes, sizes, dtype, outputs, specs, read)
+
+
+def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:
+    """Return the shape and dtype of an input whose path starts where Python runs."""
+    try:
+        return describe(spec)
+    except InputError as error:
+        if error.hint != PATHS_OF_JOB_FILES:
+            raise
+        hint = f"paths start at {os.getcwd()}"
+        raise InputError(error.where, error.what, error.expected, hint) from None
+
+
+def _with_resident(specs: Sequence[InputSpec], resident: bool | Sequence[str]) -> list[InputSpec]:
+    """Return inputs of which those that are named, or all, stay loaded between calls."""
+    names = [spec.name for spec in specs]
+    if isinstance(resident, bool):
+        chosen: Sequence[str] = names if resident else ()
+    else:
+        chosen = optional_names("program", "resident", resident) or ()
+    for name in chosen:
+        if name not in names:
+            what = f"{name!r:.60} in resident is not one of the inputs"
+            raise InputError("program", what, nearest_of(names, name))
+    found = []
+    for spec in specs:
+        found.append(replace(spec, resident=spec.resident or spec.name in chosen))
+    return found
 
 
 def job_of_program(
@@ -116,7 +180,8 @@ def job_of_program(
     sizes: Mapping[str, int],
     dtype: str,
     outputs: Sequence[str] | None,
-    parameters: Sequence[InputSpec] = (),
+    specs: Sequence[InputSpec] = (),
+    roles: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Job:
     """Return the job of a program; refuse arguments of a wrong kind."""
     if not isinstance(text, str):
@@ -127,4 +192,4 @@ def job_of_program(
         if not 1 <= size <= MAX_EXTENT:
             expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
             raise InputError(where, f"size {name} is out of range", expected)
-    return program_job(text, inputs, sizes, dtype, outputs, parameters)
+    return program_job(text, inputs, sizes, dtype, outputs, specs, roles)

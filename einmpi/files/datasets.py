@@ -23,6 +23,7 @@ Array: TypeAlias = npt.NDArray[Any]
 MOST_READ_BYTES = 2**30  # by one system call
 MOST_NAMES_COMPARED = 1000  # names of datasets that are compared with one that is missing
 LONG_ROW_BYTES = 16 * 2**10  # rows that are skipped rather than read
+PATHS_OF_JOB_FILES = "paths are relative to the job file"  # a hint
 STRIP_BYTES = 4 * 2**20  # a buffer for elements that are not contiguous in the target
 
 
@@ -319,9 +320,7 @@ def check_file(file: str, place: str, expected: str) -> None:
     """Refuse what is not a readable file, before anything waits for it."""
     where = place or file
     if not os.path.exists(file):
-        raise InputError(
-            where, f"there is no file {file}", expected, "paths are relative to the job file"
-        )
+        raise InputError(where, f"there is no file {file}", expected, PATHS_OF_JOB_FILES)
     if not os.path.isfile(file):
         raise InputError(where, f"{file} is not a file", expected)
     if not os.access(file, os.R_OK):

@@ -89,7 +89,7 @@ def _read_input(
             name,
             file=relative_to_document(document, file),
             inside=inside,
-            follow=(_job_folder(document),),
+            follow=_own_folders(document),
             place=place,
         )
     if not isinstance(given, dict):
@@ -221,13 +221,16 @@ def _slice_entry(
     return numbers[0], numbers[1], step
 
 
-def _job_folder(document: Document) -> str:
-    return os.path.dirname(document.name) or "."
+def _own_folders(document: Document) -> tuple[str, ...]:
+    """Return the folder of the job file; none for a job that is made in Python."""
+    if not document.name:
+        return ()
+    return (os.path.dirname(document.name) or ".",)
 
 
 def _read_follow(document: Document, path: KeyPath, file_format: FileFormat) -> tuple[str, ...]:
     """Return the folders to which links of a file may lead: the job's own, and those it lists."""
-    folders = [_job_folder(document)]
+    folders = list(_own_folders(document))
     given = get(document, path, list)
     if given is not None and file_format.find_linked is None:
         raise InputError(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.load import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.labels import MAX_EXTENT, unique
 from einmpi.job.backends import backend_names
@@ -16,8 +14,6 @@ from einmpi.job.history import check_separate_histories
 from einmpi.job.inputs import (
     check_dtype,
     check_name,
-    check_parts,
-    in_batches,
     read_dtype,
     read_inputs,
 )
@@ -28,6 +24,7 @@ from einmpi.job.parameters import Settings, read_parameters
 from einmpi.job.program_text import ProgramText, read_program_text
 from einmpi.job.recompute import checked_recompute
 from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
+from einmpi.job.tensors import Describe, check_no_batches, described, read_roles, read_tensors
 from einmpi.job.train_table import ReadInputs
 from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS, BLAS_NAMES
 from einmpi.language.half_steps import HALF_MODES
@@ -47,7 +44,7 @@ from einmpi.language.toml_document import (
 )
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO
-from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
 _KEYS = (
@@ -66,9 +63,6 @@ _KEYS = (
 )
 _PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
 _RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas", "overlap", "shared")
-
-# Looks up the shape and dtype of an input in its file.
-Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
@@ -161,12 +155,12 @@ def read_job(
     _check_settings(document, settings)
     sizes = _read_sizes(document, settings)
     parameters = read_parameters(document, sizes, settings)
-    inputs = _read_tensors(document, sizes, chosen_dtype, describe, parameters)
+    inputs = read_tensors(document, sizes, chosen_dtype, describe, parameters)
     inputs += parameters
 
     def read_others(path: KeyPath) -> list[InputSpec]:
         specs = read_inputs(document, path, sizes, chosen_dtype)
-        return [_described(spec, describe) for spec in specs]
+        return [described(spec, describe) for spec in specs]
 
     job_settings = _read_job_settings(document, chosen_dtype)
     half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
@@ -179,7 +173,7 @@ def read_job(
     else:
         loop_table = _read_loop_table(document, steps, read_others)
         if loop_table is None:
-            _check_no_batches(inputs)
+            check_no_batches(inputs)
         source = _read_program(document)
         program = read_program_text(source, inputs, sizes, loop_table, steps)
         outputs = read_outputs(document, (*program.computed, *program.carried))
@@ -215,35 +209,6 @@ def _job_of_loops(
     return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
 
 
-def _read_tensors(
-    document: Document,
-    sizes: Mapping[str, int],
-    dtype: str,
-    describe: Describe,
-    parameters: Sequence[InputSpec],
-) -> list[InputSpec]:
-    """Return the inputs with their shapes and dtypes, those in files as the files say."""
-    inputs = []
-    for spec in read_inputs(document, ("inputs",), sizes, dtype):
-        spec = in_batches(document, _described(spec, describe), sizes)
-        if spec.rows is not None:
-            spec = replace(spec, chunk_rows=rows_of_chunks(spec))
-        check_parts(spec, len(spec.shape or ()))
-        if any(spec.name == known.name for known in parameters):
-            what = f"{spec.name} is a parameter and cannot name a tensor"
-            raise InputError(spec.place, what, "another name")
-        inputs.append(spec)
-    return inputs
-
-
-def _described(spec: InputSpec, describe: Describe) -> InputSpec:
-    """Return an input with its shape and dtype."""
-    if spec.file is None:
-        return spec
-    shape, dtype = describe(spec)
-    return replace(spec, shape=shape, dtype=dtype)
-
-
 def _read_job_settings(document: Document, dtype: str) -> JobSettings:
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
@@ -267,7 +232,7 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
         blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
         overlap=choice(document, ("run", "overlap"), MODES, MODES[0]),
         shared=choice(document, ("run", "shared"), SHARED_MODES, SHARED_MODES[0]),
-        roles=_read_roles(document),
+        roles=read_roles(document),
     )
 
 
@@ -282,13 +247,6 @@ def _read_loop_table(
     if steps is not None:
         raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
     return None
-
-
-def _check_no_batches(inputs: Iterable[InputSpec]) -> None:
-    for spec in inputs:
-        if spec.rows is not None:
-            what = f"{spec.name} comes in batches, but no step is repeated"
-            raise InputError(spec.place, what, "a [loop]")
 
 
 def _read_program(document: Document) -> Source:
@@ -347,18 +305,3 @@ def _read_scratch(document: Document) -> str | None:
     if not folder:
         return folder
     return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
-
-
-def _read_roles(document: Document) -> dict[str, tuple[str, ...]]:
-    roles: dict[str, tuple[str, ...]] = {}
-    for role in table(document, ("roles",), ROLES):
-        labels = get(document, ("roles", role), list) or []
-        for number, label in enumerate(labels):
-            if type(label) is not str or not label.isidentifier():
-                raise InputError(
-                    document.place(("roles", role, number)),
-                    f"{show(label)} is not a label",
-                    f'a list of labels such as {role} = ["b"]',
-                )
-        roles[role] = tuple(labels)
-    return roles

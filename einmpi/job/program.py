@@ -20,15 +20,20 @@ def program_job(
     sizes: Mapping[str, int],
     dtype: str,
     outputs: Sequence[str] | None,
-    parameters: Sequence[InputSpec] = (),
+    specs: Sequence[InputSpec] = (),
+    roles: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Job:
-    """Return the job of a program with these inputs, by shape and dtype, sizes and parameters."""
+    """Return the job of a program with these inputs, by shape and dtype, and sizes.
+
+    `specs` are its parameters, and the inputs that are generated or read from files.
+    """
     source = Source("program", text)
     tensors = dict(inputs)
     types = {}
-    for spec in parameters:
-        tensors[spec.name] = (), spec.dtype or ""
-        types[spec.name] = type(spec.value)
+    for spec in specs:
+        tensors[spec.name] = spec.shape or (), spec.dtype or ""
+        if spec.value is not None:
+            types[spec.name] = type(spec.value)
     graphs = build_graphs(source, tensors, sizes, outputs, parameters=types)
     return Job(
         title="",
@@ -36,13 +41,13 @@ def program_job(
         source=source,
         dtype=dtype,
         sizes=sizes,
-        inputs=tuple(parameters),
+        inputs=tuple(specs),
         outputs=(),
         strategy=DEFAULT_STRATEGY,
         memory=None,
         backend=backend_names()[0],
         fast_math=False,
-        roles={},
+        roles=roles or {},
         graph=graphs.rewritten,
         written=graphs.written,
     )
