@@ -152,7 +152,7 @@ def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:
     except InputError as error:
         if error.hint != PATHS_OF_JOB_FILES:
             raise
-        hint = f"paths start at {os.getcwd()}"
+        hint = "paths start where Python runs"
         raise InputError(error.where, error.what, error.expected, hint) from None
 
 
