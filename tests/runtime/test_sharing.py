@@ -307,7 +307,7 @@ def test_all_ranks_fail_if_memory_cannot_be_had_again(tmp_path, monkeypatch, nod
             if comm.nodes[comm.rank] == 0:
                 comms_without_memory.add(comm)
             for _ in range(2):
-                with pytest.raises(EinmpiError, match='no memory .* set shared = "off"') as caught:
+                with pytest.raises(EinmpiError, match=r'no memory .* set shared = "off"') as caught:
                     compiled()
                 assert caught.value.everywhere
             comms_without_memory.discard(comm)
