@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import as_json
 from einmpi.runtime import execute
 from einmpi.runtime.fused import chain as chain_step
+from einmpi.runtime.threads import THREAD_VARIABLES
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.lower import lower
 
@@ -518,6 +520,71 @@ def test_a_repeated_call_and_other_threads() -> None:
     assert_within(
         compiled(other)["O"].gather(), numpy_attention(**lower_case(other)), "float64", 99
     )
+
+
+def use_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Let a process use some threads, each for blocks of any size."""
+    for variable in THREAD_VARIABLES:
+        monkeypatch.setenv(variable, str(threads))
+    monkeypatch.setattr(chain_step, "MIN_ROWS_OF_THREAD", 1)
+
+
+@pytest.mark.parametrize("name", ["attention", *OTHER_CHAINS])
+def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the next block of rows, in as much memory, with the same bits in every call.
+
+    The size of blocks that add to a result stays, since it decides how that is rounded.
+    """
+    shape = (2, 43, 3, 4)
+    text, shapes, dtype = ATTENTION, dict.fromkeys("QKV", shape), "float64"
+    if name in OTHER_CHAINS:
+        text, shapes, dtype = OTHER_CHAINS[name]
+    given: dict[str, Any] = dict(shapes)
+    if name == "a gathered tensor":
+        given["group"] = np.arange(27) % 4
+    job = einmpi.program(text, dtype=dtype, **given)
+    arrays = arrays_for(job)
+    if name == "a gathered tensor":
+        arrays["group"] = np.arange(27) % 4
+    used_threads = set()
+    compute = chain_step._compute_blocks_of_thread
+
+    def compute_share(*arguments: Any, **others: Any) -> int:
+        used_threads.add(threading.current_thread().name)
+        return compute(*arguments, **others)
+
+    monkeypatch.setattr(chain_step, "_compute_blocks_of_thread", compute_share)
+    found = []
+    for threads in (1, 2, 3):
+        used_threads.clear()
+        use_threads(monkeypatch, threads)
+        compiled = einmpi.compile(job)
+        found.append({name: array.gather() for name, array in compiled(arrays).items()})
+        for _ in range(3):
+            for output, array in compiled(arrays).items():
+                np.testing.assert_array_equal(array.gather(), found[-1][output])
+        assert compiled.measured.peak <= einmpi.plan(job, ranks=1).peak
+        is_in_pool = any("einmpi-kernel" in thread for thread in used_threads)
+        assert is_in_pool == (threads > 1 and name != "sums over rows")
+    for outputs in found[1:]:
+        for output, array in outputs.items():
+            assert_within(array, found[0][output], "float64" if dtype == "int32" else dtype, 1)
+
+
+def test_an_error_in_a_thread_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_threads(monkeypatch, 2)
+    text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
+    job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
+    arrays = arrays_for(job)
+    compiled = einmpi.compile(job)
+    for groups in (np.arange(27), np.arange(27) % 4):
+        arrays["group"] = groups
+        if groups[-1] == 26:
+            with pytest.raises(EinmpiError, match=r"A_1.*index"):
+                compiled(arrays)
+        else:
+            expected = einmpi.reference(job, arrays)["O"]
+            assert_within(compiled(arrays)["O"].gather(), expected, dtype, 40)
 
 
 def test_an_error_inside_of_a_chain_names_the_vertex() -> None:

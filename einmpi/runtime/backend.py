@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -62,6 +62,10 @@ class Backend(Protocol):
 
     calls: PreparedCalls  # by the steps that they belong to
     shared: SharedArrays  # of the run that is under way
+
+    @property
+    def one_thread_backends(self) -> Sequence[Backend]:
+        """One backend for each thread that may compute by itself; at least this backend."""
 
     def expect_many_runs(self) -> None:
         """Prepare for schedules that are run again and again, as the steps of a loop are."""
@@ -178,8 +182,21 @@ class NumpyBackend:
         self.scratch = Scratch(scratch)
         self.shared = NOTHING_SHARED
 
+    @cached_property
+    def one_thread_backends(self) -> Sequence[NumpyBackend]:
+        if self.threads == 1:
+            return [self]
+        found = []
+        for _ in range(self.threads):
+            worker = NumpyBackend(1, self.fast_math, strict=self.options.strict)
+            worker.options = replace(self.options, threads=1)
+            worker.memory = self.memory
+            found.append(worker)
+        return found
+
     def expect_many_runs(self) -> None:
-        self.options = replace(self.options, repeated=True)
+        for backend in (self, *self.one_thread_backends):
+            backend.options = replace(backend.options, repeated=True)
 
     def reserve(self, nbytes: int) -> None: ...
 
@@ -355,6 +372,10 @@ class ShapeBackend:
     def __init__(self) -> None:
         self.calls = PreparedCalls()
         self.shared = NOTHING_SHARED
+
+    @property
+    def one_thread_backends(self) -> Sequence[Backend]:
+        return [self]
 
     def expect_many_runs(self) -> None: ...
 

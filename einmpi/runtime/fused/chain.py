@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from threading import Lock
 
+from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
+from einmpi.kernels.cpu.compiled import pool
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.fused.chain import Accumulate, Block, Chain
 from einmpi.schedule.regions import whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
+
+MIN_ROWS_OF_THREAD = 64  # of a block: with fewer, a matrix product takes longer than by all threads
 
 
 def compute_chain(
@@ -38,14 +44,68 @@ def _compute_blocks(
     carry_out: Callable[[Sequence[Step], Buffers], None],
 ) -> int:
     """Compute all blocks of a chain; return the most bytes that its inner slots took."""
+    compute = partial(_compute_blocks_of_thread, arrays, carry_out)
+    workers = backend.one_thread_backends
+    smaller_step = backend.calls.get(step, len(workers), partial(_cut_for, step, len(workers)))
+    if smaller_step is None:
+        return compute(backend, step, _SharedBlocks(step.blocks()))
+    compute_share = partial(compute, step=smaller_step, blocks=_SharedBlocks(smaller_step.blocks()))
+    with one_blas_thread():  # each of the threads calls BLAS, whose own threads would disturb them
+        return sum(pool(len(workers)).map(compute_share, workers))
+
+
+class _SharedBlocks:
+    """The blocks of a chain, of which each thread takes the next one when it has done one."""
+
+    def __init__(self, blocks: Iterator[Block]) -> None:
+        self.blocks = blocks
+        self.lock = Lock()
+
+    def __iter__(self) -> Iterator[Block]:
+        return self
+
+    def __next__(self) -> Block:
+        with self.lock:
+            return next(self.blocks)
+
+
+def _compute_blocks_of_thread(
+    arrays: Mapping[str, Array],
+    carry_out: Callable[[Sequence[Step], Buffers], None],
+    backend: Backend,
+    step: Chain,
+    blocks: _SharedBlocks,
+) -> int:
+    """Compute the blocks that a thread takes; return the most bytes that its inner slots took."""
     inside = Buffers(backend)
-    for block in step.blocks():
+    shared_bytes = inside.bytes_in_use  # which the run has counted already
+    for block in blocks:
         prepare = partial(_steps_of_block, step, block, backend)
         steps = backend.calls.get(step, step.kind_of(block), prepare)
         for name, view in step.views.items():
             inside.arrays[name] = arrays[view.slot.name][(*view.place(block), ...)]
         carry_out(steps, inside)
-    return inside.peak
+    return inside.peak - shared_bytes
+
+
+def _cut_for(step: Chain, threads: int) -> Chain | None:
+    """Return a chain with blocks so small that threads can compute one each in the same memory.
+
+    None if the threads should rather compute one block together. Where blocks add to a result,
+    their size decides how it is rounded, so they stay as they are.
+    """
+    if threads == 1 or step.combines_blocks:
+        return None
+    free_rows = step.rows_of_all_results
+    block = list(step.block)
+    for row in free_rows[:-1]:  # batches come first, then rows of matrices
+        if block[row] >= threads:
+            block[row] //= threads
+            return replace(step, block=tuple(block))
+    if not free_rows or block[free_rows[-1]] < threads * MIN_ROWS_OF_THREAD:
+        return None
+    block[free_rows[-1]] //= threads
+    return replace(step, block=tuple(block))
 
 
 def _steps_of_block(step: Chain, block: Block, backend: Backend) -> tuple[Step, ...]:

@@ -89,6 +89,10 @@ class CupyBackend:
         self.reserved_bytes = 0
         self.resident: dict[Hashable, DeviceArray] = {}  # blocks of inputs that stay between calls
 
+    @property
+    def one_thread_backends(self) -> Sequence[CupyBackend]:
+        return [self]
+
     def expect_many_runs(self) -> None: ...
 
     def reserve(self, nbytes: int) -> None:

@@ -194,6 +194,27 @@ class Chain(Step):
         return True
 
     @cached_property
+    def rows_of_all_results(self) -> tuple[int, ...]:
+        """The rows that no kernel aggregates."""
+        found = []
+        for row, labels in enumerate(self.rows):
+            is_aggregated = False
+            for label, kernel in zip(labels, self.parts, strict=True):
+                is_aggregated = is_aggregated or label in kernel.einsum.aggregated
+            if not is_aggregated:
+                found.append(row)
+        return tuple(found)
+
+    @cached_property
+    def combines_blocks(self) -> bool:
+        """Whether a result is complete only after several blocks."""
+        extent = self.parts[0].einsum.extent
+        for row, (labels, size) in enumerate(zip(self.rows, self.block, strict=True)):
+            if row not in self.rows_of_all_results and size < extent[labels[0]]:
+                return True
+        return False
+
+    @cached_property
     def views(self) -> dict[str, View]:
         """What a block takes of the arrays of whole slots, by the name of the block's slot."""
         found = {}

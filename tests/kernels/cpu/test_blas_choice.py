@@ -258,6 +258,37 @@ def test_threads_of_the_library(tmp_path, unchosen):
     assert threads.value == 3
 
 
+def test_two_threads_that_want_one_thread_of_the_library(tmp_path, unchosen):
+    """The limit lasts until the last of them has finished, and is lifted then."""
+    path = compile_library(tmp_path, ("", ""))
+    threads = ctypes.c_int.in_dll(ctypes.CDLL(str(path)), "threads")
+    unchosen.setenv("EINMPI_BLAS", str(path))
+    use_blas()
+    set_blas_threads(3)
+    first = one_blas_thread()
+    second = one_blas_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threads.value == 1
+    second.__exit__(None, None, None)
+    assert threads.value == 3
+
+
+def test_two_threads_that_want_one_thread_of_numpys_blas(unchosen):
+    limits = blas_choice._threadpools()
+    with limits.limit(limits=2):
+        before = [each["num_threads"] for each in limits.info()]
+        first = one_blas_thread()
+        second = one_blas_thread()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert all(each["num_threads"] == 1 for each in limits.info())
+        second.__exit__(None, None, None)
+        assert [each["num_threads"] for each in limits.info()] == before == [2] * len(before)
+
+
 # ---- the choice ----------------------------------------------------------------------------------
 
 

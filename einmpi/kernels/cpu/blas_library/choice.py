@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -116,19 +116,45 @@ def set_blas_threads(count: int) -> None:
         _choice.threads = count
 
 
+class _OneThread:
+    """The limit of one thread for each call of BLAS, which several threads may set at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.limits = ExitStack()
+
+    def begin(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.limits.enter_context(_threadpools().limit(limits=1))
+                library = blas_in_use().library
+                if library is not None and _choice.threads != 1:
+                    library.set_threads(1)
+                    self.limits.callback(library.set_threads, max(1, _choice.threads))
+
+    def end(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                self.limits.close()
+
+
+_one_thread = _OneThread()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let each call of BLAS use one thread, as long as a `with` block lasts."""
-    library = blas_in_use().library
-    with _threadpools().limit(limits=1):
-        if library is None or _choice.threads == 1:
-            yield
-            return
-        library.set_threads(1)
-        try:
-            yield
-        finally:
-            library.set_threads(max(1, _choice.threads))
+    """Let each call of BLAS use one thread, as long as a `with` block lasts.
+
+    Several threads may be in such blocks: the limit ends with the last of them.
+    """
+    _one_thread.begin()
+    try:
+        yield
+    finally:
+        _one_thread.end()
 
 
 @cache
