@@ -392,6 +392,7 @@ READERS = (
     ROOT / "einmpi/compiled/array_layouts.py",
     ROOT / "einmpi/compiled/local_blocks.py",
     *modules_of("api"),
+    ROOT / "einmpi/models/config.py",
     ROOT / "einmpi/compiled/program.py",
 )
 # Modules whose errors are shown in console blocks, which run in other processes.
@@ -452,7 +453,7 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
         made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
-    for name in ("language.md", "job_file.md", "gradients.md", "training.md"):
+    for name in ("language.md", "job_file.md", "gradients.md", "training.md", "llama.md"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         Page(PAGES[name], tmp_path / name).run(skip=["console"])

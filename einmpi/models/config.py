@@ -1,0 +1,438 @@
+"""What a checkpoint's config.json says of a model, and the architectures that are known."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from einmpi.errors import InputError, one_of
+from einmpi.models.rope import KINDS, Rope, yarn_attention_factor
+
+# A value of a JSON document.
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+DTYPES = ("float16", "bfloat16", "float32")
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+FULL_LAYER = "full_attention"
+WINDOW_LAYER = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes and options of a model, as its program needs them.
+
+    Attributes
+    ----------
+    model_type : str
+        The architecture, a key of ARCHITECTURES.
+    width, layers, heads, hidden, vocabulary : int
+        Numbers of each position, layers, query heads, numbers inside of the MLP, tokens.
+    groups : int
+        Heads of keys and values; `heads // groups` query heads share each of them.
+    head_width : int
+        Numbers of a head.
+    epsilon : float
+        What is added to the mean square before its root is taken.
+    tied : bool
+        Whether logits are computed with the matrix of the embedding.
+    rope : Rope
+        How positions turn queries and keys.
+    qkv_bias, output_bias, mlp_bias : bool
+        Which projections have biases: of queries, keys and values; after attention; in the MLP.
+    head_norms : bool
+        Whether queries and keys are normalised in each head.
+    window : int or None
+        How many positions, its own included, a position sees in `window_layers`.
+    window_layers : tuple of int
+        The layers with a window, counted from 1.
+    dtype : str
+        The dtype of the weights in the files.
+    positions : int
+        The longest sequence that the model was made for.
+    stop_tokens : tuple of int
+        Tokens that end a text.
+    first_token : int or None
+        The token that begins a text.
+    """
+
+    model_type: str
+    width: int
+    layers: int
+    heads: int
+    groups: int
+    head_width: int
+    hidden: int
+    vocabulary: int
+    epsilon: float = 1e-6
+    tied: bool = False
+    rope: Rope = field(default_factory=Rope)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    window: int | None = None
+    window_layers: tuple[int, ...] = ()
+    dtype: str = "float16"
+    positions: int = 2048
+    stop_tokens: tuple[int, ...] = (2,)
+    first_token: int | None = 1
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many positions are seen in a layer, counted from 1; None if all are."""
+        return self.window if layer in self.window_layers else None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is peculiar to a `model_type`: its biases, norms, window, and missing values.
+
+    Biases are there (True), not there (False), or there if the key of config.json is true.
+    `window` is "none", "all" layers, or "some": those that config.json names. `defaults` are values
+    that transformers takes for keys that config.json does not have.
+    """
+
+    title: str
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    head_norms: bool = False
+    window: str = "none"
+    defaults: Mapping[str, Json] = field(default_factory=dict)
+
+
+_OLD_TOKENS: dict[str, Json] = {"bos_token_id": 1, "eos_token_id": 2}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        "LLaMA 1 to 3",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        defaults={"max_position_embeddings": 2048, **_OLD_TOKENS},
+    ),
+    "mistral": Architecture(
+        "Mistral",
+        window="all",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+            **_OLD_TOKENS,
+        },
+    ),
+    "qwen2": Architecture(
+        "Qwen2",
+        qkv_bias=True,
+        window="some",
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+    "qwen3": Architecture(
+        "Qwen3",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        head_norms=True,
+        window="some",
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+        },
+    ),
+}
+
+
+def _named(width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6) -> Config:
+    """Return the configuration of a LLaMA 1 of some size."""
+    head_width = width // heads
+    return Config("llama", width, layers, heads, heads, head_width, hidden, 32000, epsilon)
+
+
+NAMED: dict[str, Config] = {
+    "7B": _named(4096, 32, 32, 11008),
+    "13B": _named(5120, 40, 40, 13824),
+    "30B": _named(6656, 60, 52, 17920),
+    "65B": _named(8192, 80, 64, 22016, 1e-5),
+}
+
+
+def read_config(folder: str | os.PathLike[str]) -> Config:
+    """Read the configuration of a model from a folder, as transformers saves it.
+
+    Parameters
+    ----------
+    folder : path
+        The folder with config.json and maybe generation_config.json.
+
+    Returns
+    -------
+    Config
+        What the files say; for what they do not say, the values that transformers takes.
+
+    Raises
+    ------
+    InputError
+        There is no config.json, its architecture is not known, or one of its values is wrong.
+    """
+    values = _read_values(os.path.join(folder, CONFIG_FILE))
+    architecture = ARCHITECTURES[values.name("model_type", ARCHITECTURES)]
+    values = _Values(values.file, {**architecture.defaults, **values.values})
+    if values.has("quantization_config"):
+        raise InputError(
+            values.file,
+            "the weights are quantized",
+            f"weights in one of {', '.join(DTYPES)}",
+        )
+    values.name("hidden_act", ("silu",), "silu")
+    width = values.positive("hidden_size")
+    layers = values.positive("num_hidden_layers")
+    heads = values.positive("num_attention_heads")
+    groups = values.divisor("num_key_value_heads", heads, heads)
+    if not values.has("head_dim"):
+        values.divisor("num_attention_heads", width)
+    head_width = values.even("head_dim", width // heads)
+    window, window_layers = _windows(values, architecture, layers)
+    dtype_key = "dtype" if values.has("dtype") else "torch_dtype"
+    generation = values
+    generation_path = os.path.join(folder, GENERATION_FILE)
+    if os.path.exists(generation_path):
+        generation = _read_values(generation_path)
+    return Config(
+        model_type=values.name("model_type", ARCHITECTURES),
+        width=width,
+        layers=layers,
+        heads=heads,
+        groups=groups,
+        head_width=head_width,
+        hidden=values.positive("intermediate_size"),
+        vocabulary=values.positive("vocab_size"),
+        epsilon=values.number("rms_norm_eps", 1e-6),
+        tied=values.truth("tie_word_embeddings", False),
+        rope=_rope(values),
+        qkv_bias=_has_bias(values, architecture.qkv_bias),
+        output_bias=_has_bias(values, architecture.output_bias),
+        mlp_bias=_has_bias(values, architecture.mlp_bias),
+        head_norms=architecture.head_norms,
+        window=window,
+        window_layers=window_layers,
+        dtype=values.name(dtype_key, DTYPES, "float32"),
+        positions=values.positive("max_position_embeddings"),
+        stop_tokens=generation.tokens("eos_token_id") or values.tokens("eos_token_id"),
+        first_token=next(iter(values.tokens("bos_token_id")), None),
+    )
+
+
+def _has_bias(values: _Values, rule: bool | str) -> bool:
+    """Return whether projections have biases: by the architecture, or by a key of the file."""
+    return values.truth(rule, False) if isinstance(rule, str) else rule
+
+
+def _windows(
+    values: _Values, architecture: Architecture, layers: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """Return how many positions are seen through a window, and the layers that have one."""
+    if architecture.window == "none" or not values.has("sliding_window"):
+        return None, ()
+    every_layer = tuple(range(1, layers + 1))
+    if architecture.window == "all":
+        return values.positive("sliding_window"), every_layer
+    if not values.truth("use_sliding_window", False):
+        return None, ()
+    window = values.positive("sliding_window")
+    if not values.has("layer_types"):
+        full_layers = values.count("max_window_layers")
+        return window, every_layer[full_layers:]
+    kinds = values.layer_kinds("layer_types", layers)
+    found = [layer for layer, kind in zip(every_layer, kinds, strict=True) if kind == WINDOW_LAYER]
+    return window, tuple(found)
+
+
+def _rope(values: _Values) -> Rope:
+    """Return how positions turn queries and keys: by rope_parameters, or keys of older files."""
+    found = _Values(values.file, {})
+    for key in ("rope_parameters", "rope_scaling"):
+        if values.has(key):
+            found = values.inner(key)
+            break
+    kind_key = "rope_type" if found.has("rope_type") else "type"
+    kind = found.name(kind_key, KINDS, "default")
+    holder = found if found.has("rope_theta") else values
+    theta = holder.number("rope_theta", 10000.0)
+    if theta <= 1:
+        holder.wrong("rope_theta", "a number above 1")
+    for holder in (found, values):
+        if holder.number("partial_rotary_factor", 1.0) != 1:
+            holder.wrong("partial_rotary_factor", "1")
+    positions = values.positive("max_position_embeddings")
+    parameters: dict[str, float] = {}
+    for key in KINDS[kind].needed:
+        if key == "original_max_position_embeddings":
+            parameters[key] = found.number(key, values.number(key, float(positions)))
+        else:
+            parameters[key] = found.number(key)
+    for key, default in (KINDS[kind].optional or {}).items():
+        if isinstance(default, bool):
+            parameters[key] = found.truth(key, default)
+        else:
+            parameters[key] = found.number(key, default, zero=True)
+    if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
+        found.wrong("high_freq_factor", "a number above low_freq_factor")
+    factor = parameters.get("factor", 1.0)
+    attention_factor = 1.0
+    if kind == "yarn":
+        attention_factor = parameters["attention_factor"] or yarn_attention_factor(
+            factor, parameters["mscale"], parameters["mscale_all_dim"]
+        )
+    return Rope(kind, theta, factor, attention_factor, parameters)
+
+
+def _read_values(path: str) -> _Values:
+    """Return the values of a JSON file, which must hold an object."""
+    expected = f"{os.path.basename(path)} of a model that transformers saved"
+    try:
+        with open(path, encoding="utf-8") as file:
+            document: Json = json.load(file)
+    except FileNotFoundError:
+        raise InputError(path, "there is no such file", expected) from None
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error), expected) from None
+    except ValueError as error:
+        raise InputError(path, f"it is not JSON: {error}", expected) from None
+    if not isinstance(document, dict):
+        raise InputError(path, "it holds no JSON object", expected)
+    return _Values(path, document)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of a JSON object, by checked kinds. A null counts as missing."""
+
+    file: str
+    values: Mapping[str, Json]
+    parent: str = ""  # the key of the object that holds them, with a dot
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a value."""
+        return self.values.get(key) is not None
+
+    def wrong(self, key: str, expected: str) -> None:
+        """Raise InputError for a value that is missing or wrong."""
+        value = json.dumps(self.values[key]) if self.has(key) else "missing"
+        raise InputError(self.file, f"{self.parent}{key} is {value}", expected)
+
+    def checked(self, key: str, is_right: Callable[[Json], bool], expected: str) -> Json:
+        """Return a value after a check."""
+        value = self.values.get(key)
+        if value is None or not is_right(value):
+            self.wrong(key, expected)
+        return value
+
+    def name(
+        self, key: str, known: Mapping[str, object] | tuple[str, ...], default: str = ""
+    ) -> str:
+        """Return a value that is one of some names."""
+        if default and not self.has(key):
+            return default
+        found = self.values.get(key)
+        expected = one_of(known, found if isinstance(found, str) else "")
+        value = self.checked(key, lambda value: isinstance(value, str) and value in known, expected)
+        return str(value)
+
+    def count(self, key: str) -> int:
+        """Return a value that is zero or a positive integer."""
+        value = self.checked(key, lambda value: _is_integer(value, 0), "an integer from 0 on")
+        assert isinstance(value, int)
+        return value
+
+    def positive(self, key: str) -> int:
+        """Return a value that is a positive integer."""
+        value = self.checked(key, lambda value: _is_integer(value, 1), "a positive integer")
+        assert isinstance(value, int)
+        return value
+
+    def divisor(self, key: str, multiple: int, default: int | None = None) -> int:
+        """Return a positive integer that divides another."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.positive(key)
+        if multiple % value:
+            self.wrong(key, f"a divisor of {multiple}")
+        return value
+
+    def even(self, key: str, default: int) -> int:
+        """Return an even positive integer."""
+        value = self.positive(key) if self.has(key) else default
+        if value % 2:
+            raise InputError(self.file, f"heads have {value} numbers", "an even head_dim")
+        return value
+
+    def number(self, key: str, default: float | None = None, zero: bool = False) -> float:
+        """Return a value that is a positive number; or zero, if that is allowed."""
+        if default is not None and not self.has(key):
+            return default
+        expected = "a number from 0 on" if zero else "a positive number"
+        value = self.checked(key, lambda value: _is_number(value, zero), expected)
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def truth(self, key: str, default: bool) -> bool:
+        """Return a value that is true or false."""
+        if not self.has(key):
+            return default
+        return bool(self.checked(key, lambda value: isinstance(value, bool), "true or false"))
+
+    def tokens(self, key: str) -> tuple[int, ...]:
+        """Return a token or a list of tokens; none if there is no value."""
+        if not self.has(key):
+            return ()
+        value = self.checked(key, _is_tokens, "a token's number, or a list of them")
+        listed = value if isinstance(value, list) else [value]
+        return tuple([token for token in listed if isinstance(token, int)])
+
+    def layer_kinds(self, key: str, layers: int) -> list[Json]:
+        """Return a list with the kind of attention of each layer."""
+        kinds = (FULL_LAYER, WINDOW_LAYER)
+
+        def is_right(value: Json) -> bool:
+            return (
+                isinstance(value, list)
+                and len(value) == layers
+                and all(kind in kinds for kind in value)
+            )
+
+        expected = f"a list of {layers} names, each of them {' or '.join(kinds)}"
+        value = self.checked(key, is_right, expected)
+        assert isinstance(value, list)
+        return value
+
+    def inner(self, key: str) -> _Values:
+        """Return the values of an object inside of this one."""
+        value = self.checked(key, lambda value: isinstance(value, dict), "an object")
+        assert isinstance(value, dict)
+        return _Values(self.file, value, f"{key}.")
+
+
+def _is_integer(value: Json, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Json, zero: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    is_positive = 0 < value < float("inf")
+    return is_positive or (zero and value == 0)
+
+
+def _is_tokens(value: Json) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return all(_is_integer(token, 0) for token in listed)
