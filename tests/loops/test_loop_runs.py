@@ -140,7 +140,7 @@ def test_kills_at_random_steps(folder):
     history = (folder / "history.csv").read_bytes()
     (folder / "out.h5").unlink()
     flags = ["job.toml", "--checkpoint", "saved", "--every", "7steps", "--resume"]
-    for step in sorted(random.Random(18).sample(range(120), 10)):
+    for step in sorted(random.Random(18).sample(range(120), 5)):
         text = PROGRAM.format(step=step, which="True", signal="SIGKILL")
         (folder / "killed.py").write_text(text)
         killed = run_mpi(2, ["killed.py", *flags], cwd=folder)
