@@ -96,8 +96,7 @@ def _saved_tensors(job: Job, saved: Saved) -> dict[str, SavedTensor]:
     tensors = {}
     for name in saved.blocks:
         vertex = job.graph[name]
-        assert vertex.einsum is not None
-        aggregation = vertex.einsum.aggregation
+        aggregation = vertex.computed_einsum.aggregation
         tensors[saved_name(name)] = SavedTensor(saved, name, vertex.bound, aggregation)
     return tensors
 

@@ -184,8 +184,7 @@ class Adjoints(AdjointTensors):
     ) -> None:
         """Send the adjoint of an aggregate that is not a sum."""
         einsum = vertex.computed_einsum
-        assert einsum.aggregation is not None
-        record = AGGREGATIONS[einsum.aggregation]
+        record = AGGREGATIONS[einsum.required_aggregation]
         if record.derivative is None:
             what = f"the derivative of {record.name} is not known"
             raise OperationError(what, "an aggregation with a derivative")
@@ -269,8 +268,7 @@ class Adjoints(AdjointTensors):
         element = self.emit(name, output, values, einsum.extent)
         expression: Scalar = element
         if mask is not None:
-            assert einsum.segments is not None
-            expression = Call("where", (mask, element, Const(einsum.segments.masked)))
+            expression = Call("where", (mask, element, Const(einsum.required_segments.masked)))
         self._replace_vertex(vertex, expression, [name])
         return element
 

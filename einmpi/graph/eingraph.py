@@ -82,10 +82,9 @@ class Vertex:
 
     def _assigned_element(self) -> str:
         """Return the text Z[i,k], with extents that do not follow from operands."""
-        assert self.einsum is not None
-        bounded = self.einsum.bounded_labels()
+        bounded = self.computed_einsum.bounded_labels()
         labels = []
-        for label, extent in zip(self.einsum.output, self.bound, strict=True):
+        for label, extent in zip(self.computed_einsum.output, self.bound, strict=True):
             labels.append(label if label in bounded else f"{label}:{extent}")
         return f"{self.name}[{','.join(labels)}]" if labels else self.name
 

@@ -159,6 +159,24 @@ class EinSum:
                 return False
         return True
 
+    @property
+    def required_aggregation(self) -> str:
+        """The aggregation of an EinSum that has one."""
+        assert self.aggregation is not None, f"{self} aggregates nothing"
+        return self.aggregation
+
+    @property
+    def required_segments(self) -> Segments:
+        """The segments of an EinSum that scatters."""
+        assert self.segments is not None, f"{self} scatters nothing"
+        return self.segments
+
+    @property
+    def required_pick(self) -> Pick:
+        """The pick of an EinSum that picks."""
+        assert self.pick is not None, f"{self} picks nothing"
+        return self.pick
+
     @cached_property
     def segments(self) -> Segments | None:
         """What Y[k,f] ← ⊕[e](where(dst[e] == k, X[e,f], neutral)) scatters, None for all else."""

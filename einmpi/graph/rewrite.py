@@ -123,10 +123,9 @@ def _meaning(vertex: Vertex, einsum: EinSum, representative: Mapping[str, str]) 
 
 def copy_of(vertex: Vertex, source: Vertex) -> Vertex:
     """Return a vertex of the same name that copies another tensor."""
-    assert vertex.einsum is not None
-    output = vertex.einsum.output
+    output = vertex.computed_einsum.output
     element = Element(source.name, output)
-    einsum, inputs = make_einsum(output, element, None, (), vertex.einsum.extent)
+    einsum, inputs = make_einsum(output, element, None, (), vertex.computed_einsum.extent)
     return make_vertex(vertex.name, einsum, inputs, {source.name: source}, places=vertex.places)
 
 
@@ -240,14 +239,13 @@ class _Consumer:
     """A vertex into which others move. What is known of its expression is kept until it changes."""
 
     def __init__(self, vertex: Vertex) -> None:
-        assert vertex.einsum is not None
         self.vertex = vertex
-        self.einsum = vertex.einsum
+        self.einsum = vertex.computed_einsum
         self.origin = vertex.origin
         self.places = vertex.places
-        self.is_gathering = vertex.einsum.is_gathering
+        self.is_gathering = vertex.computed_einsum.is_gathering
         self.has_changed = False
-        self._set_expression(reopen(vertex.einsum, vertex.inputs))
+        self._set_expression(reopen(vertex.computed_einsum, vertex.inputs))
 
     def _set_expression(self, expression: Scalar) -> None:
         self.expression = expression

@@ -33,16 +33,14 @@ def can_be_blocked(vertex: Vertex, count: int) -> bool:
     extent = einsum.extent
     if extent[scan.along] != extent[scan.scanned] or extent[scan.along] < count:
         return False
-    assert einsum.aggregation is not None
-    record = AGGREGATIONS[einsum.aggregation]
+    record = AGGREGATIONS[einsum.required_aggregation]
     # What takes the place of later values must not change an aggregate, however often it is taken.
     return scan.masked in (record.empty, record.neutral(_dtype_of_totals(vertex)))
 
 
 def _dtype_of_totals(vertex: Vertex) -> np.dtype[np.generic]:
     """Return the dtype of totals, in which sums keep their digits."""
-    assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-    record = AGGREGATIONS[vertex.einsum.aggregation]
+    record = AGGREGATIONS[vertex.computed_einsum.required_aggregation]
     dtype = DTYPES[vertex.dtype]
     if record.is_rounded or dtype.is_half:
         return np.dtype(dtype.accumulator)
@@ -155,11 +153,10 @@ class _Writer:
         """Return the vertex with the scan itself."""
         inside = self.new_label("inside")
         along = self.scan.along
-        assert self.einsum.aggregation is not None
         value = self.value(position_up_to(self.blocks, along, inside))
         index = (*self.lines, block_before(self.blocks, along))
         joined: Scalar = Call(
-            AGGREGATIONS[self.einsum.aggregation].operation,
+            AGGREGATIONS[self.einsum.required_aggregation].operation,
             (Element(offsets.name, index), self.truth(value)),
         )
         if offsets.dtype != self.vertex.dtype:

@@ -203,3 +203,9 @@ def with_half(job: Job, half: str) -> Job:
     loops = tuple(with_half(loop, half) for loop in job.loops)
     changed = replace(job, half=half, loops=loops)
     return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
+
+
+def loop_of(job: Job) -> Loop:
+    """Return the loop of a job that has one."""
+    assert job.loop is not None, f"{job} has no loop"
+    return job.loop

@@ -31,14 +31,13 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a graph, computed in this process."""
     tensors = {vertex.name: np.asarray(inputs[vertex.name]) for vertex in graph.inputs}
     for vertex in graph.computed:
-        assert vertex.einsum is not None
         operands = [tensors[name] for name in vertex.inputs]
         try:
-            result = _whole_scan(vertex.einsum, operands, vertex.dtype)
+            result = _whole_scan(vertex.computed_einsum, operands, vertex.dtype)
             if result is None:
-                result = _long_product(vertex.einsum, operands, vertex.dtype)
+                result = _long_product(vertex.computed_einsum, operands, vertex.dtype)
             if result is None:
-                result = evaluate_einsum(vertex.einsum, operands, vertex.dtype)
+                result = evaluate_einsum(vertex.computed_einsum, operands, vertex.dtype)
             tensors[vertex.name] = result
         except (ValueError, IndexError, MemoryError) as error:
             raise EinmpiError(f"{vertex.located_name}: {error}") from error

@@ -16,7 +16,7 @@ from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.loops.stages import Stages, kept_outputs
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Arriving
+from einmpi.planner.plan_data import Arriving, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import loaded_cuts
 from einmpi.schedule.moves import redistributed_elements
@@ -105,8 +105,7 @@ def inputs_that_stay(
 
 def with_staying(plan: Plan, names: tuple[str, ...]) -> Plan:
     """Return the plan of a loop that does not load these inputs anew."""
-    assert plan.loop is not None
-    return replace(plan, loop=replace(plan.loop, staying=names))
+    return replace(plan, loop=replace(loop_plan_of(plan), staying=names))
 
 
 def _bytes_moved(stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout]) -> int:
@@ -222,8 +221,7 @@ def result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
 def once_result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
     """Return where the results are that a loop computes before its first step."""
     found: dict[str, Layout] = {}
-    assert plan.loop is not None
-    once = plan.loop.once
+    once = loop_plan_of(plan).once
     if once is None:
         return found
     for name in kept_outputs(job, loop):

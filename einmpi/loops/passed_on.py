@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.job.job import Job
+from einmpi.job.job import Job, loop_of
 from einmpi.loops.stages import final_names
 from einmpi.planner.plan import Options, Plan
 from einmpi.schedule.layout import Layout
@@ -30,19 +30,17 @@ def names_passed_on(job: Job) -> NamesPassedOn:
     needed = set(final)  # after the loop, going backwards
     for each in reversed(loops):
         made = set(names_made(each))
-        assert each.loop is not None
         read = {vertex.name for vertex in each.written.inputs}
         # What it carries is saved as such; what it makes anew is not needed from before.
-        before = (needed - made) | (read - set(each.loop.carry))
+        before = (needed - made) | (read - set(loop_of(each).carry))
         kept.append(frozenset(before))
-        needed = before | set(each.loop.carry)
+        needed = before | set(loop_of(each).carry)
     return NamesPassedOn(final, tuple(reversed(kept)))
 
 
 def names_made(job: Job) -> list[str]:
     """Return the tensors that a loop carries or computes."""
-    assert job.loop is not None
-    return [*job.loop.carry, *(vertex.name for vertex in job.written.computed)]
+    return [*loop_of(job).carry, *(vertex.name for vertex in job.written.computed)]
 
 
 def kept_tensors(job: Job) -> list[dict[str, Vertex]]:

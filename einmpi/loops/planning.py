@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from einmpi.job.job import Job
+from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (
     arrivals,
@@ -35,6 +35,7 @@ from einmpi.loops.stages import (
 )
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import loop_plan_of
 from einmpi.schedule.layout import Layout
 
 
@@ -48,23 +49,23 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
     plans: list[Plan] = []
     stages_before: Stages | None = None
     for each, kept in zip(job.one_after_another(), kept_tensors(job), strict=True):
-        assert each.loop is not None
-        stages = stages_of(each, each.loop)
+        loop = loop_of(each)
+        stages = stages_of(each, loop)
         of_steps = {}
         for name, layout in layouts_before.items():
             if name not in computed_once:
                 of_steps[name] = layout
         bytes_to_leave = bytes_kept(kept, of_steps, stages.inputs)
         options = with_less_memory(options_of(each), bytes_to_leave)
-        plan = plan_loop(each, each.loop, ranks, options, layouts_before, computed_once, stages)
+        plan = plan_loop(each, loop, ranks, options, layouts_before, computed_once, stages)
         in_use = _used_where_they_lie(stages, plan)
         plan = with_kept(plan, bytes_kept(kept, layouts_before, in_use))
         if stages_before is not None:
             plan = with_staying(plan, inputs_that_stay(stages_before, plans[-1], stages, plan))
         plans.append(plan)
         stages_before = stages
-        of_steps = result_layouts(each, each.loop, plan)
-        once = once_result_layouts(each, each.loop, plan)
+        of_steps = result_layouts(each, loop, plan)
+        once = once_result_layouts(each, loop, plan)
         computed_once = (computed_once - set(of_steps)) | set(once)
         layouts_before |= of_steps | once
     return joined_plans(plans)
@@ -72,10 +73,9 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
 
 def _used_where_they_lie(stages: Stages, plan: Plan) -> list[str]:
     """Return the inputs of steps that are not moved before the first step."""
-    assert plan.loop is not None
     found = []
     for vertex in stages.step.graph.inputs:
-        if vertex.name not in plan.loop.arriving:
+        if vertex.name not in loop_plan_of(plan).arriving:
             found.append(vertex.name)
     return found
 
@@ -83,8 +83,7 @@ def _used_where_they_lie(stages: Stages, plan: Plan) -> list[str]:
 def joined_plans(plans: Sequence[Plan]) -> Plan:
     """Return the plan of the first loop, with those of the loops that follow."""
     first = plans[0]
-    assert first.loop is not None
-    return replace(first, loop=replace(first.loop, later=tuple(plans[1:])))
+    return replace(first, loop=replace(loop_plan_of(first), later=tuple(plans[1:])))
 
 
 def plan_loop(
@@ -127,12 +126,13 @@ def plan_loop(
     found = with_loop(plan, loop, stages, once, batches, arrivals(stages, plan, known))
     if loop.validation is None:
         return found
-    assert found.loop is not None
     layouts = {}
     for name in loop.carry:
         layouts[name] = step_layout(stages.step.graph, plan, name)
     other_job, other_loop = validation_loop(job, loop.validation)
     other_stages = stages_of(other_job, other_loop, loop.carry)
     validation = plan_loop(other_job, other_loop, ranks, options, layouts, (), other_stages)
-    around = replace(found.loop, validation=validation, validated_every=loop.validation.every)
+    around = replace(
+        loop_plan_of(found), validation=validation, validated_every=loop.validation.every
+    )
     return replace(found, loop=around)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.job import Job
+from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import Loop
 from einmpi.kernels.reference import evaluate
 from einmpi.loops.batches import batch_of_whole_array
@@ -29,7 +29,6 @@ def evaluate_loops(
     """
     found: dict[str, Array] = {}  # by earlier loops
     for each in job.one_after_another():
-        assert each.loop is not None
         given = dict(inputs)
         if job.loops:
             given = _inputs_of(each, inputs, found)
@@ -37,9 +36,9 @@ def evaluate_loops(
         for spec in each.inputs:
             if spec.value is not None:
                 arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
-        results = evaluate_loop(each, each.loop, arrays)
+        results = evaluate_loop(each, loop_of(each), arrays)
         if job.loops:
-            for name, output in each.loop.carry.items():
+            for name, output in loop_of(each).carry.items():
                 found[output] = results[name]
         found |= results
     return {name: found[name] for name in final_names(job)}

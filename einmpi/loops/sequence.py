@@ -16,7 +16,7 @@ from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError, nearest_of
-from einmpi.job.job import Job
+from einmpi.job.job import Job, loop_of
 from einmpi.loops.arrival import (
     inputs_that_stay,
     layouts_of,
@@ -57,8 +57,7 @@ class LoopSequence:
         self.names = names_passed_on(job)
         self.runs: list[LoopRun] = []
         for number, each in enumerate(job.one_after_another()):
-            assert each.loop is not None
-            run = LoopRun(each, each.loop, comm, options_of(each), checkpoints, number=number)
+            run = LoopRun(each, loop_of(each), comm, options_of(each), checkpoints, number=number)
             self.runs.append(run)
         self.validations: dict[int, ValidationRun] = {}  # by the number of their loops
         for run in self.runs:
@@ -246,9 +245,8 @@ def loop_kinds(job: Job) -> list[LoopKinds]:
     kinds = []
     made: dict[str, SavedKind] = {}
     for each, kept in zip(job.one_after_another(), names.kept, strict=True):
-        assert each.loop is not None
         still_needed = tuple(kind for name, kind in made.items() if name in kept)
-        kinds.append(LoopKinds(each.loop, each.written, still_needed))
+        kinds.append(LoopKinds(loop_of(each), each.written, still_needed))
         for name in names_made(each):
             vertex = each.written[name]
             made[name] = SavedKind(name, vertex.bound, vertex.dtype)

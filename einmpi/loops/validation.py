@@ -13,6 +13,7 @@ from einmpi.job.validation import Validation
 from einmpi.loops.arrival import arrivals, layouts_of, placed_for_step, read_by_stages
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import validation_loop, written_step
+from einmpi.planner.plan_data import loop_plan_of
 
 
 class ValidationRun(LoopRun):
@@ -76,8 +77,9 @@ class ValidationRun(LoopRun):
         """Put the parameters where the steps need them; the first time also all other inputs."""
         if not self.is_planned:
             self.prepare({**self.given, **carried})
-            assert self.plan.loop is not None
-            self.bytes_predicted += sum(each.nbytes for each in self.plan.loop.arriving.values())
+            self.bytes_predicted += sum(
+                each.nbytes for each in loop_plan_of(self.plan).arriving.values()
+            )
             if self.once_plan is not None:
                 self.bytes_predicted += self.once_plan.bytes_predicted
             return

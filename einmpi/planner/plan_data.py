@@ -223,8 +223,8 @@ class PlanData:
     @property
     def all_steps(self) -> AllSteps:
         """What all steps of the loop cost, without the loops that follow it."""
-        assert self.loop is not None, "a plan without a loop"
-        steps = self.loop.steps
+        loop = loop_plan_of(self)
+        steps = loop.steps
         words = steps * self.words_predicted
         nbytes = steps * self.bytes_predicted
         between = steps * (self.bytes_between or 0)
@@ -232,10 +232,10 @@ class PlanData:
         if self.seconds_predicted is not None:
             seconds = steps * self.seconds_predicted
         operations = steps * self.operations_busiest
-        for arriving in self.loop.arriving.values():
+        for arriving in loop.arriving.values():
             words += arriving.words
             nbytes += arriving.nbytes
-        once = self.loop.once
+        once = loop.once
         if once is not None:
             words += once.words_predicted
             nbytes += once.bytes_predicted
@@ -254,3 +254,9 @@ class PlanData:
         einsum = self.graph[name].computed_einsum
         counts = self.mesh.parts(self.states[name], einsum.labels)
         return dict(zip(einsum.labels, counts, strict=True))
+
+
+def loop_plan_of(plan: PlanData) -> LoopPlan:
+    """Return the loop of a plan that has one."""
+    assert plan.loop is not None, "a plan without a loop"
+    return plan.loop

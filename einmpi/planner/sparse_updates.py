@@ -86,9 +86,8 @@ def scattered_label(einsum: EinSum) -> str | None:
 
 def places_filled(einsum: EinSum) -> int:
     """Return how many indices of the scattered label get values at most."""
-    assert einsum.segments is not None
     extent = einsum.extent
-    return prod(extent[label] for label in einsum.segments.index_labels)
+    return prod(extent[label] for label in einsum.required_segments.index_labels)
 
 
 def with_given_places(einsum: EinSum, places: int) -> EinSum:

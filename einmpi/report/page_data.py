@@ -63,8 +63,7 @@ def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
     readers = graph.consumers[vertex.name]
     if readers:
         reader = graph[readers[0]]
-        assert reader.einsum is not None
-        index = reader.einsum.operands[reader.inputs.index(vertex.name)]
+        index = reader.computed_einsum.operands[reader.inputs.index(vertex.name)]
         for number, entry in enumerate(index):
             if isinstance(entry, str):
                 names[number] = entry

@@ -18,7 +18,7 @@ from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import LoopPlan
+from einmpi.planner.plan_data import LoopPlan, loop_plan_of
 from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.software import current_date, software_versions
 from einmpi.report.recording.loop_record import LoopRecord
@@ -378,8 +378,7 @@ def _loop_plans(plan: Plan) -> list[LoopPlan]:
         return []
     found = [plan.loop]
     for each in plan.loop.later:
-        assert each.loop is not None
-        found.append(each.loop)
+        found.append(loop_plan_of(each))
     return found
 
 

@@ -312,8 +312,7 @@ class _Lowering:
             )
         reducing, moving = self.moves[key]
         for reduction in reducing:
-            assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            aggregation = vertex.einsum.aggregation
+            aggregation = vertex.computed_einsum.required_aggregation
             self.steps.append(Reduce(vertex.name, slot, aggregation, reduction, self.plan.stage))
         result = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
         for moves in moving:

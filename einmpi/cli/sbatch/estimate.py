@@ -8,7 +8,7 @@ from math import ceil
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData
+from einmpi.planner.plan_data import PlanData, loop_plan_of
 from einmpi.units import show_bytes
 
 MIB = 2**20
@@ -40,10 +40,10 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
         loops = [plan, *plan.loop.later]
         stages = []
     for each in loops:
-        assert each.loop is not None
-        stages.append((each, each.loop.steps))
-        if each.loop.once is not None:
-            stages.append((each.loop.once, 1))
+        loop = loop_plan_of(each)
+        stages.append((each, loop.steps))
+        if loop.once is not None:
+            stages.append((loop.once, 1))
     peak = max(each.peak for each, _ in stages)
     if backend != "numpy":
         ahead = [0]  # in host memory, which the plan does not count

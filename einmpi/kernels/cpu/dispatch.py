@@ -152,8 +152,7 @@ def _prepare_pick(
     repeated: bool,
 ) -> PreparedCall | None:
     """Prepare to read only what an index picks; return None if it cannot be done so."""
-    assert einsum.pick is not None
-    label = einsum.pick.label
+    label = einsum.required_pick.label
     first = 0
     if label in index and len(index[label]) > 0:
         first = int(index[label][0])

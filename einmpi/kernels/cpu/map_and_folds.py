@@ -194,8 +194,7 @@ class ChunkedFold(_Loops):
 
     def finish(self, out: Array) -> None:
         """Combine the results of the chunks."""
-        assert self.einsum.aggregation is not None
-        rule = AGGREGATIONS[self.einsum.aggregation]
+        rule = AGGREGATIONS[self.einsum.required_aggregation]
         with np.errstate(all="ignore"):
             out[...] = rule.combine.reduce(self.results[: len(self.shares)], axis=0)
 

@@ -31,7 +31,6 @@ def compute_scan(
     index
         The global indices of a label's positions, for labels that do not start at 0.
     """
-    assert einsum.aggregation is not None
     lines = [label for label in einsum.output if label != scan.along]
     entries = einsum.operands[0]
     source = operand.transpose([entries.index(label) for label in (*lines, scan.scanned)])
@@ -40,7 +39,9 @@ def compute_scan(
     wanted = index.get(scan.along)
     counts = _counts(taken, wanted, source.shape[-1], target.shape[-1])
     with np.errstate(all="ignore"):
-        scan_lines(AGGREGATIONS[einsum.aggregation], source, target, counts, scan.masked, None)
+        scan_lines(
+            AGGREGATIONS[einsum.required_aggregation], source, target, counts, scan.masked, None
+        )
 
 
 def _counts(taken: Array | None, wanted: Array | None, values: int, results: int) -> Array | None:

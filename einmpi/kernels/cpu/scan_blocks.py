@@ -26,8 +26,7 @@ def is_in_whole_blocks(einsum: EinSum, index: Mapping[str, Array], dtype: str) -
 
 
 def _is_neutral(einsum: EinSum, masked: Number, dtype: str) -> bool:
-    assert einsum.aggregation is not None
-    record = AGGREGATIONS[einsum.aggregation]
+    record = AGGREGATIONS[einsum.required_aggregation]
     return masked in (record.empty, record.neutral(np.dtype(dtype)))
 
 

@@ -130,8 +130,9 @@ def _prepare_pick(
     strict: bool,
 ) -> PreparedCall | None:
     """Return the call that reads only what an index picks; None if it cannot be done so."""
-    assert einsum.pick is not None
-    runs = dict(index).get(einsum.pick.label, whole(einsum.extent[einsum.pick.label]))
+    runs = dict(index).get(
+        einsum.required_pick.label, whole(einsum.extent[einsum.required_pick.label])
+    )
     if len(runs) != 1:
         return None  # the label's indices have gaps here
     gather = as_gather(einsum, runs[0][0], tuple([array.dtype for array in operands]))
@@ -154,10 +155,9 @@ def _prepare_pick(
 
 def _fill_with_neutral(einsum: EinSum) -> PreparedCall:
     """Return the call for an aggregation over nothing."""
-    assert einsum.aggregation is not None
-    neutral = AGGREGATIONS[einsum.aggregation].empty
+    neutral = AGGREGATIONS[einsum.required_aggregation].empty
     if neutral is None:
-        raise ValueError(f"{einsum.aggregation} of nothing has no value")
+        raise ValueError(f"{einsum.required_aggregation} of nothing has no value")
     return lambda operands, target: target.fill(neutral)
 
 
@@ -368,9 +368,8 @@ class _GeneratedKernel:
     def prepare_parts(self, target: DeviceArray) -> Callable[[list[int], DeviceArray], None]:
         """Return a function that computes parts of the sums, and then joins the parts."""
         einsum = self.einsum
-        assert einsum.aggregation is not None
         types = tuple(layout.dtype for layout in self.layouts)
-        total_type = Fold(einsum.aggregation, self.function, types).total
+        total_type = Fold(einsum.required_aggregation, self.function, types).total
         cupy = driver.cupy()
         split = self.split(cupy.empty(target.shape, total_type))
         launch = _launch(split, self.first_values, self.fast_math)
@@ -380,7 +379,7 @@ class _GeneratedKernel:
             einsum.output,
             ((PARTS_LABEL, *einsum.output),),
             Arg(0),
-            einsum.aggregation,
+            einsum.required_aggregation,
             (PARTS_LABEL,),
             (*extents, (PARTS_LABEL, split.parts)),
         )

@@ -176,10 +176,9 @@ class Chain(Step):
             if self.is_first(number, block):
                 found.append(part)
             else:
-                assert part.einsum.aggregation is not None
                 added = replace(part.target, role=PARTIAL_ROLE)
                 found.append(replace(part, target=added))
-                found.append(Accumulate(part.einsum.aggregation, added, part.target))
+                found.append(Accumulate(part.einsum.required_aggregation, added, part.target))
             for slot in dict.fromkeys((*part.operands, part.target)):
                 if slot.name in inner and last_use[slot.name] == number:
                     found.append(Free(slot))

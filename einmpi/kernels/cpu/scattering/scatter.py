@@ -98,11 +98,10 @@ def compute_scatter(
     einsum = scatter.einsum
     if out.size == 0:
         return
-    assert einsum.aggregation is not None
-    rule = AGGREGATIONS[einsum.aggregation]
+    rule = AGGREGATIONS[einsum.required_aggregation]
     if any(einsum.extent[label] == 0 for label in einsum.aggregated):
         if rule.empty is None:
-            raise ValueError(f"{einsum.aggregation} of nothing has no value")
+            raise ValueError(f"{einsum.required_aggregation} of nothing has no value")
         out[...] = rule.empty
         return
     is_compiled = scatter.values >= min_compiled_values
