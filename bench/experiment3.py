@@ -44,19 +44,15 @@ from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import parse_bytes, show_bytes, show_count
 
 COMPARED = ["eindecomp", "eindecomp-paper", "megatron", "sequence", "attention", "data"]
+HEAD_WIDTHS = {"model": 5, "batch": 5, "sequence": 8, "ranks": 5, "memory": 9, "strategy": 15}
 WIDTHS = {
-    "model": 5,
-    "batch": 5,
-    "sequence": 8,
-    "ranks": 5,
-    "memory": 9,
-    "strategy": 15,
+    **HEAD_WIDTHS,
     "words": 17,
     "operations": 19,
     "peak": 9,
     "seconds": 9,
 }
-RUN_WIDTHS = {**WIDTHS, "fastest": 9, "ratio": 6}
+MEASURED_WIDTHS = {"fastest": 9, "ratio": 6}
 # Of logits of two strategies, relative to the largest: sums are added up in other orders.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
@@ -99,15 +95,14 @@ def plan_row(
 
 def show_plan(row: dict[str, Any]) -> str:
     """Return the line of a plan."""
-    cells = {name: row.get(name) for name in WIDTHS}
+    cells = {name: str(row[name]) for name in HEAD_WIDTHS if row[name] is not None}
     if "refused" in row:
-        head = {name: WIDTHS[name] for name in ("model", "batch", "sequence", "ranks", "memory")}
-        return f"{show_row(cells, head)}  {row['strategy'].ljust(WIDTHS['strategy'])}  {row['refused']}"
-    cells["words"] = show_count(row["words"]).rjust(WIDTHS["words"])
-    cells["operations"] = show_count(row["operations_max_rank"]).rjust(WIDTHS["operations"])
-    cells["peak"] = show_bytes(row["bytes_peak"]).rjust(WIDTHS["peak"])
+        return f"{show_row(cells, HEAD_WIDTHS)}  {row['refused']}"
+    cells["words"] = show_count(row["words"])
+    cells["operations"] = show_count(row["operations_max_rank"])
+    cells["peak"] = show_bytes(row["bytes_peak"])
     if row["seconds"] is not None:
-        cells["seconds"] = f"{row['seconds']:.4f}".rjust(WIDTHS["seconds"])
+        cells["seconds"] = f"{row['seconds']:.4f}"
     return show_row(cells, WIDTHS)
 
 
@@ -163,7 +158,6 @@ class Way:
         assert received == plan.bytes_predicted, f"{received} bytes, {plan.bytes_predicted} planned"
         times = self.times[1:]
         return {
-            "ranks": plan.ranks,
             "words": plan.words_predicted,
             "bytes": received,
             "operations_max_rank": plan.operations_busiest,
@@ -192,11 +186,19 @@ def measure(
     job = prefill_job(config, batch, sequence, given.dtype, given.backend)
     inputs = call_inputs(config, batch, sequence)
     ways: dict[str, Way] = {}
-    rows = []
+    rows: list[dict[str, Any]] = []
     logits = {}
     for strategy in given.strategies:
-        row = {"model": name, "batch": batch, "sequence": sequence, "memory": given.memory}
-        rows.append({**row, "strategy": strategy})
+        rows.append(
+            {
+                "model": name,
+                "batch": batch,
+                "sequence": sequence,
+                "ranks": comm_of_program(world).size,
+                "memory": given.memory,
+                "strategy": strategy,
+            }
+        )
         way = Way(job, strategy, given, world)
         try:
             logits[strategy] = np.asarray(way.run_once(inputs).gather(), np.float64)
@@ -218,17 +220,17 @@ def show_run(row: dict[str, Any], first: dict[str, Any]) -> str:
     """Return the line of a run; the ratio is that of its seconds to those of the first one."""
     if "refused" in row:
         return show_plan(row)
-    cells = {"fastest": f"{row['fastest']:.4f}".rjust(9)}
-    cells["ratio"] = f"{row['seconds'] / first['seconds']:.2f}".rjust(6)
-    more = {name: RUN_WIDTHS[name] for name in ("fastest", "ratio")}
-    return f"{show_plan(row)}  {show_row(cells, more)}"
+    ratio = row["seconds"] / first["seconds"]
+    cells = {"fastest": f"{row['fastest']:.4f}", "ratio": f"{ratio:.2f}"}
+    return f"{show_plan(row)}  {show_row(cells, MEASURED_WIDTHS)}"
 
 
 def run_all(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all cases on the ranks that mpirun started; rank 0 prints a line for each strategy."""
     comm = comm_of_program(None)
     if comm.rank == 0:
-        print(show_row({name: name for name in RUN_WIDTHS}, RUN_WIDTHS))
+        widths = {**WIDTHS, **MEASURED_WIDTHS}
+        print(show_row({name: name for name in widths}, widths))
     rows = []
     for name in given.models:
         for batch, sequence in given.cases:

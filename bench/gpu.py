@@ -20,14 +20,16 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
+from packages import package
 
 import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.report.compare import TOLERANCE
 from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
+
+cupy = package("cupy")
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
 BUS_BYTES_PER_SECOND = 55e9  # between pinned memory and an H200

@@ -16,14 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
 import numpy as np
+from packages import package
 
 import einmpi
 from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Group, Kernel, Load, Store
+
+cupy = package("cupy")
 
 try:
     import torch

@@ -17,13 +17,15 @@ from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
+from packages import package
 
 import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.units import show_bytes
+
+cupy = package("cupy")
 
 
 def random_values(shape: tuple[int, ...], dtype: str, seed: int) -> Any:

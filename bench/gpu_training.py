@@ -20,14 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
-import torch
 from gpu import Candidate, row
-from torch.nn import functional
+from packages import package
 
 import einmpi
 from einmpi.comm.local import ALONE
+
+cupy = package("cupy")
+torch = package("torch")
+functional = package("torch.nn.functional")
 
 RATE = 0.05
 BLOCK = """

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from dataclasses import replace
 from datetime import date
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ TINY = replace(
 )
 MODELS = {"tiny": TINY, **NAMED}
 LOGITS = "logits"
+TEXT_COLUMNS = ("model", "memory", "strategy", "way")
 
 
 def model_of(name: str, layers: int | None = None) -> Config:
@@ -39,31 +38,43 @@ def model_of(name: str, layers: int | None = None) -> Config:
     return config if layers is None else replace(config, layers=layers)
 
 
-def prefill_job(config: Config, batch: int, sequence: int, dtype: str, backend: str) -> Job:
+def prefill_job(
+    config: Config, batch: int, sequence: int, dtype: str, backend: str, *, resident: bool = True
+) -> Job:
     """Return the job that computes the logits of the last position of every sequence.
 
-    Its weights are resident. Where calls do not give them they are random, and each rank generates
-    what it needs.
+    Resident weights are random, and each rank generates what it needs. Others are given by every
+    call, as arrays in host memory.
     """
     program = prefill_program(config, batch, sequence, dtype)
-    spread = sqrt(3 / config.width)  # a sum over the width has a variance of about 1
-    lines = [f"program = '''\n{program.text}'''", f"run.backend = '{backend}'", "[roles]"]
-    for role, labels in program.roles.items():
-        lines.append(f"{role} = {list(labels)}")
-    lines.append("[inputs]")
+    spread = weight_spread(config)
+    tensors: dict[str, Any] = {}
+    generated: dict[str, dict[str, Any]] = {}
     for name, (shape, input_dtype) in program.inputs.items():
-        values = f"random = 'zeros', dtype = '{input_dtype}'"
-        lines.append(f"{name} = {{ shape = {list(shape)}, {values} }}")
+        tensors[name] = np.broadcast_to(np.zeros((), input_dtype), shape)  # takes no memory
     for name, weight in program.weights.items():
-        values = "random = 'ones'"
-        if len(weight.shape) > 1:
-            values = f"random = 'uniform', low = {-spread}, high = {spread}"
-        values += f", dtype = '{dtype}', resident = true"
-        lines.append(f"{name} = {{ shape = {list(weight.shape)}, {values} }}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "llama.toml")
-        path.write_text("\n".join(lines), encoding="utf-8")
-        return einmpi.load(path)
+        values: dict[str, Any] = {"shape": list(weight.shape), "dtype": dtype}
+        if not resident:
+            tensors[name] = weight.shape
+        elif len(weight.shape) == 1:
+            generated[name] = {**values, "random": "ones"}
+        else:
+            generated[name] = {**values, "random": "uniform", "low": -spread, "high": spread}
+    job = einmpi.program(
+        program.text,
+        dtype=dtype,
+        outputs=program.outputs,
+        inputs=generated,
+        resident=resident,
+        roles=program.roles,
+        **tensors,
+    )
+    return replace(job, backend=backend)
+
+
+def weight_spread(config: Config) -> float:
+    """Return the largest random weight: a sum over the width has a variance of about 1 then."""
+    return sqrt(3 / config.width)
 
 
 def call_inputs(config: Config, batch: int, sequence: int) -> dict[str, Any]:
@@ -96,11 +107,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def show_row(cells: dict[str, Any], widths: dict[str, int]) -> str:
-    """Return a row of a table; text is aligned to the left, numbers to the right."""
+def show_row(cells: dict[str, str], widths: dict[str, int]) -> str:
+    """Return a row of a table; columns of text are aligned to the left, others to the right."""
     shown = []
     for name, width in widths.items():
-        value = cells.get(name)
-        text = "–" if value is None else str(value)
-        shown.append(text.ljust(width) if isinstance(value, str) else text.rjust(width))
+        text = cells.get(name, "–")
+        shown.append(text.ljust(width) if name in TEXT_COLUMNS else text.rjust(width))
     return "  ".join(shown)

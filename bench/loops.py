@@ -336,6 +336,8 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except SystemExit:  # --help, or a wrong option
+        raise
     except BaseException:
         traceback.print_exc()
         WORLD.Abort(1)  # the other ranks wait for this one

@@ -143,3 +143,73 @@ def test_node(tmp_path):
     assert peers == [("numpy", 1, 1), ("einmpi", 1, 1), ("mpi4py", 1, 1)] * 2
     assert [row["peer"] for row in found["attention"]] == ["einmpi", "einmpi, unfused"]
     assert set(found["calls"]) == {"1"}
+
+
+@pytest.mark.slow
+def test_experiment3_plans(tmp_path):
+    """Every strategy has a row: a plan, or why there is none."""
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/experiment3.py", "--models", "tiny", "--layers", "2"]
+    command += ["--cases", "4x32", "--devices", "2x1GB", "4x500kB", "--json", str(target)]
+    command += ["--machine", "bench/machines/v100x8.toml"]
+    done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(target.read_text())["rows"]
+    assert len(rows) == 12 == len(done.stdout.splitlines()) - 1
+    fitting = [row for row in rows if row["memory"] == "1GB"]
+    assert {row["strategy"] for row in fitting} >= {"eindecomp", "eindecomp-paper", "megatron"}
+    for row in fitting:
+        assert row["words"] >= 0 and row["operations_max_rank"] > 0 and row["seconds"] > 0
+        assert 0 < row["bytes_peak"] <= 1e9
+    assert any("refused" in row for row in rows if row["memory"] == "500kB")
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_experiment3_runs(tmp_path):
+    """The benchmark itself compares the logits of all strategies, and bytes with the plan."""
+    target = tmp_path / "rows.json"
+    command = ["bench/experiment3.py", "--run", "--layers", "2", "--cases", "4x16"]
+    done = run_mpi(2, [*command, "--repeat", "2", "--json", str(target)], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = {row["strategy"]: row for row in json.loads(target.read_text())["rows"]}
+    assert len(rows) == 6
+    for row in rows.values():
+        assert row["ranks"] == 2 and len(row["times"]) == 2 and row["seconds"] >= row["fastest"] > 0
+    assert rows["eindecomp"]["bytes"] <= min(row["bytes"] for row in rows.values())
+
+
+HELP_OF_ALL = """
+import contextlib, io, runpy, sys
+sys.path.insert(0, "bench")
+for package in ("cupy", "torch", "transformers", "accelerate"):
+    sys.modules[package] = None  # an import of it fails
+for path in sys.argv[1:]:
+    sys.argv = [path, "--help"]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (path, end.code)
+    assert printed.getvalue().startswith("usage: "), path
+"""
+
+
+def test_help_needs_neither_a_gpu_nor_peers():
+    paths = sorted(str(path) for path in (ROOT / "bench").glob("gpu*.py"))
+    paths += ["bench/experiment3.py"]
+    command = [sys.executable, "-c", HELP_OF_ALL, *paths]
+    done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_package_is_named():
+    script = "import sys; sys.modules['cupy'] = None; sys.path.insert(0, 'bench'); import runpy; "
+    script += "sys.argv = ['gpu.py']; runpy.run_path('bench/gpu.py', run_name='__main__')"
+    done = finished(
+        [sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 1
+    assert done.stderr == "this benchmark needs cupy, which is not installed here\n"

@@ -1,0 +1,24 @@
+"""Packages that not every machine has: what a benchmark lacks is said when it is used first."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class Missing:
+    """A package that is not installed; `--help` and what does without it still work."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise SystemExit(f"this benchmark needs {self.name}, which is not installed here")
+
+
+def package(name: str) -> Any:
+    """Return a package or module, or what says that it is missing as soon as it is used."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return Missing(name)
