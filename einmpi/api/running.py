@@ -26,6 +26,7 @@ from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
+    from einmpi.comm.base import Comm
     from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.known import KnownJobs
     from einmpi.compiled.known_calls import KnownCall
@@ -55,6 +56,7 @@ def compile(
     shared: str | None = None,
     carry: Mapping[str, str] | None = None,
     donate: bool = False,
+    share: Compiled | None = None,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -77,6 +79,11 @@ def compile(
         Whether DistArrays that are given for carried inputs are given away: their memory is used
         for the next values wherever that is possible, and they cannot be used any more. Arrays of
         numpy are never written over.
+    share : Compiled, optional
+        A compiled job on the same ranks, whose resident inputs this one uses too: those that are
+        resident in both, by the same name. They are loaded once, in the layouts that suit the job
+        that is planned first, and freed with the last of the jobs that share them. The plan says
+        what that costs, and the peak memory of each job counts them.
 
     Returns
     -------
@@ -120,13 +127,33 @@ def compile(
         gives_away = truth_value("donate", donate)
         if gives_away and not carry:
             raise InputError("compile", "donate is given without carry", "both")
+        if share is not None:
+            _check_share(changed, own_comm, share)
         options = options_of(changed, strategy, memory, pin, machine, recompute=recompute)
         return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 
     own_comm = comm_of_program(comm)
+    if comm is None and isinstance(share, Compiled):
+        own_comm = share.comm
     # The plans are compared later, but ranks with different backends set them up differently.
     checked, options = together(own_comm, check_options, lambda found: found[0].backend)
-    return Compiled(checked, own_comm, options)
+    return Compiled(checked, own_comm, options, share)
+
+
+def _check_share(job: Job, comm: Comm, share: Compiled) -> None:
+    """Refuse to share inputs with a job that is not compiled or on other ranks."""
+    from einmpi.compiled.program import Compiled
+
+    if not isinstance(share, Compiled):
+        what = f"share is {type(share).__name__}"
+        raise InputError("compile", what, "a job that einmpi.compile has made ready")
+    if share.comm is not comm:
+        what = "the job to share with is on another communicator"
+        raise InputError("compile", what, "the same communicator")
+    if share.job.backend != job.backend:
+        what = f"the job runs on {job.backend}, the one to share with on {share.job.backend}"
+        raise InputError("compile", what, "the same backend")
+    share.residents.check_sources(job)
 
 
 def run(

@@ -31,11 +31,12 @@ from einmpi.compiled.given_inputs import (
     move_to_one_mesh,
     with_inputs,
 )
-from einmpi.compiled.inputs import Blocks, Inputs
+from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.known_calls import KnownCall, KnownCalls
 from einmpi.compiled.measured import Measured, TimedStorage
 from einmpi.compiled.origin import Origin
 from einmpi.compiled.prepared_runs import PreparedRun, prepare_run
+from einmpi.compiled.residents import Residents
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
@@ -83,7 +84,9 @@ class Compiled:
     array([2., 4., 8.])
     """
 
-    def __init__(self, job: Job, comm: Comm, options: Options) -> None:
+    def __init__(
+        self, job: Job, comm: Comm, options: Options, share: Compiled | None = None
+    ) -> None:
         self.job = job
         self.comm = comm
         self.options = options
@@ -94,7 +97,12 @@ class Compiled:
         self.reads_files = any(spec.file is not None for spec in job.inputs)
         self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
         self.files: dict[str, Dataset] = {}
-        self.resident: Blocks = {}  # inputs from files that stay between calls
+        self.residents: Residents = Residents() if share is None else share.residents
+        self.resident = self.residents.blocks  # inputs that stay between calls
+        self.residents.add_sources(job)
+        if share is not None:
+            self.residents.is_shared = True
+            self.backend.share_inputs(share.backend)
         self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
         # By the id of a plan or a schedule, which is kept too.
         self.origins: dict[int, tuple[Plan, Origin]] = {}
@@ -271,6 +279,7 @@ class Compiled:
     def forget_inputs(self) -> None:
         """Release the inputs that stay loaded between calls."""
         self.files.clear()
+        self.residents.files.clear()
         self.resident.clear()
         self.backend.forget_inputs()
 
@@ -291,7 +300,8 @@ class Compiled:
         # However the carried ones are given, the plan says where they go.
         carried = self.options.carry
         others = {name: array for name, array in given.items() if name not in carried}
-        if move_to_one_mesh(others, self.options.mesh):
+        mesh = self.residents.mesh if self.residents.is_shared else None
+        if move_to_one_mesh(others, mesh or self.options.mesh):
             given.update(others)
         kinds = tuple((name, kind_of(given[name])) for name, _ in kinds if name in others)
         if kinds not in self.ready:
@@ -330,6 +340,9 @@ class Compiled:
             own = bytes_between(schedule, self.comm.nodes)
             total = sum(int(text) for text in self.comm.allgather_text(str(own)))
             plan = replace(plan, counted=total)
+        given = dict(kinds)
+        loaded = tuple(name for name in self.options.resident if name not in given)
+        self.residents.add_layouts(plan, loaded)
         return plan, schedule
 
     def _plan_and_lower(self, kinds: Kinds, nodes: Sequence[int]) -> Ready:
@@ -363,6 +376,8 @@ class Compiled:
         The ranks read together, so all have to find the same. They do this before every call: a
         file may change between two calls, but not between here and the end of reading.
         """
+        if self.residents.is_shared:
+            self._find_shared_files()
         vertices = self.job.graph.by_name
         wanted = []
         for spec in self.job.inputs:
@@ -383,6 +398,18 @@ class Compiled:
         if wanted:
             found = together(self.comm, find, files_as_read)
             self.files.update(found)
+            for name in self.options.resident:
+                if name in found:
+                    self.residents.files[name] = found[name]
+
+    def _find_shared_files(self) -> None:
+        """Note which inputs other jobs have loaded or forgotten since the last call."""
+        for name in self.options.resident:
+            known = self.residents.files.get(name)
+            if known is None:
+                self.files.pop(name, None)
+            else:
+                self.files[name] = known
 
     def plan(self, kinds: Kinds) -> Plan:
         """Make the plan for inputs that are given in this way."""
@@ -394,6 +421,10 @@ class Compiled:
             uneven=even_nodes(self.comm) is None,
             overlap=self.options.overlap and self._can_overlap(),
         )
+        if self.residents.is_shared:
+            given = dict(kinds)
+            loaded = tuple(name for name in self.options.resident if name not in given)
+            options = self.residents.with_layouts(options, loaded)
         return make_plan(self.job.graph, self.comm.size, options)
 
     def _can_overlap(self) -> bool:

@@ -13,6 +13,7 @@ from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import SharedInputs
 from einmpi.planner.planning import Planning, bytes_of_batches
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.recompute import without_copies
@@ -48,7 +49,32 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         assert first_error is not None
         raise first_error
     _check_values_per_rank(best)
+    if options.shared:
+        best = replace(best, shared=_shared_inputs(graph, best, options))
     return replace(best, memory=limit, seconds=time.perf_counter() - start)
+
+
+def _shared_inputs(graph: EinGraph, plan: Plan, options: Options) -> SharedInputs:
+    """Return which inputs lie as another program has chosen, and what that costs a plan."""
+    words_more = 0
+    if plan.words_predicted > 0:
+        layouts = {}
+        for name, layout in options.given.items():
+            if name not in options.shared:
+                layouts[name] = layout
+        free = replace(
+            options,
+            given=layouts,
+            shared=(),
+            resident=(*options.resident, *options.shared),
+            mesh=options.mesh if layouts or options.placed else None,
+        )
+        try:
+            words_free = make_plan(graph, plan.ranks, free).words_predicted
+        except InputError:  # no other layouts fit into memory
+            words_free = plan.words_predicted
+        words_more = max(0, plan.words_predicted - words_free)
+    return SharedInputs(options.shared, words_more)
 
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:

@@ -55,6 +55,8 @@ class Options:
     mesh: Mesh | None = None  # that of the tensors in `given` and `placed`, if there are any
     # input → the layout that it already has
     given: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    # Those of them that another program keeps loaded: their layouts are its choice.
+    shared: tuple[str, ...] = ()
     # output → the layout that it must have
     placed: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     # input → the output that it becomes in the next step of a loop; both have one layout

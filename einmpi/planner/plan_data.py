@@ -51,6 +51,14 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
+class SharedInputs:
+    """Inputs that another program keeps loaded, in layouts that it has chosen."""
+
+    names: tuple[str, ...]
+    words_more: int  # that move because of these layouts, compared with a free choice
+
+
+@dataclass(frozen=True)
 class LoopPlan:
     """What the plan of a step says about the loop around it."""
 
@@ -112,6 +120,7 @@ class PlanData:
     overlap: int = 0  # bytes of the peak that are used only for that
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     recomputed: Recomputed | None = None  # None if every tensor is computed once
+    shared: SharedInputs | None = None  # None if no other program keeps inputs of this one
     loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took
 
@@ -122,6 +131,8 @@ class PlanData:
         parts += [f"{name}:{state}" for name, state in self.states.items()]
         parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
         parts += [f"{name}: resident" for name in self.resident]
+        if self.shared is not None:
+            parts += [f"{name}: shared" for name in self.shared.names]
         if self.mesh.nodes > 1:
             parts.append(f"{self.mesh.nodes} nodes")
         if self.machine is not None:

@@ -160,6 +160,9 @@ class Backend(Protocol):
     def forget_inputs(self) -> None:
         """Give up blocks of inputs that stay between runs: a run that failed may have left them."""
 
+    def share_inputs(self, other: Any) -> None:
+        """Use the blocks that stay between runs of another backend of this kind."""
+
     def wait(self) -> None:
         """Return when everything that was started is complete."""
 
@@ -323,6 +326,8 @@ class NumpyBackend:
 
     def forget_inputs(self) -> None: ...
 
+    def share_inputs(self, other: Any) -> None: ...
+
     def wait(self) -> None: ...
 
 
@@ -439,5 +444,7 @@ class ShapeBackend:
     def from_host(self, values: HostArray, array: Array) -> None: ...
 
     def forget_inputs(self) -> None: ...
+
+    def share_inputs(self, other: Any) -> None: ...
 
     def wait(self) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed
+from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed, SharedInputs
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.folding import Fold, folded_vertices, vertices_and_folds
 from einmpi.planner.text.summary import in_words
@@ -189,6 +189,8 @@ def totals(plan: PlanData, full: bool = False) -> list[Note]:
             notes.append(("", f"{name}: {note}"))
     if plan.layouts:
         notes.append(("layouts", _layouts(plan)))
+    if plan.shared is not None:
+        notes.append(("shared", _shared(plan.shared)))
     notes.append(("moved", _moved(plan)))
     notes += _loop_notes(plan)
     if not plan.knows_nodes:
@@ -218,6 +220,18 @@ def _layouts(plan: PlanData) -> str:
     if len(plan.layouts) > MOST_LAYOUTS:
         listed.append(f"… {len(plan.layouts)} in all")
     return ", ".join(listed)
+
+
+def _shared(shared: SharedInputs) -> str:
+    """Return which inputs lie as an earlier plan has cut them, and what that costs."""
+    names = list(shared.names[:MOST_LAYOUTS])
+    if len(shared.names) > MOST_LAYOUTS:
+        names.append(f"… {len(shared.names)} in all")
+    text = f"{', '.join(names)}: loaded once, as an earlier plan has cut them"
+    if shared.words_more:
+        more = f"{show_count(shared.words_more)} {plural(shared.words_more, 'word')}"
+        text += f"; with other layouts {more} less would move"
+    return text
 
 
 def _moved(plan: PlanData) -> str:

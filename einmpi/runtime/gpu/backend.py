@@ -99,7 +99,9 @@ class CupyBackend:
         """Let CuPy's pool take this much from the driver at once; slots are then parts of it."""
         if nbytes > self.reserved_bytes:
             self.reserved_bytes = nbytes
-            missing = nbytes - self.cupy.get_default_memory_pool().free_bytes()
+            resident_bytes = sum(block.nbytes for block in self.resident.values())
+            free_bytes = self.cupy.get_default_memory_pool().free_bytes()
+            missing = nbytes - resident_bytes - free_bytes
             if missing > 0:
                 self.cupy.empty(missing, np.uint8)  # goes back to the pool, not to the driver
 
@@ -320,6 +322,9 @@ class CupyBackend:
 
     def forget_inputs(self) -> None:
         self.resident.clear()
+
+    def share_inputs(self, other: Any) -> None:
+        self.resident = other.resident
 
     def wait(self) -> None:
         self.copies.to_host.synchronize()
