@@ -91,7 +91,11 @@ class Case:
 
 def kernels_of(text, shapes, dtype, ranks=1, rank=0):
     """Return the kernels of a program on one rank."""
-    job = einmpi.program(text, dtype=dtype, **shapes)
+    return kernels_of_job(einmpi.program(text, dtype=dtype, **shapes), ranks, rank)
+
+
+def kernels_of_job(job, ranks=1, rank=0):
+    """Return the kernels of a job on one rank."""
     found = []
     for step in lower(einmpi.plan(job, ranks), rank).steps:
         found += step.kernels

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError
+from einmpi.models.json_values import Json, Values, read_values
 from einmpi.models.rope import KINDS, Rope, yarn_attention_factor
-
-# A value of a JSON document.
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 DTYPES = ("float16", "bfloat16", "float32")
 CONFIG_FILE = "config.json"
@@ -184,9 +180,9 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     InputError
         There is no config.json, its architecture is not known, or one of its values is wrong.
     """
-    values = _read_values(os.path.join(folder, CONFIG_FILE))
+    values = read_values(os.path.join(folder, CONFIG_FILE))
     architecture = ARCHITECTURES[values.name("model_type", ARCHITECTURES)]
-    values = _Values(values.file, {**architecture.defaults, **values.values})
+    values = Values(values.file, {**architecture.defaults, **values.values})
     if values.has("quantization_config"):
         raise InputError(
             values.file,
@@ -206,7 +202,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     generation = values
     generation_path = os.path.join(folder, GENERATION_FILE)
     if os.path.exists(generation_path):
-        generation = _read_values(generation_path)
+        generation = read_values(generation_path)
     return Config(
         model_type=values.name("model_type", ARCHITECTURES),
         width=width,
@@ -232,13 +228,13 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     )
 
 
-def _has_bias(values: _Values, rule: bool | str) -> bool:
+def _has_bias(values: Values, rule: bool | str) -> bool:
     """Return whether projections have biases: by the architecture, or by a key of the file."""
     return values.truth(rule, False) if isinstance(rule, str) else rule
 
 
 def _windows(
-    values: _Values, architecture: Architecture, layers: int
+    values: Values, architecture: Architecture, layers: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """Return how many positions are seen through a window, and the layers that have one."""
     if architecture.window == "none" or not values.has("sliding_window"):
@@ -252,14 +248,14 @@ def _windows(
     if not values.has("layer_types"):
         full_layers = values.count("max_window_layers")
         return window, every_layer[full_layers:]
-    kinds = values.layer_kinds("layer_types", layers)
+    kinds = values.names("layer_types", layers, (FULL_LAYER, WINDOW_LAYER))
     found = [layer for layer, kind in zip(every_layer, kinds, strict=True) if kind == WINDOW_LAYER]
     return window, tuple(found)
 
 
-def _rope(values: _Values) -> Rope:
+def _rope(values: Values) -> Rope:
     """Return how positions turn queries and keys: by rope_parameters, or keys of older files."""
-    found = _Values(values.file, {})
+    found = Values(values.file, {})
     for key in ("rope_parameters", "rope_scaling"):
         if values.has(key):
             found = values.inner(key)
@@ -294,145 +290,3 @@ def _rope(values: _Values) -> Rope:
             factor, parameters["mscale"], parameters["mscale_all_dim"]
         )
     return Rope(kind, theta, factor, attention_factor, parameters)
-
-
-def _read_values(path: str) -> _Values:
-    """Return the values of a JSON file, which must hold an object."""
-    expected = f"{os.path.basename(path)} of a model that transformers saved"
-    try:
-        with open(path, encoding="utf-8") as file:
-            document: Json = json.load(file)
-    except FileNotFoundError:
-        raise InputError(path, "there is no such file", expected) from None
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error), expected) from None
-    except ValueError as error:
-        raise InputError(path, f"it is not JSON: {error}", expected) from None
-    if not isinstance(document, dict):
-        raise InputError(path, "it holds no JSON object", expected)
-    return _Values(path, document)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The values of a JSON object, by checked kinds. A null counts as missing."""
-
-    file: str
-    values: Mapping[str, Json]
-    parent: str = ""  # the key of the object that holds them, with a dot
-
-    def has(self, key: str) -> bool:
-        """Return whether there is a value."""
-        return self.values.get(key) is not None
-
-    def wrong(self, key: str, expected: str) -> None:
-        """Raise InputError for a value that is missing or wrong."""
-        value = json.dumps(self.values[key]) if self.has(key) else "missing"
-        raise InputError(self.file, f"{self.parent}{key} is {value}", expected)
-
-    def checked(self, key: str, is_right: Callable[[Json], bool], expected: str) -> Json:
-        """Return a value after a check."""
-        value = self.values.get(key)
-        if value is None or not is_right(value):
-            self.wrong(key, expected)
-        return value
-
-    def name(
-        self, key: str, known: Mapping[str, object] | tuple[str, ...], default: str = ""
-    ) -> str:
-        """Return a value that is one of some names."""
-        if default and not self.has(key):
-            return default
-        found = self.values.get(key)
-        expected = one_of(known, found if isinstance(found, str) else "")
-        value = self.checked(key, lambda value: isinstance(value, str) and value in known, expected)
-        return str(value)
-
-    def count(self, key: str) -> int:
-        """Return a value that is zero or a positive integer."""
-        value = self.checked(key, lambda value: _is_integer(value, 0), "an integer from 0 on")
-        assert isinstance(value, int)
-        return value
-
-    def positive(self, key: str) -> int:
-        """Return a value that is a positive integer."""
-        value = self.checked(key, lambda value: _is_integer(value, 1), "a positive integer")
-        assert isinstance(value, int)
-        return value
-
-    def divisor(self, key: str, multiple: int, default: int | None = None) -> int:
-        """Return a positive integer that divides another."""
-        if default is not None and not self.has(key):
-            return default
-        value = self.positive(key)
-        if multiple % value:
-            self.wrong(key, f"a divisor of {multiple}")
-        return value
-
-    def even(self, key: str, default: int) -> int:
-        """Return an even positive integer."""
-        value = self.positive(key) if self.has(key) else default
-        if value % 2:
-            raise InputError(self.file, f"heads have {value} numbers", "an even head_dim")
-        return value
-
-    def number(self, key: str, default: float | None = None, zero: bool = False) -> float:
-        """Return a value that is a positive number; or zero, if that is allowed."""
-        if default is not None and not self.has(key):
-            return default
-        expected = "a number from 0 on" if zero else "a positive number"
-        value = self.checked(key, lambda value: _is_number(value, zero), expected)
-        assert isinstance(value, int | float)
-        return float(value)
-
-    def truth(self, key: str, default: bool) -> bool:
-        """Return a value that is true or false."""
-        if not self.has(key):
-            return default
-        return bool(self.checked(key, lambda value: isinstance(value, bool), "true or false"))
-
-    def tokens(self, key: str) -> tuple[int, ...]:
-        """Return a token or a list of tokens; none if there is no value."""
-        if not self.has(key):
-            return ()
-        value = self.checked(key, _is_tokens, "a token's number, or a list of them")
-        listed = value if isinstance(value, list) else [value]
-        return tuple([token for token in listed if isinstance(token, int)])
-
-    def layer_kinds(self, key: str, layers: int) -> list[Json]:
-        """Return a list with the kind of attention of each layer."""
-        kinds = (FULL_LAYER, WINDOW_LAYER)
-
-        def is_right(value: Json) -> bool:
-            return (
-                isinstance(value, list)
-                and len(value) == layers
-                and all(kind in kinds for kind in value)
-            )
-
-        expected = f"a list of {layers} names, each of them {' or '.join(kinds)}"
-        value = self.checked(key, is_right, expected)
-        assert isinstance(value, list)
-        return value
-
-    def inner(self, key: str) -> _Values:
-        """Return the values of an object inside of this one."""
-        value = self.checked(key, lambda value: isinstance(value, dict), "an object")
-        assert isinstance(value, dict)
-        return _Values(self.file, value, f"{key}.")
-
-
-def _is_integer(value: Json, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: Json, zero: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    is_positive = 0 < value < float("inf")
-    return is_positive or (zero and value == 0)
-
-
-def _is_tokens(value: Json) -> bool:
-    listed = value if isinstance(value, list) else [value]
-    return all(_is_integer(token, 0) for token in listed)

@@ -1,26 +1,25 @@
-"""Programs of language models: the prefill of prompts, and a step that decodes one token of each.
-
-A layer is the table of modules LAYER; each module has statements and parameters.
-"""
+"""Programs of language models: logits of whole prompts, and a step that decodes one more token."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from einmpi.models.config import Config
+from einmpi.models.modules import (
+    AT,
+    DECODE,
+    HALF_DTYPES,
+    PREFILL,
+    Layer,
+    modules_of,
+    parameters_of,
+)
 
-HALF_DTYPES = ("float16", "bfloat16")
 TOKENS = "tokens"  # inputs that a call gives
 LENGTHS = "lengths"
-AT = "at"
 FREQUENCIES = "frequencies"
 LOGITS = "logits"
-
-# Labels: b sequence of the batch, s query position, t key position, u position in a cache, a width,
-# g group of heads with one key and value, r query head of a group, d number in a head, f hidden,
-# v token of the vocabulary.
 
 
 @dataclass(frozen=True)
@@ -62,280 +61,6 @@ class ModelProgram:
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the statements of a layer are written: for whole prompts, or for one token of each.
-
-    Entries are labels, in the order of a tensor's dimensions.
-    """
-
-    query: str  # of what queries are computed from
-    key: str  # of what keys and values are computed from
-    turned_query: str  # of queries, before the number in a head
-    turned_key: str
-    query_angle: str  # of cosine and sine, before the number in a head
-    key_angle: str
-    column: str  # position that scores have a column for
-    keys: str  # the tensor of all keys, without its layer, and its labels
-    values: str
-    row: str  # the position of a query as a number
-
-
-PREFILL = Form(
-    query="b,s",
-    key="b,t",
-    turned_query="b,g,r,s",
-    turned_key="b,g,t",
-    query_angle="s",
-    key_angle="t",
-    column="t",
-    keys="kr_{k}[b,g,t,d]",
-    values="v_{k}[b,t,g,d]",
-    row="s",
-)
-DECODE = Form(
-    query="b",
-    key="b",
-    turned_query="b,g,r",
-    turned_key="b,g",
-    query_angle="b",
-    key_angle="b",
-    column="u",
-    keys="kn_{k}[b,g,u,d]",
-    values="vn_{k}[b,g,u,d]",
-    row=f"{AT}[b]",
-)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a program: its number, counted from 1, and how it is written."""
-
-    config: Config
-    form: Form
-    dtype: str
-    number: int
-    columns: int  # extent of the positions that scores have columns for
-
-    def bias(self, name: str, labels: str, is_there: bool) -> str:
-        """Return the term of a bias in a sum; nothing if there is none."""
-        return f" + {name}_{self.number}[{labels}]" if is_there else ""
-
-    def rounded(self, expression: str) -> str:
-        """Return an expression in float32 as one in the dtype of the model."""
-        return f"{self.dtype}({expression})" if self.dtype in HALF_DTYPES else expression
-
-    def norm(self, target: str, source: str, gain: str, labels: str, label: str) -> str:
-        """Return the statement of an RMSNorm along a label, which is computed in float32."""
-        element = f"{source}[{labels}]"
-        if self.dtype in HALF_DTYPES:
-            element = f"float32({element})"
-        normalised = f"rmsnorm[{label}]({element}, eps={self.config.epsilon!r}) * {gain}[{label}]"
-        return f"{target}[{labels}] = {self.rounded(normalised)}\n"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A weight of a module: its input, the tensor inside of a layer, and labels of its dimensions.
-
-    `condition` is the attribute of a Config that must be true for it to exist.
-    """
-
-    name: str
-    tensor: str
-    labels: str
-    condition: str = ""
-
-
-@dataclass(frozen=True)
-class Module:
-    """A part of a layer: its parameters, and a function that writes its statements.
-
-    `condition` is the attribute of a Config that must be true for it to exist.
-    """
-
-    title: str
-    parameters: tuple[Parameter, ...]
-    statements: Callable[[Layer], str]
-    condition: str = ""
-
-
-# ---- the modules --------------------------------------------------------------------------------
-
-
-def _attention_norm(layer: Layer) -> str:
-    k = layer.number
-    return layer.norm(f"n1_{k}", f"x_{k - 1}", f"g1_{k}", f"{layer.form.query},a", "a")
-
-
-def _projections(layer: Layer) -> str:
-    k = layer.number
-    query = layer.form.query
-    key = layer.form.key
-    has_bias = layer.config.qkv_bias
-    query_bias = layer.bias("bq", "g,r,d", has_bias)
-    key_bias = layer.bias("bk", "g,d", has_bias)
-    value_bias = layer.bias("bv", "g,d", has_bias)
-    return (
-        f"q_{k}[{query},g,r,d] = sum(n1_{k}[{query},a] * wq_{k}[g,r,d,a]){query_bias}\n"
-        f"k_{k}[{key},g,d] = sum(n1_{k}[{key},a] * wk_{k}[g,d,a]){key_bias}\n"
-        f"v_{k}[{key},g,d] = sum(n1_{k}[{key},a] * wv_{k}[g,d,a]){value_bias}\n"
-    )
-
-
-def _head_norms(layer: Layer) -> str:
-    k = layer.number
-    queries = layer.norm(f"qh_{k}", f"q_{k}", f"gq_{k}", f"{layer.form.query},g,r,d", "d")
-    keys = layer.norm(f"kh_{k}", f"k_{k}", f"gk_{k}", f"{layer.form.key},g,d", "d")
-    return queries + keys
-
-
-def _rope(layer: Layer) -> str:
-    """Turn pairs of numbers: number d of a head, and the one half a head further, around the end.
-
-    The sign of the second term is in the sine.
-    """
-    k = layer.number
-    form = layer.form
-    width = layer.config.head_width
-    other = f"(d+{width // 2})%{width}"
-    query = "qh" if layer.config.head_norms else "q"
-    key = "kh" if layer.config.head_norms else "k"
-    query_labels = f"{form.query},g,r"
-    key_labels = f"{form.key},g"
-    return (
-        f"qr_{k}[{form.turned_query},d] = {query}_{k}[{query_labels},d] * "
-        f"cosine[{form.query_angle},d] + "
-        f"{query}_{k}[{query_labels},{other}] * sine[{form.query_angle},d]\n"
-        f"kr_{k}[{form.turned_key},d] = {key}_{k}[{key_labels},d] * "
-        f"cosine[{form.key_angle},d] + "
-        f"{key}_{k}[{key_labels},{other}] * sine[{form.key_angle},d]\n"
-    )
-
-
-def _cache(layer: Layer) -> str:
-    """Write one row of keys and one of values into the caches."""
-    if layer.form is not DECODE:
-        return ""
-    k = layer.number
-    return (
-        f"kn_{k}[b,g,u,d] = where(u == {AT}[b], kr_{k}[b,g,d], kc_{k}[b,g,u,d])\n"
-        f"vn_{k}[b,g,u,d] = where(u == {AT}[b], v_{k}[b,g,d], vc_{k}[b,g,u,d])\n"
-    )
-
-
-def _attention(layer: Layer) -> str:
-    k = layer.number
-    form = layer.form
-    column = form.column
-    window = layer.config.window_of(k)
-    mask = f"{column} <= {form.row}"
-    if window is not None and window < layer.columns:
-        mask = f"({mask}) & ({column} > {form.row} - {window})"
-    keys = form.keys.format(k=k)
-    values = form.values.format(k=k)
-    scores = f"t_{k}[{form.turned_query},{column}]"
-    weights = f"p_{k}[{form.turned_query},{column}]"
-    scale = 1 / math.sqrt(layer.config.head_width)
-    seen = f"float32({scores})" if layer.dtype in HALF_DTYPES else scores
-    softmax = f"softmax[{column}](where({mask}, {seen} * {scale!r}, -inf))"
-    return (
-        f"{scores} = sum(qr_{k}[{form.turned_query},d] * {keys})\n"
-        f"{weights} = {layer.rounded(softmax)}\n"
-        f"o_{k}[{form.query},g,r,d] = sum({weights} * {values})\n"
-    )
-
-
-def _attention_output(layer: Layer) -> str:
-    k = layer.number
-    at = layer.form.query
-    bias = layer.bias("bo", "a", layer.config.output_bias)
-    product = f"sum(o_{k}[{at},g,r,d] * wo_{k}[a,g,r,d])"
-    return f"y_{k}[{at},a] = x_{k - 1}[{at},a] + {product}{bias}\n"
-
-
-def _mlp_norm(layer: Layer) -> str:
-    k = layer.number
-    return layer.norm(f"n2_{k}", f"y_{k}", f"g2_{k}", f"{layer.form.query},a", "a")
-
-
-def _mlp(layer: Layer) -> str:
-    k = layer.number
-    at = layer.form.query
-    has_bias = layer.config.mlp_bias
-    gate = f"sum(n2_{k}[{at},a] * w1_{k}[f,a]){layer.bias('b1', 'f', has_bias)}"
-    up = f"sum(n2_{k}[{at},a] * w3_{k}[f,a]){layer.bias('b3', 'f', has_bias)}"
-    down = f"sum(u_{k}[{at},f] * w2_{k}[a,f]){layer.bias('b2', 'a', has_bias)}"
-    return f"u_{k}[{at},f] = silu({gate}) * ({up})\nx_{k}[{at},a] = y_{k}[{at},a] + {down}\n"
-
-
-LAYER: tuple[Module, ...] = (
-    Module(
-        "norm before attention",
-        (Parameter("g1", "input_layernorm.weight", "a"),),
-        _attention_norm,
-    ),
-    Module(
-        "queries, keys and values",
-        (
-            Parameter("wq", "self_attn.q_proj.weight", "grda"),
-            Parameter("wk", "self_attn.k_proj.weight", "gda"),
-            Parameter("wv", "self_attn.v_proj.weight", "gda"),
-            Parameter("bq", "self_attn.q_proj.bias", "grd", "qkv_bias"),
-            Parameter("bk", "self_attn.k_proj.bias", "gd", "qkv_bias"),
-            Parameter("bv", "self_attn.v_proj.bias", "gd", "qkv_bias"),
-        ),
-        _projections,
-    ),
-    Module(
-        "norms of queries and keys",
-        (
-            Parameter("gq", "self_attn.q_norm.weight", "d"),
-            Parameter("gk", "self_attn.k_norm.weight", "d"),
-        ),
-        _head_norms,
-        "head_norms",
-    ),
-    Module("rotary positions", (), _rope),
-    Module("rows of the caches", (), _cache),
-    Module("attention", (), _attention),
-    Module(
-        "output of attention",
-        (
-            Parameter("wo", "self_attn.o_proj.weight", "agrd"),
-            Parameter("bo", "self_attn.o_proj.bias", "a", "output_bias"),
-        ),
-        _attention_output,
-    ),
-    Module(
-        "norm before the MLP",
-        (Parameter("g2", "post_attention_layernorm.weight", "a"),),
-        _mlp_norm,
-    ),
-    Module(
-        "MLP",
-        (
-            Parameter("w1", "mlp.gate_proj.weight", "fa"),
-            Parameter("w3", "mlp.up_proj.weight", "fa"),
-            Parameter("w2", "mlp.down_proj.weight", "af"),
-            Parameter("b1", "mlp.gate_proj.bias", "f", "mlp_bias"),
-            Parameter("b3", "mlp.up_proj.bias", "f", "mlp_bias"),
-            Parameter("b2", "mlp.down_proj.bias", "a", "mlp_bias"),
-        ),
-        _mlp,
-    ),
-)
-
-
-def _modules_of(config: Config) -> list[Module]:
-    """Return the modules of a model's layers, with the parameters that they have."""
-    found = []
-    for module in LAYER:
-        if not module.condition or getattr(config, module.condition):
-            found.append(module)
-    return found
-
-
 # ---- weights ------------------------------------------------------------------------------------
 
 
@@ -354,13 +79,10 @@ def weights_of(config: Config) -> dict[str, Weight]:
     of_vocabulary = (config.vocabulary, config.width)
     weights = {"emb": Weight("model.embed_tokens.weight", of_vocabulary)}
     for number in range(1, config.layers + 1):
-        for module in _modules_of(config):
-            for parameter in module.parameters:
-                if parameter.condition and not getattr(config, parameter.condition):
-                    continue
-                tensor = f"model.layers.{number - 1}.{parameter.tensor}"
-                shape = tuple([extents[label] for label in parameter.labels])
-                weights[f"{parameter.name}_{number}"] = Weight(tensor, shape)
+        for parameter in parameters_of(config):
+            tensor = f"model.layers.{number - 1}.{parameter.tensor}"
+            shape = tuple([extents[label] for label in parameter.labels])
+            weights[f"{parameter.name}_{number}"] = Weight(tensor, shape)
     weights["gf"] = Weight("model.norm.weight", (config.width,))
     if not config.tied:
         weights["lm"] = Weight("lm_head.weight", of_vocabulary)
@@ -474,7 +196,7 @@ def decode_program(config: Config, batch: int, length: int, dtype: str) -> Model
 
 def _layer_text(layer: Layer) -> str:
     """Return the statements of a layer, module by module."""
-    return "".join([module.statements(layer) for module in _modules_of(layer.config)])
+    return "".join([module.statements(layer) for module in modules_of(layer.config)])
 
 
 def _angles(config: Config, labels: str, position: str, dtype: str) -> str:

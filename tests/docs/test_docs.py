@@ -393,6 +393,7 @@ READERS = (
     ROOT / "einmpi/compiled/local_blocks.py",
     *modules_of("api"),
     ROOT / "einmpi/models/config.py",
+    ROOT / "einmpi/models/json_values.py",
     ROOT / "einmpi/compiled/program.py",
 )
 # Modules whose errors are shown in console blocks, which run in other processes.

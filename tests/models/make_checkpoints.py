@@ -32,7 +32,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": None,
     "pad_token_id": None,
-    "initializer_range": 0.12,
+    "initializer_range": 0.3,
 }
 GROUPED = {"num_key_value_heads": 2}
 # A rope whose original context is shorter than the texts: scaling matters.
@@ -99,7 +99,13 @@ def make(name: str) -> None:
     tokens = torch.randint(0, config.vocab_size, (BATCH, SEQUENCE))
     with torch.no_grad():
         logits = model(tokens).logits
-        texts = model.generate(tokens, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+        texts = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),  # token 0 is a token like others
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
     np.savez_compressed(
         folder / "golden.npz",
         tokens=tokens.numpy().astype(np.int16),

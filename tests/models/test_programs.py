@@ -2,65 +2,218 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from attention_cases import kernels_of_job
+from distributed import run_on_threads
+from model_reference import reference_logits
 from tiny_checkpoints import FOLDER, NAMES, golden, job_of, weights
 
 import einmpi
 from einmpi.comm.threads import run_threads
+from einmpi.kernels.attention.pattern import find_attention
+from einmpi.models.config import NAMED
 from einmpi.models.programs import decode_program, prefill_program
+from einmpi.planner.strategies import STRATEGIES
 
 SINGLE = [name for name in NAMES if golden(name)[0].dtype == "float32"]
 HALF = [name for name in NAMES if golden(name)[0].dtype != "float32"]
 RANKS = (1, 2, 3, 4, 6)
+UNWRITTEN = 1000.0  # in caches, where no token has been
+GROUPED = "llama3_tied"  # a model with most of what there is
+
+
+@cache
+def prefill(name: str, dtype: str) -> tuple[einmpi.Job, dict[str, np.ndarray], np.ndarray]:
+    """Return the job that computes all logits of a checkpoint, its inputs, and golden logits."""
+    config, expected = golden(name)
+    batch, sequence = expected["tokens"].shape
+    program = prefill_program(config, batch, sequence, dtype, every=True)
+    given = {**weights(config, FOLDER / name, dtype), "tokens": expected["tokens"]}
+    return job_of(program), given, expected["logits"]
+
+
+def check_logits(name: str, ranks: int, **options: Any) -> None:
+    job, given, expected = prefill(name, "float32")
+    done = run_on_threads(job, ranks, given, **options)
+    logits = done.outputs["logits"]
+    assert logits.dtype == np.float32
+    assert done.moved == done.plan.bytes_predicted
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_logits_of_every_position(name: str) -> None:
+    check_logits(name, 1)
+
+
+@pytest.mark.parametrize("name, ranks", [("mistral", 2), ("qwen3", 3), (GROUPED, 6)])
+def test_logits_on_several_ranks(name: str, ranks: int) -> None:
+    check_logits(name, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_logits_by_every_strategy(strategy: str, ranks: int) -> None:
+    name = SINGLE[(list(STRATEGIES).index(strategy) + ranks) % len(SINGLE)]
+    check_logits(name, ranks, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    "name, ranks",
+    [(name, 1) for name in HALF] + [("llama_bf16", 3), ("llama_f16", 4), ("qwen3_bf16", 6)],
+)
+def test_half_precision_is_at_least_as_close_as_transformers(name: str, ranks: int) -> None:
     config, expected = golden(name)
-    batch, sequence = expected["tokens"].shape
-    program = prefill_program(config, batch, sequence, "float32", every=True)
-    given = {**weights(config, FOLDER / name, "float32"), "tokens": expected["tokens"]}
-    logits = einmpi.run(job_of(program), given)["logits"].gather()
-    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(logits.argmax(-1), expected["logits"].argmax(-1))
+    exact = reference_logits(FOLDER / name, expected["tokens"])
+    job, given, _ = prefill(name, config.dtype)
+    logits = run_on_threads(job, ranks, given).outputs["logits"]
+    assert logits.dtype == config.dtype
+    own_errors = np.abs(logits.astype(np.float64) - exact)
+    errors = np.abs(expected["logits"] - exact)
+    assert own_errors.max() <= 1.2 * errors.max()  # of a single number: rounding is chance
+    assert np.sqrt(np.mean(own_errors**2)) <= np.sqrt(np.mean(errors**2))
 
 
-def generate(comm: Any, name: str, prompt: int, new: int) -> tuple[np.ndarray, int]:
-    """Return greedy tokens of one rank, and how many caches were written where they were."""
+@pytest.mark.parametrize("name", ["llama", "llama_biases", "qwen3"])
+def test_float64_is_exact(name: str) -> None:
+    _, expected = golden(name)
+    job, given, _ = prefill(name, "float64")
+    logits = einmpi.run(job, given)["logits"].gather()
+    # Angles are computed in float32, as those of transformers are.
+    exact = reference_logits(FOLDER / name, expected["tokens"])
+    np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_prompts_of_unequal_length_and_hidden_states(ranks: int) -> None:
+    config, expected = golden(GROUPED)
+    tokens = expected["tokens"].copy()
+    lengths = np.array([5, 20, 1])
+    for row, length in enumerate(lengths):
+        tokens[row, length:] = 0
+    program = prefill_program(config, 3, 20, "float32", lengths=True, hidden=(0, 2))
+    assert program.outputs == ("logits", "x_0", "x_2")
+    given = {**weights(config, FOLDER / GROUPED, "float32"), "tokens": tokens, "lengths": lengths}
+    outputs = run_on_threads(job_of(program), ranks, given).outputs
+    last = expected["logits"][np.arange(3), lengths - 1]
+    np.testing.assert_allclose(outputs["logits"], last, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(outputs["x_0"], given["emb"][tokens])
+    # The last layer's numbers give the logits again.
+    scale = 1 / np.sqrt((outputs["x_2"] ** 2).mean(-1, keepdims=True) + config.epsilon)
+    again = outputs["x_2"] * scale * given["gf"] @ given["emb"].T
+    np.testing.assert_allclose(again[1], expected["logits"][1], rtol=0, atol=1e-4)
+
+
+# ---- caches -------------------------------------------------------------------------------------
+
+
+def generate(comm: Any, name: str, prompt: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return greedy tokens, and the logits of the last of them, of one rank."""
     config, expected = golden(name)
     tokens = expected["tokens"][:, :prompt]
     batch = len(tokens)
     length = prompt + new
     given = weights(config, FOLDER / name, "float32")
-    prefill = prefill_program(config, batch, prompt, "float32", caches=length)
-    results = einmpi.compile(job_of(prefill), comm)({**given, "tokens": tokens})
+    program = prefill_program(config, batch, prompt, "float32", caches=length)
+    results = einmpi.compile(job_of(program), comm)({**given, "tokens": tokens})
     decode = decode_program(config, batch, length, "float32")
     step = einmpi.compile(job_of(decode), comm, carry=decode.carry, donate=True)
-    caches = {cache: results[cache] for cache in decode.carry}
+    caches = {name_of_cache: results[name_of_cache] for name_of_cache in decode.carry}
     found = [results["logits"].gather().argmax(-1)]
     for number in range(new - 1):
         at = np.full(batch, prompt + number)
         results = step({**given, **caches, "tokens": found[-1], "at": at})
-        caches = {cache: results[output] for cache, output in decode.carry.items()}
+        caches = {old: results[new] for old, new in decode.carry.items()}
         found.append(results["logits"].gather().argmax(-1))
-    ((plan, _),) = step.ready.values()
-    return np.stack(found, 1), len(plan.in_place)
+    for plan, _ in step.ready.values():
+        assert plan.in_place == decode.carry
+    assert comm.size > 1 or step.measured.received == 0
+    return np.stack(found, 1), results["logits"].gather()
 
 
 @pytest.mark.parametrize(
     "name, ranks",
     [
-        ("llama3_tied", 1),
+        (GROUPED, 1),
+        pytest.param("llama_yarn", 1, marks=pytest.mark.slow),
         pytest.param("mistral", 1, marks=pytest.mark.slow),
-        pytest.param("llama3_tied", 4, marks=pytest.mark.slow),
+        pytest.param("qwen2", 1, marks=pytest.mark.slow),
+        pytest.param("qwen3", 1, marks=pytest.mark.slow),
+        pytest.param("mistral", 4, marks=pytest.mark.slow),
     ],
 )
 def test_greedy_tokens(name: str, ranks: int) -> None:
     _, expected = golden(name)
     prompt = expected["tokens"].shape[1]
-    for tokens, in_place in run_threads(ranks, lambda comm: generate(comm, name, prompt, 64)):
-        assert in_place == 4
+    for tokens, _ in run_threads(ranks, lambda comm: generate(comm, name, prompt, 64)):
         np.testing.assert_array_equal(tokens, expected["greedy"])
+
+
+@pytest.mark.parametrize("name, ranks", [("mistral", 1), ("qwen3", 3)])
+def test_a_step_of_unequal_positions_equals_longer_prompts(name: str, ranks: int) -> None:
+    """Positions differ by sequence: caches of a padded prefill, then one token of each."""
+    config, expected = golden(name)
+    tokens = expected["tokens"]
+    batch, length = tokens.shape
+    lengths = np.array([4, 19, 11])
+    given = weights(config, FOLDER / name, "float32")
+    program = prefill_program(config, batch, length, "float32", lengths=True, caches=True)
+    first = run_on_threads(
+        job_of(program), ranks, {**given, "tokens": tokens, "lengths": lengths}
+    ).outputs
+    decode = decode_program(config, batch, length, "float32")
+    rows = np.arange(batch)
+    inputs = {**given, "tokens": tokens[rows, lengths], "at": lengths}
+    for name_of_cache in decode.carry:
+        inputs[name_of_cache] = first[name_of_cache].copy()
+        for row, end in enumerate(lengths):
+            inputs[name_of_cache][row, :, end:] = UNWRITTEN
+    done = run_on_threads(job_of(decode), ranks, inputs)
+    assert done.moved == done.plan.bytes_predicted
+    expected_logits = expected["logits"][rows, lengths]
+    np.testing.assert_allclose(done.outputs["logits"], expected_logits, rtol=0, atol=1e-4)
+    for name_of_cache, output in decode.carry.items():
+        for row, end in enumerate(lengths):
+            written = done.outputs[output][row, :, end]
+            np.testing.assert_allclose(
+                written, first[name_of_cache][row, :, end], rtol=0, atol=1e-5
+            )
+            assert (done.outputs[output][row, :, end + 1 :] == UNWRITTEN).all()
+
+
+# ---- kernels, and plans of large models ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama_f16", "mistral", "qwen3_bf16"])
+def test_kernels_for_attention_recognise_the_program(name: str) -> None:
+    config, _ = golden(name)
+    program = prefill_program(config, 2, 16, "float16")
+    kernels = kernels_of_job(job_of(program))
+    names = [kernel.target.name for kernel in kernels]
+    first = next(number for number, found in enumerate(names) if found.startswith("t_1"))
+    last = names.index("o_1")
+    found = find_attention(kernels[first : last + 1], ["o_1"])
+    assert found is not None
+    assert found.q.tensor == "qr_1" and found.k.tensor == "kr_1" and found.v.tensor == "v_1"
+    assert found.labels.shared_batches == ("r",)
+    window = config.window_of(1)
+    assert found.scores.band.upper == 0
+    assert window is None or found.scores.band.lower == 1 - window
+
+
+def large_job() -> einmpi.Job:
+    """LLaMA-7B in float16, 8 prompts of 1024 tokens, from the embedding to logits."""
+    return job_of(prefill_program(NAMED["7B"], 8, 1024, "float16"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks, words", [(8, 18.35e9), (64, 62.55e9), (1024, 213.5e9)])
+def test_words_of_a_large_model(ranks: int, words: float) -> None:
+    plan = einmpi.plan(large_job(), ranks)
+    assert plan.words_predicted <= words

@@ -1,0 +1,153 @@
+"""Values of a JSON file by checked kinds: an error is one line that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from einmpi.errors import InputError, one_of
+
+# A value of a JSON document.
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a JSON object, by checked kinds. A null counts as missing."""
+
+    file: str
+    values: Mapping[str, Json]
+    parent: str = ""  # the key of the object that holds them, with a dot
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a value."""
+        return self.values.get(key) is not None
+
+    def wrong(self, key: str, expected: str) -> None:
+        """Raise InputError for a value that is missing or wrong."""
+        value = json.dumps(self.values[key]) if self.has(key) else "missing"
+        raise InputError(self.file, f"{self.parent}{key} is {value}", expected)
+
+    def checked(self, key: str, is_right: Callable[[Json], bool], expected: str) -> Json:
+        """Return a value after a check."""
+        value = self.values.get(key)
+        if value is None or not is_right(value):
+            self.wrong(key, expected)
+        return value
+
+    def name(
+        self, key: str, known: Mapping[str, object] | tuple[str, ...], default: str = ""
+    ) -> str:
+        """Return a value that is one of some names."""
+        if default and not self.has(key):
+            return default
+        found = self.values.get(key)
+        expected = one_of(known, found if isinstance(found, str) else "")
+        value = self.checked(key, lambda value: isinstance(value, str) and value in known, expected)
+        return str(value)
+
+    def count(self, key: str) -> int:
+        """Return a value that is zero or a positive integer."""
+        value = self.checked(key, lambda value: _is_integer(value, 0), "an integer from 0 on")
+        assert isinstance(value, int)
+        return value
+
+    def positive(self, key: str) -> int:
+        """Return a value that is a positive integer."""
+        value = self.checked(key, lambda value: _is_integer(value, 1), "a positive integer")
+        assert isinstance(value, int)
+        return value
+
+    def divisor(self, key: str, multiple: int, default: int | None = None) -> int:
+        """Return a positive integer that divides another."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.positive(key)
+        if multiple % value:
+            self.wrong(key, f"a divisor of {multiple}")
+        return value
+
+    def even(self, key: str, default: int) -> int:
+        """Return an even positive integer."""
+        value = self.positive(key) if self.has(key) else default
+        if value % 2:
+            raise InputError(self.file, f"heads have {value} numbers", "an even head_dim")
+        return value
+
+    def number(self, key: str, default: float | None = None, zero: bool = False) -> float:
+        """Return a value that is a positive number; or zero, if that is allowed."""
+        if default is not None and not self.has(key):
+            return default
+        expected = "a number from 0 on" if zero else "a positive number"
+        value = self.checked(key, lambda value: _is_number(value, zero), expected)
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def truth(self, key: str, default: bool) -> bool:
+        """Return a value that is true or false."""
+        if not self.has(key):
+            return default
+        return bool(self.checked(key, lambda value: isinstance(value, bool), "true or false"))
+
+    def tokens(self, key: str) -> tuple[int, ...]:
+        """Return a token or a list of tokens; none if there is no value."""
+        if not self.has(key):
+            return ()
+        value = self.checked(key, _is_tokens, "a token's number, or a list of them")
+        listed = value if isinstance(value, list) else [value]
+        return tuple([token for token in listed if isinstance(token, int)])
+
+    def names(self, key: str, length: int, known: tuple[str, ...]) -> list[Json]:
+        """Return a list of names with a known length."""
+
+        def is_right(value: Json) -> bool:
+            if not isinstance(value, list) or len(value) != length:
+                return False
+            return all(name in known for name in value)
+
+        expected = f"a list of {length} names, each of them {' or '.join(known)}"
+        value = self.checked(key, is_right, expected)
+        assert isinstance(value, list)
+        return value
+
+    def inner(self, key: str) -> Values:
+        """Return the values of an object inside of this one."""
+        value = self.checked(key, lambda value: isinstance(value, dict), "an object")
+        assert isinstance(value, dict)
+        return Values(self.file, value, f"{key}.")
+
+
+def read_values(path: str) -> Values:
+    """Return the values of a JSON file, which must hold an object."""
+    expected = f"{os.path.basename(path)} of a model that transformers saved"
+    try:
+        with open(path, encoding="utf-8") as file:
+            document: Json = json.load(file)
+    except FileNotFoundError:
+        raise InputError(path, "there is no such file", expected) from None
+    except OSError as error:
+        raise InputError(path, error.strerror or str(error), expected) from None
+    except ValueError as error:
+        raise InputError(path, f"it is not JSON: {error}", expected) from None
+    if not isinstance(document, dict):
+        raise InputError(path, "it holds no JSON object", expected)
+    return Values(path, document)
+
+
+def _is_integer(value: Json, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Json, zero: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    is_positive = 0 < value < float("inf")
+    return is_positive or (zero and value == 0)
+
+
+def _is_tokens(value: Json) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return all(_is_integer(token, 0) for token in listed)
