@@ -31,6 +31,7 @@ from llama_jobs import (
     call_inputs,
     environment,
     model_of,
+    on_host,
     prefill_job,
     show_row,
     wait_for,
@@ -201,7 +202,7 @@ def measure(
         )
         way = Way(job, strategy, given, world)
         try:
-            logits[strategy] = np.asarray(way.run_once(inputs).gather(), np.float64)
+            logits[strategy] = on_host(way.run_once(inputs).gather())
         except InputError as error:
             rows[-1]["refused"] = str(error)
             continue

@@ -10,6 +10,7 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import einmpi
 from einmpi.job.job import Job
@@ -95,6 +96,11 @@ def wait_for(backend: str) -> None:
         import cupy
 
         cupy.cuda.Device().synchronize()
+
+
+def on_host(array: Any) -> npt.NDArray[np.float64]:
+    """Return an array of numpy or CuPy as numbers in host memory."""
+    return np.asarray(array.get() if hasattr(array, "get") else array, np.float64)
 
 
 def environment() -> dict[str, Any]:

@@ -2,11 +2,13 @@
 benchmark itself.
 """
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 
+import fake_cupy
 import pytest
 from mpi_helpers import MPIRUN, finished, needs_mpirun, run_mpi
 from paths import ROOT
@@ -180,6 +182,55 @@ def test_experiment3_runs(tmp_path):
     assert rows["eindecomp"]["bytes"] <= min(row["bytes"] for row in rows.values())
 
 
+@pytest.mark.slow
+def test_experiment4_on_a_cpu(tmp_path):
+    """Its logits are compared with transformers', if that is installed."""
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/experiment4.py", "--backend", "numpy", "--dtype", "float32"]
+    command += ["--model", "tiny", "--layers", "2", "--batches", "1", "2", "--sequences", "16"]
+    command += ["--peers", "zero-inference", "flexgen", "torch-prefetch", "transformers"]
+    command += ["--repeat", "1", "--json", str(target)]
+    done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(target.read_text())["rows"]
+    own = [row for row in rows if row["way"] == "einmpi"]
+    assert [row["batch"] for row in own] == [1, 2] and all(row["seconds"] > 0 for row in own)
+    for peer in ("zero-inference", "flexgen", "torch-prefetch"):
+        assert f"{peer} is left out: " in done.stdout
+    with_transformers = {row["way"] for row in rows} - {"einmpi"}
+    assert with_transformers or "transformers is left out: " in done.stdout
+
+
+@pytest.mark.slow
+def test_experiment4_on_a_gpu_pages_its_weights(monkeypatch, tmp_path):
+    """Without a GPU: fake_cupy copies as one does, later than it has to."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    fake_cupy.install(monkeypatch)
+    experiment4 = importlib.import_module("experiment4")
+    monkeypatch.setattr(experiment4, "bus_seconds", lambda nbytes: nbytes / 1e9)
+    target = tmp_path / "rows.json"
+    arguments = ["--model", "tiny", "--layers", "2", "--batches", "1", "--sequences", "16"]
+    arguments += ["--dtype", "float32", "--peers", "flexgen", "--repeat", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["experiment4.py", *arguments, str(target)])
+    experiment4.main()
+    own, bus = json.loads(target.read_text())["rows"]
+    weights = bus["seconds"] * 1e9
+    assert own["way"] == "einmpi" and bus["way"] == "bus"
+    assert own["bytes_peak"] <= own["bytes_limit"] < weights
+
+
+def test_experiment4_plans(tmp_path):
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/experiment4.py", "--plan", "--models", "tiny"]
+    command += ["--layers", "1", "--batches", "2", "--sequences", "16", "--devices", "4x300kB"]
+    command += ["--strategies", "eindecomp", "megatron", "--json", str(target)]
+    done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    best, megatron = json.loads(target.read_text())["rows"]
+    assert best["words"] < megatron["words"]
+    assert best["bytes_peak"] < 300_000 < 4 * best["bytes_read_by_a_rank"]
+
+
 HELP_OF_ALL = """
 import contextlib, io, runpy, sys
 sys.path.insert(0, "bench")
@@ -199,7 +250,7 @@ for path in sys.argv[1:]:
 
 def test_help_needs_neither_a_gpu_nor_peers():
     paths = sorted(str(path) for path in (ROOT / "bench").glob("gpu*.py"))
-    paths += ["bench/experiment3.py"]
+    paths += ["bench/experiment3.py", "bench/experiment4.py"]
     command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
