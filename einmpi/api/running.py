@@ -137,7 +137,10 @@ def compile(
         own_comm = share.comm
     # The plans are compared later, but ranks with different backends set them up differently.
     checked, options = together(own_comm, check_options, lambda found: found[0].backend)
-    return Compiled(checked, own_comm, options, share)
+    compiled = Compiled(checked, own_comm, options, share)
+    if options.carry:
+        compiled.backend.expect_many_runs(is_called_step=True)
+    return compiled
 
 
 def _check_share(job: Job, comm: Comm, share: Compiled) -> None:

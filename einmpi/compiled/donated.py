@@ -40,13 +40,19 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
     are.
     """
     on_devices: Counter[int] = Counter()  # the addresses of all arrays that GPUs have
-    on_host: dict[str, Any] = {}
+    # Arrays of the host by what owns their memory: others do not overlap with them.
+    on_host: dict[int, list[tuple[str, Any]]] = {}
+    borrowed: list[tuple[str, Any]] = []  # arrays whose memory numpy does not own
     for name, array in given.items():
         block: Any = array.local if isinstance(array, DistArray) else array
         if is_device_array(block):
             on_devices[block.data.mem.ptr] += 1
         elif is_array(block):
-            on_host[name] = block
+            owner = _owner(block)
+            if type(owner) is np.ndarray:
+                on_host.setdefault(id(owner), []).append((name, block))
+            else:
+                borrowed.append((name, block))
     found = set()
     for name in names:
         array = given.get(name)
@@ -56,8 +62,20 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
         if is_device_array(own):
             is_shared = on_devices[own.data.mem.ptr] > 1
         else:
-            others = [block for other_name, block in on_host.items() if other_name != name]
-            is_shared = any(np.may_share_memory(own, block) for block in others)
+            others = on_host.get(id(_owner(own)), []) + borrowed
+            if type(_owner(own)) is not np.ndarray:
+                others = [entry for entries in on_host.values() for entry in entries] + borrowed
+            is_shared = False
+            for other_name, block in others:
+                if other_name != name and np.may_share_memory(own, block):
+                    is_shared = True
         if not is_shared:
             found.add(name)
     return found
+
+
+def _owner(array: Any) -> Any:
+    """Return the array, or other object, whose memory an array uses."""
+    while type(array) is np.ndarray and array.base is not None:
+        array = array.base
+    return array

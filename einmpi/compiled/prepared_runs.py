@@ -3,7 +3,7 @@ taken from inputs, what is bound to the steps of the schedule, and the layouts o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import block_of
+from einmpi.compiled.inputs import Inputs, block_of
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.host_memory import aligned_empty
 from einmpi.runtime.repeated import RepeatedSchedule
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
@@ -21,6 +22,7 @@ from einmpi.schedule.steps import Load
 
 Array: TypeAlias = npt.NDArray[Any]
 TakeBlock: TypeAlias = Callable[[Any], Array]  # this rank's block of a given input
+TakeSources: TypeAlias = Callable[[], Inputs]
 
 
 class PreparedRun:
@@ -30,20 +32,34 @@ class PreparedRun:
         self,
         repeated: RepeatedSchedule,
         take_blocks: Mapping[str, tuple[str, TakeBlock]],
+        overwritten: Sequence[Load],
         layouts: Mapping[str, Layout],
     ) -> None:
         self.repeated = repeated
+        self.overwritten = overwritten  # inputs that are written over
         self.layouts = layouts  # of the outputs
         self.take_blocks = []
         for slot, (tensor, take) in take_blocks.items():
             self.take_blocks.append((slot, tensor, take))
 
     def output_blocks(
-        self, inputs: Mapping[str, Any], failure: RankFailure | None
+        self, inputs: Mapping[str, Any], take_sources: TakeSources, failure: RankFailure | None
     ) -> dict[str, Array] | None:
-        """Return this rank's blocks of the outputs; None if another thread runs the schedule."""
-        blocks = {slot: take(inputs[tensor]) for slot, tensor, take in self.take_blocks}
-        return self.repeated.run_on_blocks(blocks, failure)
+        """Return this rank's blocks of the outputs; None if another thread runs the schedule.
+
+        `take_sources` returns the inputs, with those that were given away taken from the caller.
+        It is called if a run writes over some of them.
+        """
+
+        def take_all() -> dict[str, Array]:
+            blocks = {slot: take(inputs[tensor]) for slot, tensor, take in self.take_blocks}
+            if self.overwritten:
+                sources = take_sources()
+                for step in self.overwritten:
+                    blocks[step.slot.name] = sources.own_block(step, self.repeated.comm)
+            return blocks
+
+        return self.repeated.run_on_blocks(take_all, failure)
 
 
 def prepare_run(
@@ -57,22 +73,30 @@ def prepare_run(
     `layouts` are those of the outputs.
 
     The schedule has been bound before. It takes all its inputs from arrays and DistArrays on the
-    host, which it does not change.
+    host. Those that it changes are DistArrays, which a caller may give away.
     """
     take_blocks: dict[str, tuple[str, TakeBlock]] = {}
+    overwritten = []
     blocks = {}
     for step in schedule.steps:
         if not isinstance(step, Load):
             continue
         given = inputs.get(step.tensor)
+        if step.kept and step.overwritten and isinstance(given, DistArray):
+            overwritten.append(step)
+            blocks[step.slot.name] = aligned_empty(step.slot.shape, step.slot.dtype)
+            continue
         take = None
-        if step.kept and not step.overwritten:
+        is_gone = isinstance(given, DistArray) and given._is_given_away
+        if step.kept and not step.overwritten and not is_gone:
             take = _prepare_taking(step, given)
         if take is None:
             return None
         take_blocks[step.slot.name] = step.tensor, take
         blocks[step.slot.name] = take(given)
-    return PreparedRun(repeated, take_blocks, layouts) if repeated.accepts(blocks) else None
+    if not repeated.accepts(blocks):
+        return None
+    return PreparedRun(repeated, take_blocks, overwritten, layouts)
 
 
 def _prepare_taking(step: Load, given: Any) -> TakeBlock | None:

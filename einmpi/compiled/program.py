@@ -184,9 +184,7 @@ class Compiled:
                 lambda: self.fingerprint(plan),
                 self.reads_files,
             )
-        sources = Inputs(self.job, given, self.files, self.resident)
-        if self.options.donate:  # whatever the plan can make of it
-            sources.overwritable = take_donated(self.options.carry, inputs, given)
+        sources = self._sources(inputs, given)
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
         else:
@@ -201,6 +199,16 @@ class Compiled:
         if known is not None:
             self._prepare_next_call(known, inputs)
         return outputs
+
+    def _sources(self, inputs: Mapping[str, Any], given: dict[str, Any]) -> Inputs:
+        """Return the inputs of a run, and take those from the caller that were given away.
+
+        `inputs` are those of the caller, `given` the same as they are used.
+        """
+        sources = Inputs(self.job, given, self.files, self.resident)
+        if self.options.donate:  # whatever the plan can make of it
+            sources.overwritable = take_donated(self.options.carry, inputs, given)
+        return sources
 
     def _first_failed(self, known: KnownCall | None, failure: RankFailure) -> Exception | None:
         """Return the error that this rank raises after a call because one of them has failed."""
@@ -229,7 +237,7 @@ class Compiled:
         shared = self.shared_memory(known.schedule)
         if shared is not None and shared.most_bytes_anywhere:
             return  # a prepared call knows nothing of groups that share memory, here or elsewhere
-        if not self.reads_files and not self.options.donate:
+        if not self.reads_files:
             layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
             known.prepared = prepare_run(repeated, known.schedule, inputs, layouts)
 
@@ -243,12 +251,16 @@ class Compiled:
         start = time.perf_counter()
         first_uses_before = first_use_seconds()
         first_failed = None
+
+        def take_sources() -> Inputs:
+            return self._sources(inputs, dict(inputs))
+
         if comm.size == 1:
-            blocks = prepared.output_blocks(inputs, None)
+            blocks = prepared.output_blocks(inputs, take_sources, None)
         else:
             failure = RankFailure()
             with abort_on_divergence(comm):
-                blocks = prepared.output_blocks(inputs, failure)
+                blocks = prepared.output_blocks(inputs, take_sources, failure)
                 if blocks is not None:
                     first_failed = self._first_failed(known, failure)
         if first_failed is not None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einmpi.kernels.partial_updates import find_partial_update
+from einmpi.kernels.updates.partial_updates import find_partial_update
+from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Begin, Free, Group, Kernel, Reuse, Step
@@ -119,7 +120,8 @@ def _changes_a_part(kernel: Kernel, updates: Updates) -> bool:
     """Return whether a kernel changes only a part of what it is written over."""
     if all(kernel.target.name != target.name for _, target in updates):
         return False
-    return find_partial_update(kernel.einsum) is not None
+    einsum = kernel.einsum
+    return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
 
 
 def _reads_own_rows(

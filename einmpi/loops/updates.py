@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.kernels.partial_updates import find_partial_update
+from einmpi.kernels.updates.partial_updates import find_partial_update
 from einmpi.planner.donation import is_sparse_update
 from einmpi.planner.sparse_updates import places_filled, scattered_label
 

@@ -13,12 +13,15 @@ import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
+from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS, IN_LOOPS
 from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.cpu.map_and_folds import is_fold, is_map
 from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
 from einmpi.kernels.cpu.updates.product_updates import prepare_product_update, with_product_updates
+from einmpi.kernels.cpu.updates.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
+from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.runtime.cpu_kernels import KernelOptions, prepare_kernel, prepare_scattered_update
 from einmpi.runtime.host_memory import RecycledMemory
 from einmpi.runtime.scratch import Scratch
@@ -67,7 +70,7 @@ class Backend(Protocol):
     def one_thread_backends(self) -> Sequence[Backend]:
         """One backend for each thread that may compute by itself; at least this backend."""
 
-    def expect_many_runs(self) -> None:
+    def expect_many_runs(self, is_called_step: bool = False) -> None:
         """Prepare for schedules that are run again and again, as the steps of a loop are."""
 
     def reserve(self, nbytes: int) -> None:
@@ -139,6 +142,12 @@ class Backend(Protocol):
         Return False if they must be computed block by block.
         """
 
+    def write_rows(self, step: Kernel, operands: Sequence[Array], target: Array) -> bool:
+        """Compute a kernel whose target is one of its operands, if it only writes rows there.
+
+        Return False, with nothing computed, if it may change more than that.
+        """
+
     def compute_scattered_update(
         self,
         step: SparseBlockedUpdate,
@@ -197,9 +206,10 @@ class NumpyBackend:
             found.append(worker)
         return found
 
-    def expect_many_runs(self) -> None:
+    def expect_many_runs(self, is_called_step: bool = False) -> None:
+        repetition = IN_COMPILED_STEPS if is_called_step else IN_LOOPS
         for backend in (self, *self.one_thread_backends):
-            backend.options = replace(backend.options, repeated=True)
+            backend.options = replace(backend.options, repetition=repetition)
 
     def reserve(self, nbytes: int) -> None: ...
 
@@ -305,6 +315,25 @@ class NumpyBackend:
         update = self.calls.get(step, stored_as((*arrays.values(), target)), prepare)
         return update is not None and update(arrays, target)
 
+    def write_rows(self, step: Kernel, operands: Sequence[HostArray], target: HostArray) -> bool:
+        write = self.prepared_row_writes(step, operands, target)
+        if write is not None:
+            write(operands, target)
+        return write is not None
+
+    def prepared_row_writes(
+        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+    ) -> PreparedCall | None:
+        """Return `write_rows` for arrays that are stored as these are; None if it returns False."""
+        rows = find_placed_rows(step.einsum)
+        if rows is None or operands[rows.operand] is not target:
+            return None
+        options = self.options
+        prepare = partial(
+            prepare_row_writes, step, operands, target, options.strict, options.repetition
+        )
+        return self.calls.get(step, ("rows", stored_as((*operands, target))), prepare)
+
     def compute_scattered_update(
         self,
         step: SparseBlockedUpdate,
@@ -382,7 +411,7 @@ class ShapeBackend:
     def one_thread_backends(self) -> Sequence[Backend]:
         return [self]
 
-    def expect_many_runs(self) -> None: ...
+    def expect_many_runs(self, is_called_step: bool = False) -> None: ...
 
     def reserve(self, nbytes: int) -> None: ...
 
@@ -423,6 +452,9 @@ class ShapeBackend:
 
     def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
         return step.working_bytes
+
+    def write_rows(self, step: Kernel, operands: Sequence[Array], target: Array) -> bool:
+        return True
 
     def compute_update(
         self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array

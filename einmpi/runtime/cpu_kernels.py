@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cpu.dispatch import prepare_einsum, worth_compiling
+from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum, worth_compiling
 from einmpi.kernels.cpu.updates.product_updates import number_operands
 from einmpi.kernels.cpu.updates.scattered_updates import (
     ScatteredUpdate,
@@ -49,7 +49,7 @@ class KernelOptions:
     threads: int = 1
     fast_math: bool = False
     strict: bool = False
-    repeated: bool = False  # in every step of a loop
+    repetition: int = ONCE
 
 
 class _Views(NamedTuple):
@@ -78,7 +78,7 @@ def prepare_kernel(
             options.threads,
             options.fast_math,
             options.strict,
-            options.repeated,
+            options.repetition,
         )
         calls.append(_on_views(call, step, part, views, operands, target))
     if len(calls) == 1:
@@ -190,7 +190,7 @@ def prepare_scattered_update(
     if dtypes not in ({"float32"}, {"float64"}) or step.dimension != 0 or product.select:
         return None
     values = places.size * prod(product.target.shape[1:])
-    if values < worth_compiling(options.repeated) or not can_change(target, target.shape[-1]):
+    if values < worth_compiling(options.repetition) or not can_change(target, target.shape[-1]):
         return None
     update = find_row_update(form.operation, form.multiple, form.change, step.update.einsum)
     if update is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
-from einmpi.kernels.partial_updates import compute_in_place
+from einmpi.kernels.updates.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
@@ -234,10 +234,10 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) ->
     target = buffers.make(step.target)
     backend = buffers.backend
     try:
-        if id(target) in map(id, operands):
-            compute_in_place(step, operands, target, backend.to_host, backend.compute_kernel)
-        else:
+        if id(target) not in map(id, operands):
             backend.compute_kernel(step, operands, target)
+        elif not backend.write_rows(step, operands, target):
+            compute_in_place(step, operands, target, backend.to_host, backend.compute_kernel)
     except KERNEL_ERRORS as error:
         raise named_error(step, error) from error
 

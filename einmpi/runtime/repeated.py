@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from einmpi.comm.base import Comm
-from einmpi.kernels.partial_updates import find_partial_update
 from einmpi.kernels.prepared import bare_call, bound_call, stored_as
+from einmpi.kernels.updates.partial_updates import find_partial_update
+from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.runtime.backend import Array, HostArray, NumpyBackend
 from einmpi.runtime.bound_transfers import BoundCall, bind_exchange, bind_reduce
 from einmpi.runtime.buffers import Buffers
@@ -35,7 +36,7 @@ from einmpi.runtime.host_memory import (
 from einmpi.runtime.kept_memory import KeptMemory, keep_memory
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import names_of
-from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Slot, Step, Store
+from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Reuse, Slot, Step, Store
 
 _NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
 
@@ -101,17 +102,18 @@ class RepeatedSchedule:
         return all(step.kept for step in self.schedule.steps if isinstance(step, Load))
 
     def run_on_blocks(
-        self, blocks: Mapping[str, HostArray], failure: RankFailure | None
+        self, take_blocks: Callable[[], Mapping[str, HostArray]], failure: RankFailure | None
     ) -> dict[str, Array] | None:
         """Carry out the schedule on blocks of all its inputs, by slot; return those of the outputs.
 
-        The blocks are stored as some that `accepts` has accepted. Return None, and do nothing, if
-        another thread runs the schedule at this moment.
+        `take_blocks` returns blocks that are stored as some that `accepts` has accepted. Return
+        None, and take nothing, if another thread runs the schedule at this moment.
         """
         kept = self.kept
         if kept is None or not self.lock.acquire(blocking=False):
             return None
         try:
+            blocks = take_blocks()
             buffers = Buffers(self.backend)
             buffers.arrays = {**kept.slots, **blocks}
             number = self._carry_out(self.calls_after_loading, buffers, failure)
@@ -218,14 +220,23 @@ class RepeatedSchedule:
             return bind_reduce(step, number, kept, self.comm)
         if isinstance(step, Load) and step.kept:
             return [self._bind_load(step)]
-        if isinstance(step, Kernel) and not self._may_be_partial(step):
-            return [self._bind_kernel(step, kept, buffers)]
+        if isinstance(step, Reuse) and not step.nan_checked:
+            return [_bind_reuse(step)]
+        if isinstance(step, Kernel):
+            if not self._may_be_partial(step):
+                return [self._bind_kernel(step, kept, buffers)]
+            write = self._bind_row_writes(step, buffers)
+            if write is not None:
+                return [write]
         action = ACTIONS[type(step)]
         return [lambda buffers: action(step, buffers, self.comm, self.storage)]
 
     def _may_be_partial(self, step: Kernel) -> bool:
         """Return whether a kernel may write over an input, and then only where it changes."""
-        return step.target.name in self.reused and find_partial_update(step.einsum) is not None
+        if step.target.name not in self.reused:
+            return False
+        einsum = step.einsum
+        return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
 
     def _bind_load(self, step: Load) -> BoundCall:
         """Return the call that takes a block of an input that is on the rank."""
@@ -260,6 +271,31 @@ class RepeatedSchedule:
 
         return compute_kernel
 
+    def _bind_row_writes(self, step: Kernel, buffers: Buffers) -> BoundCall | None:
+        """Return the call that writes rows over an input; None if the kernel is none that does."""
+        names = names_of(step.operands)
+        target_name = step.target.name
+        write = None
+        if target_name in buffers.arrays:
+            operands = [buffers.arrays[name] for name in names]
+            target = buffers.arrays[target_name]
+            write = self.backend.prepared_row_writes(step, operands, target)
+        rows = find_placed_rows(step.einsum)
+        if write is None or rows is None:
+            return None
+        action = ACTIONS[Kernel]
+        old_name = names[rows.operand]
+
+        def write_rows(buffers: Buffers) -> None:
+            arrays = buffers.arrays
+            target = arrays.get(target_name)
+            if target is None or target is not arrays[old_name]:  # the input must stay as it is
+                action(step, buffers, self.comm, self.storage)
+                return
+            write([arrays[name] for name in names], target)
+
+        return write_rows
+
 
 class _GivenBlocks:
     """The blocks of all inputs of a run, by slot."""
@@ -281,6 +317,17 @@ class _GivenBlocks:
 
     def takes_messages(self, step: Load) -> bool:
         return False
+
+
+def _bind_reuse(step: Reuse) -> BoundCall:
+    """Return what gives a slot the array of another one."""
+    name = step.slot.name
+    source = step.source.name
+
+    def reuse(buffers: Buffers) -> None:
+        buffers.arrays[name] = buffers.arrays[source]
+
+    return reuse
 
 
 def _bind_free(name: str) -> BoundCall:

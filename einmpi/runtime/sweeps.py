@@ -144,7 +144,7 @@ def _prepare_part(
         options.threads,
         options.fast_math,
         options.strict,
-        options.repeated,
+        options.repetition,
     )
     makers: list[tuple[int, ViewMaker]] = []
     for slot, view in zip(halo_part.slots, views, strict=True):

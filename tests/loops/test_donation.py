@@ -46,7 +46,24 @@ def count_writes(backend, written):
         written[step.vertex] = written.get(step.vertex, 0) + target.size
         compute_kernel(step, operands, target, *prepared)
 
+    prepared_row_writes = backend.prepared_row_writes
+
+    def counting_rows(step, operands, target):
+        write = prepared_row_writes(step, operands, target)
+        if write is None:
+            return None
+
+        def write_and_count(operands, target):
+            untouched = np.full_like(target, np.nan)
+            write([untouched if array is target else array for array in operands], untouched)
+            count = np.count_nonzero(~np.isnan(untouched))
+            written[step.vertex] = written.get(step.vertex, 0) + count
+            write(operands, target)
+
+        return write_and_count
+
     backend.compute_kernel = counting
+    backend.prepared_row_writes = counting_rows
 
 
 def on_ranks(ranks, job, inputs, carry, steps, donate=True, record=(), pin=None):

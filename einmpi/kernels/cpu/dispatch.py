@@ -26,12 +26,17 @@ from einmpi.kernels.weighted_differences import recognise_weighted_difference
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
 WORTH_COMPILING = 2**18
-REPEATED_SHARE = 8  # kernels that are computed in every step of a loop: this many times fewer
+# Kernels that are computed again and again are compiled with so many times fewer of them: those in
+# every step of a loop, and those of a step that is compiled to be called with its own results,
+# where the calls of numpy's functions would take longer than the work.
+ONCE = 1
+IN_LOOPS = 8
+IN_COMPILED_STEPS = 512
 
 
-def worth_compiling(repeated: bool) -> int:
+def worth_compiling(repetition: int) -> int:
     """Return from how many applications of ⊗ on an EinSum is compiled."""
-    return WORTH_COMPILING // REPEATED_SHARE if repeated else WORTH_COMPILING
+    return WORTH_COMPILING // repetition
 
 
 def compute_einsum(
@@ -71,14 +76,14 @@ def prepare_einsum(
     threads: int = 1,
     fast: bool = False,
     strict: bool = False,
-    repeated: bool = False,
+    repetition: int = ONCE,
 ) -> PreparedCall:
     """Choose the kernel of an EinSum, and prepare it for arrays that are stored as these are.
 
-    The parameters are those of `compute_einsum`. With `repeated`, smaller kernels are compiled as
-    well. The values of the arrays are not looked at.
+    The parameters are those of `compute_einsum`. With a `repetition` above 1, smaller kernels are
+    compiled as well. The values of the arrays are not looked at.
     """
-    min_compiled = worth_compiling(repeated)
+    min_compiled = worth_compiling(repetition)
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         return lambda operands, out: distance.compute_distance(
@@ -104,7 +109,7 @@ def prepare_einsum(
         return scatter
     by_pick = None
     if einsum.pick is not None:
-        by_pick = _prepare_pick(einsum, operands, out, index, threads, repeated)
+        by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
     if by_pick is not None:
         return by_pick
     names = (array.dtype.name for array in operands)
@@ -149,7 +154,7 @@ def _prepare_pick(
     out: Array,
     index: Mapping[str, Array],
     threads: int,
-    repeated: bool,
+    repetition: int,
 ) -> PreparedCall | None:
     """Prepare to read only what an index picks; return None if it cannot be done so."""
     label = einsum.required_pick.label
@@ -163,7 +168,7 @@ def _prepare_pick(
         return None
     gathering, numbers = gather
     chosen = [operands[number] for number in numbers]
-    compute = prepare_einsum(gathering, chosen, out, index, threads, repeated=repeated)
+    compute = prepare_einsum(gathering, chosen, out, index, threads, repetition=repetition)
 
     def pick(operands: Sequence[Array], out: Array) -> None:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.compiled import (
@@ -21,7 +24,9 @@ from einmpi.kernels.cpu.compiled import (
 )
 from einmpi.kernels.loop_nest import counted
 from einmpi.kernels.operands import Array
-from einmpi.kernels.prepared import PreparedCall, address_of
+from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of
+
+Jobs: TypeAlias = npt.NDArray[np.int64]  # a row of parameters for each thread
 
 
 def prepare_by_compiled_loops(
@@ -77,16 +82,20 @@ def prepare_by_compiled_loops(
     nest = bound.nest
     kernel: CompiledKernel | None = None
 
-    def run_kernel(operands: Sequence[Array], out: Array) -> None:
-        nonlocal kernel
-        if kernel is None:
-            kernel = kernel_of(nest)
+    def jobs_for(operands: Sequence[Array], out: Array) -> Jobs:
         jobs = template.copy()
         for (place, offset), array in zip(offsets, operands, strict=True):
             jobs[:, place] = address_of(array) + offset
         for place, values in label_values:
             jobs[:, place] = address_of(values)
         jobs[:, out_place] = address_of(out)
+        return jobs
+
+    def run_kernel(operands: Sequence[Array], out: Array) -> None:
+        nonlocal kernel
+        if kernel is None:
+            kernel = kernel_of(nest)
+        jobs = jobs_for(operands, out)
         if len(jobs) > 1:
             list(pool(threads).map(kernel, map(address_of, jobs)))
         else:
@@ -94,4 +103,21 @@ def prepare_by_compiled_loops(
         if is_gather:
             check_gathers(bound, list(jobs))
 
-    return run_kernel
+    def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
+        if is_gather or len(template) > 1:
+            return partial(run_kernel, operands, out)
+        return _BoundKernel(kernel_of(nest), jobs_for(operands, out))
+
+    return NumpyCall(run_kernel, bind)
+
+
+class _BoundKernel:
+    """A kernel with its parameters, for one thread and arrays that stay the same."""
+
+    def __init__(self, kernel: CompiledKernel, jobs: Jobs) -> None:
+        self.kernel = kernel
+        self.jobs = jobs
+        self.address = address_of(jobs)
+
+    def __call__(self) -> None:
+        self.kernel(self.address)

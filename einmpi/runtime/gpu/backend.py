@@ -93,7 +93,7 @@ class CupyBackend:
     def one_thread_backends(self) -> Sequence[CupyBackend]:
         return [self]
 
-    def expect_many_runs(self) -> None: ...
+    def expect_many_runs(self, is_called_step: bool = False) -> None: ...
 
     def reserve(self, nbytes: int) -> None:
         """Let CuPy's pool take this much from the driver at once; slots are then parts of it."""
@@ -299,6 +299,11 @@ class CupyBackend:
 
     def compute_update(
         self, step: BlockedUpdate, arrays: Mapping[str, DeviceArray], target: DeviceArray
+    ) -> bool:
+        return False
+
+    def write_rows(
+        self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
     ) -> bool:
         return False
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
-from einmpi.kernels.contraction import exact_contraction
+from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu.blas import product_of_views
 from einmpi.kernels.cpu.updates.added_products import REAL_DTYPES, add_product, can_add_product
 from einmpi.kernels.operands import Array
@@ -162,7 +162,23 @@ def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
         return False
     contraction = exact_contraction(einsum, operand_dtypes, strict)
-    return contraction is not None and len(contraction.positions) == 2
+    if contraction is None or len(contraction.positions) != 2:
+        return False
+    return not _is_matrix_times_vector(contraction)
+
+
+def _is_matrix_times_vector(contraction: Contraction) -> bool:
+    """Return whether a factor has no label of extent above 1 that the other one lacks.
+
+    BLAS has a function of its own for that, which takes less time than a product of matrices, and
+    the result is so small that adding it takes none.
+    """
+    extent = dict(contraction.extents)
+    left, right, output = contraction.indices
+    for own, other in ((left, right), (right, left)):
+        if all(extent[label] == 1 or label in other or label not in output for label in own):
+            return True
+    return False
 
 
 # ---- at run time ---------------------------------------------------------------------------------

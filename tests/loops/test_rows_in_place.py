@@ -1,0 +1,147 @@
+"""Rows that a compiled step writes into tensors which the caller has given away."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.comm.threads import run_threads
+from einmpi.kernels.prepared import address_of
+from einmpi.kernels.updates.placed_rows import find_placed_rows
+
+# Programs with the values that they write: at index at[b] of u, for each b.
+VALUES = {
+    "row[b,d]": lambda row, at, other: row,
+    "row[b,d] * 2 + b": lambda row, at, other: row * 2 + np.arange(len(at))[:, None],
+    "other[d,0] - row[b,d]": lambda row, at, other: other[:, 0] - row,
+    "row[at[b] % n,d]": lambda row, at, other: row[at % len(at)],
+}
+PLACES = {
+    "u == at[b]": lambda at: at,
+    "at[b] == u": lambda at: at,
+    "u == (at[b] + shift) % 4": lambda at: (at + 1) % 4,
+    "u == shift + 2": lambda at: np.full_like(at, 3),
+}
+
+
+def written_by_numpy(cache, places, values):
+    found = cache.copy()
+    for number, place in enumerate(places):
+        if 0 <= place < cache.shape[1]:
+            found[number, place] = values[number]
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    value=st.sampled_from(list(VALUES)),
+    place=st.sampled_from(list(PLACES)),
+    ranks=st.integers(1, 6),
+    batch=st.integers(1, 4),
+    positions=st.integers(1, 7),
+    seed=st.integers(0, 99),
+)
+def test_rows_of_a_cache(value, place, ranks, batch, positions, seed):
+    rng = np.random.default_rng(seed)
+    cache = rng.normal(size=(batch, positions, 3))
+    row = rng.normal(size=(batch, 3))
+    other = rng.normal(size=(3, 2))
+    text = f"next[b,u,d] = where({place}, {value}, cache[b,u,d])\ntotal[b] = sum(next[b,u,d])"
+    inputs = {"cache": cache, "row": row, "other": other, "shift": np.array(1)}
+    inputs["at"] = np.zeros(batch, int)
+    job = einmpi.program(text, outputs=["next", "total"], n=batch, **inputs)
+    assert find_placed_rows(job.graph["next"].computed_einsum) is not None
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    calls = [rng.integers(-2, positions + 2, batch) for _ in range(5)]
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm=comm, carry={"cache": "next"}, donate=True)
+        found = []
+        current = cache
+        received = []
+        for at in calls:
+            given_now = {**used, "cache": current}
+            if "at" in given_now:
+                given_now["at"] = at
+            made = step(given_now)
+            current = made["next"]
+            received.append(step.measured.received)
+            found.append((current.gather().copy(), made["total"].gather()))
+        (plan, _) = next(iter(step.ready.values()))
+        return found, received, plan.bytes_predicted
+
+    results = run_threads(ranks, on_rank)
+    expected = cache
+    for number, at in enumerate(calls):
+        values = VALUES[value](row, at, other)
+        expected = written_by_numpy(expected, PLACES[place](at), values)
+        for found, _, _ in results:
+            np.testing.assert_array_equal(found[number][0], expected)
+            np.testing.assert_allclose(found[number][1], expected.sum(axis=(1, 2)))
+        moved = sum(received[number] for _, received, _ in results)
+        assert moved == results[0][2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "where(u == at[b], row[b,u], cache[b,u])",
+        "where(u == at[u % n], row[b,0], cache[b,u])",
+        "where(u == at[b] + u, row[b,0], cache[b,u])",
+        "where(u <= at[b], row[b,0], cache[b,u])",
+        "where(u == at[b], row[b,0], cache[b,u] + 1)",
+    ],
+)
+def test_what_is_not_a_write_of_rows(text):
+    shapes = {"row": (2, 4), "cache": (2, 4), "at": np.zeros(2, int)}
+    job = einmpi.program(f"next[b,u] = {text}", n=2, **shapes)
+    assert find_placed_rows(job.graph["next"].computed_einsum) is None
+
+
+def test_places_that_are_no_integers_are_compared_as_numbers():
+    text = "next[b,u] = where(u == at[b], row[b], cache[b,u])"
+    cache = np.zeros((2, 3))
+    at = np.array([1.0, 1.5])
+    job = einmpi.program(text, row=np.ones(2), cache=cache, at=at)
+    step = einmpi.compile(job, carry={"cache": "next"}, donate=True)
+    made = step(row=np.ones(2), cache=cache, at=at)["next"]
+    for _ in range(3):
+        made = step(row=np.ones(2), cache=made, at=at)["next"]
+    np.testing.assert_array_equal(made.gather(), [[0, 1, 0], [0, 0, 0]])
+
+
+def test_calls_with_given_caches_are_prepared():
+    """The cache stays where it is, and arrays that were given away cannot be used again."""
+    text = "next[b,u,d] = where(u == at[b], row[b,d], cache[b,u,d])"
+    cache = np.zeros((2, 8, 4))
+    row = np.ones((2, 4))
+    job = einmpi.program(text, cache=cache, row=row, at=np.zeros(2, int))
+    step = einmpi.compile(job, carry={"cache": "next"}, donate=True)
+    current = step(cache=cache, row=row, at=np.zeros(2, int))["next"]
+    addresses = set()
+    for number in range(1, 8):
+        before = current
+        current = step(cache=before, row=row * number, at=np.array([number, 0]))["next"]
+        addresses.add(address_of(current.local))
+        with pytest.raises(einmpi.EinmpiError, match="given away"):
+            before.gather()
+    assert len(addresses) == 1
+    assert any(known.prepared is not None for known in step.known_calls.calls.values())
+    expected = np.zeros((2, 8, 4))
+    expected[0] = np.arange(8)[:, None]
+    expected[:, 0] = [[1] * 4, [7] * 4]
+    np.testing.assert_array_equal(current.gather(), expected)
+
+
+def test_a_cache_that_is_given_twice_stays_as_it_is():
+    """What another input shares is copied, in prepared calls as in all others."""
+    text = "next[u,d] = where(u == at, row[d], cache[u,d])\nold[u,d] = other[u,d] * 2"
+    job = einmpi.program(text, cache=(4, 3), other=(4, 3), row=(3,), at=np.array(0))
+    step = einmpi.compile(job, carry={"cache": "next"}, donate=True)
+    cache = step(cache=np.ones((4, 3)), other=np.ones((4, 3)), row=np.ones(3), at=np.array(0))
+    current = cache["next"]
+    for number in range(1, 6):
+        made = step(cache=current, other=current, row=np.full(3, number), at=np.array(1))
+        np.testing.assert_array_equal(made["old"].gather()[1], np.full(3, 2 * max(1, number - 1)))
+        current = made["next"]
