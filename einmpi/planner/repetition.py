@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -34,32 +34,40 @@ class Layers(NamedTuple):
     layers: int  # the first one included; 0 if nothing repeats
 
 
-def find_layers(graph: EinGraph) -> Layers:
+def find_layers(graph: EinGraph, results_of_none: bool = False) -> Layers:
     """Return the repetition that covers most vertices.
 
     Every vertex gets a kind, equal for vertices that do the same at the same place of their layers.
     Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. Nothing that
-    repeats less than three times is found.
+    repeats less than three times is found. An input with many readers belongs to no layer; with
+    `results_of_none` the same is true of a computed tensor, such as the cosines of positions. The
+    search for cuts does without these, and compares vertices by their surroundings then.
     """
     computed = graph.computed
     position = {vertex.name: place for place, vertex in enumerate(computed)}
+    of_no_layer = set()
+    for vertex in graph.vertices:
+        has_many_readers = len(graph.consumers[vertex.name]) > MOST_READERS
+        if has_many_readers and (vertex.is_input or results_of_none):
+            of_no_layer.add(vertex.name)
     numbers: dict[object, int] = {}
     kinds = []
     for vertex in computed:
-        kinds.append(numbers.setdefault(_kind(graph, vertex, position), len(numbers)))
+        kind = _kind(graph, vertex, position, of_no_layer)
+        kinds.append(numbers.setdefault(kind, len(numbers)))
     saved, period, start = _best_period(np.array(kinds, np.int64))
     if not saved:
         return Layers(0, 0, 0)
     return Layers(start, period, saved // period + 1)
 
 
-def repeated_layers(graph: EinGraph) -> dict[str, str]:
+def repeated_layers(graph: EinGraph, results_of_none: bool = False) -> dict[str, str]:
     """Return vertices and inputs of repeated layers → those of the first layer.
 
-    The result is empty where nothing repeats.
+    The result is empty where nothing repeats. `results_of_none` is that of `find_layers`.
     """
     computed = graph.computed
-    start, period, count = find_layers(graph)
+    start, period, count = find_layers(graph, results_of_none)
     tie: dict[str, str] = {}
     for place in range(start + period, start + period * count):
         copy = computed[place]
@@ -92,7 +100,9 @@ def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:
     return best[0], -best[1], -best[2]
 
 
-def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> object:
+def _kind(
+    graph: EinGraph, vertex: Vertex, position: Mapping[str, int], of_no_layer: Set[str]
+) -> object:
     """Return a value that is equal for vertices that do the same at the same place."""
     here = position[vertex.name]
 
@@ -101,10 +111,10 @@ def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> objec
 
     def kind_of_operand(name: str) -> object:
         tensor = graph[name]
+        if name in of_no_layer:
+            return name
         if not tensor.is_input:
             return here - position[name]
-        if len(graph.consumers[name]) > MOST_READERS:
-            return name
         return tensor.bound, tensor.dtype, distances_to_users(name)
 
     operands = tuple(kind_of_operand(name) for name in vertex.inputs)

@@ -73,8 +73,9 @@ class _Drawn:
 def _choose_drawn(plan: Plan) -> _Drawn:
     if len(plan.graph.vertices) <= MAX_DETAILED_TENSORS:
         return _Drawn({}, 0)
-    hidden = repeated_layers(plan.graph)
-    return _Drawn(hidden, find_layers(plan.graph).layers - 1 if hidden else 0)
+    hidden = repeated_layers(plan.graph, results_of_none=True)
+    layers = find_layers(plan.graph, results_of_none=True).layers
+    return _Drawn(hidden, layers - 1 if hidden else 0)
 
 
 def graph_picture(plan: Plan) -> Picture:

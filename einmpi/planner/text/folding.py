@@ -80,7 +80,7 @@ def _whole_layers(plan: PlanData) -> tuple[int, int, int]:
     first and of the last layer, which read an input or are an output. Here they are included.
     """
     computed = plan.graph.computed
-    start, period, count = find_layers(plan.graph)
+    start, period, count = find_layers(plan.graph, results_of_none=True)
     if not count:
         return 0, 1, 1
     end = start + period * count

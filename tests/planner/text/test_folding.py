@@ -3,11 +3,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from in_process import einmpi_here
 
 import einmpi
+from einmpi.models.config import NAMED
 from einmpi.models.paper import Llama, llama_program
+from einmpi.models.programs import decode_program, prefill_program
 from einmpi.planner.text.explain import as_json, explain, vertex_rows
 from einmpi.planner.text.folding import (
     LEAST_FOLDED,
@@ -16,6 +19,7 @@ from einmpi.planner.text.folding import (
     folded_vertices,
     vertices_and_folds,
 )
+from einmpi.report.graph_picture import graph_picture
 
 LAYERS = 12
 
@@ -144,3 +148,21 @@ def test_the_command_shows_everything_on_request_and_json_always(tmp_path):
     assert full.stdout.count(" ← ") == len(data["vertices"]) > folded.stdout.count(" ← ")
     plan = einmpi.plan(einmpi.load(tmp_path / "job.toml"), 2)
     assert len(as_json(plan)["vertices"]) == len(data["vertices"])
+
+
+@pytest.mark.parametrize("program", [prefill_program, decode_program])
+def test_layers_that_read_the_same_computed_tensors_fold(program):
+    """Cosines and sines of positions are computed once, and every layer reads them."""
+    config = replace(
+        NAMED["7B"], width=32, layers=8, heads=4, groups=4, head_width=8, hidden=48, vocabulary=64
+    )
+    written = program(config, 2, 16, "float32")
+    tensors = {name: np.zeros(shape, dtype) for name, (shape, dtype) in written.inputs.items()}
+    tensors |= {name: weight.shape for name, weight in written.weights.items()}
+    job = einmpi.program(written.text, dtype="float32", outputs=written.outputs, **tensors)
+    for ranks in (1, 4):
+        plan = einmpi.plan(job, ranks)
+        computed = len(plan.graph.computed)
+        assert 2 * len(folded_vertices(plan)) > computed > 120
+        assert str(plan).count(" ← ") + len(folded_vertices(plan)) == computed
+        assert "more layers like this" in str(graph_picture(plan))
