@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,43 +27,76 @@ def turned(x: np.ndarray, theta: float) -> np.ndarray:
 
 def reference_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """Return the logits of every position, for models with rotary positions of the default kind."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = {name: array.astype(np.float64) for name, array in tensors_of(folder).items()}
-    rope = config["rope_parameters"]
-    assert rope["rope_type"] == "default"
-    epsilon = config["rms_norm_eps"]
-    heads = config["num_attention_heads"]
-    groups = config["num_key_value_heads"]
-    batch, sequence = tokens.shape
-    later = np.triu(np.ones((sequence, sequence), bool), 1)
-    x = tensors["model.embed_tokens.weight"][tokens]
-    for layer in range(config["num_hidden_layers"]):
-        own = {}
-        for name, array in tensors.items():
-            if name.startswith(f"model.layers.{layer}."):
-                own[name.split(".", 3)[3]] = array
+    values = json.loads((folder / "config.json").read_text())
+    assert values["rope_parameters"]["rope_type"] == "default"
+    assert not values.get("sliding_window")
+    model = ReferenceModel(
+        tensors=tensors_of(folder),
+        layers=values["num_hidden_layers"],
+        heads=values["num_attention_heads"],
+        groups=values["num_key_value_heads"],
+        epsilon=values["rms_norm_eps"],
+        theta=values["rope_parameters"]["rope_theta"],
+    )
+    return model.logits(tokens)
 
-        def linear(values: np.ndarray, name: str, own: dict[str, np.ndarray] = own) -> np.ndarray:
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A model by its tensors, which have the names and shapes of a checkpoint."""
+
+    tensors: Mapping[str, np.ndarray]
+    layers: int
+    heads: int
+    groups: int
+    epsilon: float
+    theta: float
+    window: int | None = None
+    window_layers: tuple[int, ...] = ()  # counted from 1
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the logits of every position."""
+        embedding = self.tensors["model.embed_tokens.weight"].astype(np.float64)
+        x = embedding[tokens]
+        for layer in range(1, self.layers + 1):
+            x = self.after_layer(layer, x)
+        x = normalised(x, self.tensors["model.norm.weight"].astype(np.float64), self.epsilon)
+        return x @ self.tensors.get("lm_head.weight", embedding).astype(np.float64).T
+
+    def after_layer(self, layer: int, x: np.ndarray) -> np.ndarray:
+        own = {}
+        for name, array in self.tensors.items():
+            if name.startswith(f"model.layers.{layer - 1}."):
+                own[name.split(".", 3)[3]] = array.astype(np.float64)
+
+        def linear(values: np.ndarray, name: str) -> np.ndarray:
             return values @ own[f"{name}.weight"].T + own.get(f"{name}.bias", 0.0)
 
-        n = normalised(x, own["input_layernorm.weight"], epsilon)
-        q = linear(n, "self_attn.q_proj").reshape(batch, sequence, heads, -1)
-        k = linear(n, "self_attn.k_proj").reshape(batch, sequence, groups, -1)
-        v = linear(n, "self_attn.v_proj").reshape(batch, sequence, groups, -1)
+        batch, sequence, _ = x.shape
+        n = normalised(x, own["input_layernorm.weight"], self.epsilon)
+        q = linear(n, "self_attn.q_proj").reshape(batch, sequence, self.heads, -1)
+        k = linear(n, "self_attn.k_proj").reshape(batch, sequence, self.groups, -1)
+        v = linear(n, "self_attn.v_proj").reshape(batch, sequence, self.groups, -1)
         if "self_attn.q_norm.weight" in own:
-            q = normalised(q, own["self_attn.q_norm.weight"], epsilon)
-            k = normalised(k, own["self_attn.k_norm.weight"], epsilon)
-        q = turned(q, rope["rope_theta"])
-        k = turned(k, rope["rope_theta"]).repeat(heads // groups, axis=2)
-        v = v.repeat(heads // groups, axis=2)
+            q = normalised(q, own["self_attn.q_norm.weight"], self.epsilon)
+            k = normalised(k, own["self_attn.k_norm.weight"], self.epsilon)
+        q = turned(q, self.theta)
+        k = turned(k, self.theta).repeat(self.heads // self.groups, axis=2)
+        v = v.repeat(self.heads // self.groups, axis=2)
         scores = np.einsum("bshd,bthd->bhst", q, k) / np.sqrt(q.shape[-1])
-        scores[:, :, later] = -np.inf
+        scores[:, :, self.unseen(layer, sequence)] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         attended = np.einsum("bhst,bthd->bshd", weights, v).reshape(batch, sequence, -1)
         x = x + linear(attended, "self_attn.o_proj")
-        n = normalised(x, own["post_attention_layernorm.weight"], epsilon)
+        n = normalised(x, own["post_attention_layernorm.weight"], self.epsilon)
         gate = linear(n, "mlp.gate_proj")
-        x = x + linear(gate / (1 + np.exp(-gate)) * linear(n, "mlp.up_proj"), "mlp.down_proj")
-    x = normalised(x, tensors["model.norm.weight"], epsilon)
-    return x @ tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]).T
+        return x + linear(gate / (1 + np.exp(-gate)) * linear(n, "mlp.up_proj"), "mlp.down_proj")
+
+    def unseen(self, layer: int, sequence: int) -> np.ndarray:
+        """Return which positions (columns) each position (row) does not see."""
+        distance = np.subtract.outer(np.arange(sequence), np.arange(sequence))
+        unseen = distance < 0
+        if self.window is not None and layer in self.window_layers:
+            unseen |= distance >= self.window
+        return unseen

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from attention_cases import kernels_of_job
 from distributed import run_on_threads
-from model_reference import reference_logits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_reference import ReferenceModel, reference_logits
 from tiny_checkpoints import FOLDER, NAMES, golden, job_of, weights
 
 import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.kernels.attention.pattern import find_attention
-from einmpi.models.config import NAMED
-from einmpi.models.programs import decode_program, prefill_program
+from einmpi.models.config import ARCHITECTURES, NAMED, Config
+from einmpi.models.programs import FREQUENCIES, decode_program, prefill_program, weights_of
 from einmpi.planner.strategies import STRATEGIES
 
 SINGLE = [name for name in NAMES if golden(name)[0].dtype == "float32"]
@@ -32,13 +34,13 @@ def prefill(name: str, dtype: str) -> tuple[einmpi.Job, dict[str, np.ndarray], n
     config, expected = golden(name)
     batch, sequence = expected["tokens"].shape
     program = prefill_program(config, batch, sequence, dtype, every=True)
-    given = {**weights(config, FOLDER / name, dtype), "tokens": expected["tokens"]}
-    return job_of(program), given, expected["logits"]
+    inputs = {**weights(config, FOLDER / name, dtype), "tokens": expected["tokens"]}
+    return job_of(program), inputs, expected["logits"]
 
 
 def check_logits(name: str, ranks: int, **options: Any) -> None:
-    job, given, expected = prefill(name, "float32")
-    done = run_on_threads(job, ranks, given, **options)
+    job, inputs, expected = prefill(name, "float32")
+    done = run_on_threads(job, ranks, inputs, **options)
     logits = done.outputs["logits"]
     assert logits.dtype == np.float32
     assert done.moved == done.plan.bytes_predicted
@@ -71,8 +73,8 @@ def test_logits_by_every_strategy(strategy: str, ranks: int) -> None:
 def test_half_precision_is_at_least_as_close_as_transformers(name: str, ranks: int) -> None:
     config, expected = golden(name)
     exact = reference_logits(FOLDER / name, expected["tokens"])
-    job, given, _ = prefill(name, config.dtype)
-    logits = run_on_threads(job, ranks, given).outputs["logits"]
+    job, inputs, _ = prefill(name, config.dtype)
+    logits = run_on_threads(job, ranks, inputs).outputs["logits"]
     assert logits.dtype == config.dtype
     own_errors = np.abs(logits.astype(np.float64) - exact)
     errors = np.abs(expected["logits"] - exact)
@@ -83,11 +85,71 @@ def test_half_precision_is_at_least_as_close_as_transformers(name: str, ranks: i
 @pytest.mark.parametrize("name", ["llama", "llama_biases", "qwen3"])
 def test_float64_is_exact(name: str) -> None:
     _, expected = golden(name)
-    job, given, _ = prefill(name, "float64")
-    logits = einmpi.run(job, given)["logits"].gather()
+    job, inputs, _ = prefill(name, "float64")
+    logits = einmpi.run(job, inputs)["logits"].gather()
     # Angles are computed in float32, as those of transformers are.
     exact = reference_logits(FOLDER / name, expected["tokens"])
     np.testing.assert_allclose(logits, exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_models_of_any_size(data: st.DataObject) -> None:
+    """Sizes that nothing divides, on several ranks, from the first position to the last."""
+
+    def size(name: str, most: int) -> int:
+        return data.draw(st.integers(1, most), name)
+
+    groups = size("groups", 3)
+    window = data.draw(st.none() | st.integers(1, 6), "window")
+    config = Config(
+        data.draw(st.sampled_from(list(ARCHITECTURES)), "architecture"),
+        width=size("width", 7),
+        layers=2,
+        heads=groups * size("heads of a group", 3),
+        groups=groups,
+        head_width=2 * size("half a head", 3),
+        hidden=size("hidden", 9),
+        vocabulary=size("vocabulary", 11),
+        tied=data.draw(st.booleans(), "tied"),
+        qkv_bias=data.draw(st.booleans(), "qkv_bias"),
+        output_bias=data.draw(st.booleans(), "output_bias"),
+        mlp_bias=data.draw(st.booleans(), "mlp_bias"),
+        head_norms=data.draw(st.booleans(), "head_norms"),
+        window=window,
+        window_layers=() if window is None else (2,),
+    )
+    batch = size("batch", 3)
+    sequence = size("sequence", 7)
+    rng = np.random.default_rng(3)
+    given_arrays = {FREQUENCIES: config.rope.inverse_frequencies(config.head_width)}
+    tensors = {}
+    for name, weight in weights_of(config).items():
+        array = rng.normal(size=weight.shape)
+        given_arrays[name] = array
+        is_output = name.startswith("wo_")
+        rows = weight.shape[:1] if is_output else (-1,)
+        columns = (-1,) if is_output else weight.shape[-1:]
+        is_matrix = weight.tensor.endswith("weight") and "norm" not in weight.tensor
+        tensors[weight.tensor] = array.reshape(rows + columns) if is_matrix else array.ravel()
+    tokens = rng.integers(0, config.vocabulary, (batch, sequence))
+    reference = ReferenceModel(
+        tensors,
+        config.layers,
+        config.heads,
+        config.groups,
+        config.epsilon,
+        config.rope.theta,
+        config.window,
+        config.window_layers,
+    )
+    expected = reference.logits(tokens)
+    program = prefill_program(config, batch, sequence, "float64", every=True)
+    job = job_of(program)
+    done = run_on_threads(job, size("ranks", 6), {**given_arrays, "tokens": tokens})
+    assert done.moved == done.plan.bytes_predicted
+    np.testing.assert_allclose(done.outputs["logits"], expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -99,14 +161,14 @@ def test_prompts_of_unequal_length_and_hidden_states(ranks: int) -> None:
         tokens[row, length:] = 0
     program = prefill_program(config, 3, 20, "float32", lengths=True, hidden=(0, 2))
     assert program.outputs == ("logits", "x_0", "x_2")
-    given = {**weights(config, FOLDER / GROUPED, "float32"), "tokens": tokens, "lengths": lengths}
-    outputs = run_on_threads(job_of(program), ranks, given).outputs
+    inputs = {**weights(config, FOLDER / GROUPED, "float32"), "tokens": tokens, "lengths": lengths}
+    outputs = run_on_threads(job_of(program), ranks, inputs).outputs
     last = expected["logits"][np.arange(3), lengths - 1]
     np.testing.assert_allclose(outputs["logits"], last, rtol=0, atol=1e-4)
-    np.testing.assert_array_equal(outputs["x_0"], given["emb"][tokens])
+    np.testing.assert_array_equal(outputs["x_0"], inputs["emb"][tokens])
     # The last layer's numbers give the logits again.
     scale = 1 / np.sqrt((outputs["x_2"] ** 2).mean(-1, keepdims=True) + config.epsilon)
-    again = outputs["x_2"] * scale * given["gf"] @ given["emb"].T
+    again = outputs["x_2"] * scale * inputs["gf"] @ inputs["emb"].T
     np.testing.assert_allclose(again[1], expected["logits"][1], rtol=0, atol=1e-4)
 
 
@@ -119,16 +181,16 @@ def generate(comm: Any, name: str, prompt: int, new: int) -> tuple[np.ndarray, n
     tokens = expected["tokens"][:, :prompt]
     batch = len(tokens)
     length = prompt + new
-    given = weights(config, FOLDER / name, "float32")
+    inputs = weights(config, FOLDER / name, "float32")
     program = prefill_program(config, batch, prompt, "float32", caches=length)
-    results = einmpi.compile(job_of(program), comm)({**given, "tokens": tokens})
+    results = einmpi.compile(job_of(program), comm)({**inputs, "tokens": tokens})
     decode = decode_program(config, batch, length, "float32")
     step = einmpi.compile(job_of(decode), comm, carry=decode.carry, donate=True)
     caches = {name_of_cache: results[name_of_cache] for name_of_cache in decode.carry}
     found = [results["logits"].gather().argmax(-1)]
     for number in range(new - 1):
         at = np.full(batch, prompt + number)
-        results = step({**given, **caches, "tokens": found[-1], "at": at})
+        results = step({**inputs, **caches, "tokens": found[-1], "at": at})
         caches = {old: results[new] for old, new in decode.carry.items()}
         found.append(results["logits"].gather().argmax(-1))
     for plan, _ in step.ready.values():
@@ -162,14 +224,14 @@ def test_a_step_of_unequal_positions_equals_longer_prompts(name: str, ranks: int
     tokens = expected["tokens"]
     batch, length = tokens.shape
     lengths = np.array([4, 19, 11])
-    given = weights(config, FOLDER / name, "float32")
+    inputs = weights(config, FOLDER / name, "float32")
     program = prefill_program(config, batch, length, "float32", lengths=True, caches=True)
     first = run_on_threads(
-        job_of(program), ranks, {**given, "tokens": tokens, "lengths": lengths}
+        job_of(program), ranks, {**inputs, "tokens": tokens, "lengths": lengths}
     ).outputs
     decode = decode_program(config, batch, length, "float32")
     rows = np.arange(batch)
-    inputs = {**given, "tokens": tokens[rows, lengths], "at": lengths}
+    inputs = {**inputs, "tokens": tokens[rows, lengths], "at": lengths}
     for name_of_cache in decode.carry:
         inputs[name_of_cache] = first[name_of_cache].copy()
         for row, end in enumerate(lengths):
