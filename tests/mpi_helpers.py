@@ -62,9 +62,12 @@ def run_mpi(
 ) -> subprocess.CompletedProcess[str]:
     """Return the finished `mpirun -n ranks python …` with code or arguments. Fails if it hangs."""
     arguments = ["-c", code_or_args] if isinstance(code_or_args, str) else list(code_or_args)
-    return finished(
-        [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments], env, timeout, cwd
-    )
+    return finished(mpi_command(ranks, arguments), env, timeout, cwd)
+
+
+def mpi_command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command `mpirun -n ranks python …`."""
+    return [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments]
 
 
 def finished(

@@ -84,8 +84,8 @@ def hosts(rate="1gbit"):
         agent.write_text(AGENT.format(name=name, cores=" ".join(cores())))
         agent.chmod(0o755)
 
-        def run(per_host, arguments, timeout=300, cwd=ROOT, env=None):
-            """The finished `python …` on so many ranks of each host."""
+        def run(per_host, arguments, timeout=300, cwd=ROOT, env=None, ranks=None):
+            """The finished `python …` on so many ranks of each host, or with fewer on the last."""
             mpirun = [
                 str(MPIRUN),
                 "-launcher",
@@ -99,7 +99,7 @@ def hosts(rate="1gbit"):
                 "-ppn",
                 str(per_host),
                 "-n",
-                str(2 * per_host),
+                str(2 * per_host if ranks is None else ranks),
             ]
             command = [str(agent), f"{NETWORK}1", shlex.join([*mpirun, sys.executable, *arguments])]
             # Else UCX takes the shared memory of what it knows to be one machine.

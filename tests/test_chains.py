@@ -336,6 +336,35 @@ def test_gradients_compute_scores_again(ranks: int, monkeypatch: pytest.MonkeyPa
     assert plan.peak < whole.plan.peak / 2
 
 
+TWICE = """
+T[h,s,t] = sum[d](Q[h,s,d] * K[h,t,d]) * 0.25
+A[h,s,t] = softmax[t](where(t <= s, T[h,s,t], -1e4))
+O[h,s,d] = sum[t](A[h,s,t] * V[h,t,d])
+L = sum[h,s,d](O[h,s,d] ** 3)
+G[h,s,d] = grad(L, Q[h,s,d])
+M = sum[h,s,d](G[h,s,d] ** 2)
+H[h,t,d] = grad(M, K[h,t,d])
+"""
+
+
+@pytest.mark.parametrize("shape", [(2, 17, 3), (0, 17, 3), (2, 0, 3), (2, 17, 0)], ids=str)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_second_derivatives_of_any_extent(
+    shape: tuple[int, ...], ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = einmpi.program(TWICE, Q=shape, K=shape, V=shape, outputs=["H", "G", "L"])
+    arrays = arrays_for(job)
+    done = run_on_threads(job, ranks, arrays)
+    assert bool(done.plan.chains) == (0 not in shape[:2])
+    assert done.moved == done.plan.bytes_predicted
+    unfused(monkeypatch)
+    whole = run_on_threads(job, ranks, arrays)
+    expected = einmpi.reference(job, arrays)
+    for name in job.graph.outputs:
+        assert_within(done.outputs[name], expected[name], "float64", 17 * 64)
+        assert_within(done.outputs[name], whole.outputs[name], "float64", 17 * 64)
+
+
 def test_gradients_by_finite_differences() -> None:
     job = block_with_gradients(21)
     arrays = arrays_for(job)

@@ -40,7 +40,8 @@ def test_bytes_between_nodes_are_as_planned():
 
 @pytest.mark.mpirun
 @pytest.mark.slow
-def test_kernels_run_while_tensors_move():
+@pytest.mark.parametrize("per_host, ranks", [(1, 2), (2, 3)])
+def test_kernels_run_while_tensors_move(per_host, ranks):
     """On 2 hosts; both ways have the same bits."""
     if reason := reason_against():
         pytest.skip(reason)
@@ -48,10 +49,12 @@ def test_kernels_run_while_tensors_move():
     with hosts() as run:
         for mode in ("auto", "off"):
             options = ["--set", "s=600", "--overlap", mode, "--json", "-"]
-            done = run(1, ["-m", "einmpi", "run", "jobs/chain.toml", *options])
+            arguments = ["-m", "einmpi", "run", "jobs/chain.toml", *options]
+            done = run(per_host, arguments, ranks=ranks)
             assert done.returncode == 0, done.stderr
             found.append(json.loads(done.stdout))
     auto, off = found
+    assert (auto["ranks"], auto["nodes"]) == (ranks, 2)
     assert auto["seconds_hidden"] > off["seconds_hidden"] == 0
     assert auto["outputs"] == off["outputs"]
     for each in found:

@@ -111,12 +111,57 @@ def check_against_off(job, ranks, nodes, inputs=None, **options):
 
 
 @pytest.mark.parametrize("skew", [1, 4])
-@pytest.mark.parametrize("ranks, nodes", [(2, 2), (4, 2), (4, 4), (6, 3), (8, 2), (9, 3)])
+@pytest.mark.parametrize(
+    "ranks, nodes", [(2, 2), (3, 2), (4, 2), (4, 4), (5, 3), (6, 3), (7, 2), (8, 2), (9, 3)]
+)
 def test_the_chain_has_the_same_bits_and_bytes(ranks, nodes, skew):
     job = chain_job(96, skew)
     found = check_against_off(job, ranks, nodes)
     A, B, C, D, E = generated_inputs(job).values()
     np.testing.assert_allclose(found[0][0]["Z"], A @ B + C @ (D @ E), rtol=1e-9, atol=1e-9)
+
+
+LOOP = """
+program = '''
+R[i,k] = sum(P[i,j] * P[j,k])
+Q[i,k] = 0.5 * X[i,k] + 0.01 * sum(R[i,j] * X[k,j])
+'''
+[inputs]
+X = { shape = [60, 60], random = "normal" }
+P = { shape = [60, 60], random = "normal", seed = 1 }
+[loop]
+steps = 4
+carry = { P = "Q" }
+"""
+
+
+@pytest.mark.parametrize("ranks, nodes", [(3, 2), (5, 2), (7, 3)])
+def test_loops_have_the_same_bits(ranks, nodes, tmp_path, monkeypatch):
+    begun = []
+    begin = Background.begin
+
+    def noted_begin(transfers, step):
+        begun.append(mode)
+        begin(transfers, step)
+
+    monkeypatch.setattr(Background, "begin", noted_begin)
+    (tmp_path / "job.toml").write_text(LOOP)
+    job = einmpi.load(tmp_path / "job.toml")
+    found = {}
+    for mode in ("auto", "off"):
+        changed = replace(job, overlap=mode)
+
+        def on_rank(comm, changed=changed):
+            return einmpi.loop(changed, comm=comm).outputs["P"].gather()
+
+        found[mode] = run_threads(ranks, on_rank, nodes=nodes)[0]
+    np.testing.assert_array_equal(found["auto"], found["off"])
+    arrays = generated_inputs(job)
+    state = arrays["P"]
+    for _ in range(4):
+        state = 0.5 * arrays["X"] + 0.01 * state @ state @ arrays["X"].T
+    np.testing.assert_allclose(found["auto"], state, rtol=1e-9)
+    assert set(begun) == {"auto"}
 
 
 def test_kernels_work_while_parts_travel():

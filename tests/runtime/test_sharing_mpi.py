@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
-from mpi_helpers import needs_mpirun, run_mpi
+from mpi_helpers import environment, mpi_command, needs_mpirun, run_mpi
 
 from einmpi.comm.shared_memory import _File, _open_file_of
 
@@ -186,6 +190,101 @@ def test_a_killed_rank_leaves_nothing_behind(tmp_path):
     assert done.returncode != 0 and "running" in done.stdout
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if "einmpi" in name or "memfd" in name]
+
+
+WAITING = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import einmpi
+from einmpi.comm.mpi import comm_of
+
+comm = comm_of()
+step = einmpi.compile(einmpi.load(sys.argv[1]), strategy="sqrt")
+step()
+assert sum(int(text) for text in comm.allgather_text(str(step.measured.shared))) > 0
+own = Path(sys.argv[2], f"new{comm.rank}")
+own.write_text(str(os.getpid()))
+own.rename(Path(sys.argv[2], f"pid{comm.rank}"))
+while True:
+    step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_ranks_that_wait_for_each_other(tmp_path, sent):
+    """One rank is stopped, so that the others wait for it in a barrier of a group."""
+    (tmp_path / "job.toml").write_text(PRODUCT)
+    arguments = ["-c", WAITING, str(tmp_path / "job.toml"), str(tmp_path)]
+    command = mpi_command(4, arguments)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as started:
+        processes = []
+        for rank in range(4):
+            processes.append(wait_for_text(tmp_path / f"pid{rank}"))
+        os.kill(processes[1], signal.SIGSTOP)
+        time.sleep(0.5)
+        if sent == signal.SIGINT:
+            started.send_signal(sent)
+        else:
+            os.kill(processes[2], sent)
+        _, errors = started.communicate(timeout=30)
+    assert started.returncode != 0
+    if sent == signal.SIGINT:
+        assert "interrupted" in errors
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{process}/exe").exists() for process in processes):
+        assert time.monotonic() < deadline, "a rank is left"
+        time.sleep(0.05)
+
+
+def wait_for_text(file):
+    """Return the number in a file, as soon as it is there."""
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} does not appear"
+        time.sleep(0.05)
+    return int(file.read_text())
+
+
+TWO_THREADS = """
+import threading
+import numpy as np
+from mpi4py import MPI
+import einmpi
+
+random = np.random.default_rng(0)
+left = random.random((300, 310))
+right = random.random((310, 290))
+text = "T[i,k] = sum(A[i,j] * B[j,k])\\nZ[i,j] = sum(T[i,k] * T[j,k])"
+job = einmpi.program(text, A=left.shape, B=right.shape)
+comms = [MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()]
+finished = []
+
+def compute(number):
+    step = einmpi.compile(job, comm=comms[number], strategy="sqrt")
+    for call in range(8):
+        changed = left + number + call
+        product = changed @ right
+        found = step(A=changed, B=right)["Z"].gather()
+        assert np.allclose(found, product @ product.T)
+    finished.append(number)
+
+threads = [threading.Thread(target=compute, args=(number,)) for number in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert sorted(finished) == [0, 1]
+for comm in comms:
+    comm.Free()
+"""
+
+
+@pytest.mark.slow
+def test_two_threads_share_memory_on_communicators_of_their_own():
+    done = run_mpi(3, ["-c", TWO_THREADS], timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_process_number_of_another_container_is_noticed():
