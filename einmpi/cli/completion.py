@@ -5,7 +5,8 @@ They are made from the table of options. Completing starts no Python.
 
 from __future__ import annotations
 
-from einmpi.cli.options import SUMMARIES, Option, options_of
+from einmpi.cli.option_record import Option
+from einmpi.cli.options import SUMMARIES, options_of
 
 # What to complete for the value of an option, by the start of its metavar.
 _FILE = "FILE"

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
+from einmpi.cli.option_record import GROUPS, Option
+from einmpi.cli.options import SUMMARIES, options_of
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
@@ -55,6 +56,13 @@ EXAMPLES = {
     "new": (
         ("einmpi new mine.toml", "asks for program, inputs and outputs"),
         ("einmpi new mine.toml --from data.h5", "all datasets as inputs"),
+    ),
+    "llama": (
+        ("einmpi llama DIR --prompt 'Once upon a time'", "text, as it comes"),
+        ("einmpi llama DIR --prompt Hello -n 4 --new 100", "on four ranks"),
+        ("einmpi llama DIR --prompts in.h5:/t --logits out.h5:/l", "logits in HDF5"),
+        ("einmpi llama 7B --plan-only -n 8 --compare", "needs no weights"),
+        ("einmpi llama DIR --job llama.toml", "to read and to change"),
     ),
     "examples": (
         ("einmpi examples", "to the folder jobs"),
@@ -194,6 +202,8 @@ def _add_option(target: _ArgumentContainer, option: Option) -> None:
     if option.value_if_bare is not None:
         settings["nargs"] = "?"
         settings["const"] = option.value_if_bare
+    if option.nargs:
+        settings["nargs"] = option.nargs
     target.add_argument(*option.names, default=option.default, **settings)
 
 

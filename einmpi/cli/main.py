@@ -15,6 +15,7 @@ from einmpi.cli.completion import completion_script
 from einmpi.cli.doctor.command import doctor
 from einmpi.cli.examples import examples
 from einmpi.cli.help import help_text, make_parser
+from einmpi.cli.llama.command import is_run_on_ranks, llama
 from einmpi.cli.new.command import new
 from einmpi.cli.options import RANKS_FLAGS
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
@@ -25,7 +26,7 @@ from einmpi.process.terminal import open_closed_streams
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
-_STARTS_RANKS = ("run", "verify", "calibrate")
+_STARTS_RANKS = ("run", "verify", "calibrate", "llama")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +54,8 @@ def _run_command(words: list[str], comm: Comm) -> int:
         return 0
     if options.checkpoint is None:
         deliver_stop_requests()
-    if options.command in _STARTS_RANKS and options.ranks is not None:
+    starts_ranks = options.command in _STARTS_RANKS and options.ranks is not None
+    if starts_ranks and is_run_on_ranks(options):
         return _run_on_ranks(options, _with_command(words), comm)
     return COMMANDS[options.command](options, comm)
 
@@ -144,6 +146,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Comm], int]] = {
     "verify": verify,
     "sbatch": sbatch,
     "new": new,
+    "llama": llama,
     "examples": examples,
     "doctor": doctor,
     "calibrate": calibrate,

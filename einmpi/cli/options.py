@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
+from einmpi.cli.llama.options import LLAMA_OPTIONS
+from einmpi.cli.option_record import GROUPS, Option
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_names
 from einmpi.job.job import SHARED_MODES
@@ -21,6 +19,7 @@ SUMMARIES = {
     "verify": "run a job and compare with the reference; writes no outputs",
     "sbatch": "write a Slurm script with memory and time from the plan",
     "new": "write a job file: from your answers, or for the tensors of a file",
+    "llama": "run or plan a language model: from a folder to text",
     "examples": "copy the example jobs into a folder",
     "doctor": "show what is installed here, and whether a run would work",
     "calibrate": "measure this machine, for plans in seconds",
@@ -36,35 +35,8 @@ RANKS_FLAGS = ("-n", "-np", "--ranks")
 PING_SECONDS = 30.0
 CALIBRATION_SECONDS = 5.0
 
-# The groups of options in --help, in this order.
-GROUPS = ("job", "ranks", "plan", "run", "output")
 _WITH_JOB = ("run", "check", "plan", "verify", "sbatch")
 _WITH_PLAN = ("run", "plan", "verify", "sbatch")
-
-
-@dataclass(frozen=True)
-class Option:
-    """A flag or a positional argument of some commands."""
-
-    names: tuple[str, ...]  # such as RANKS_FLAGS; a positional argument has one without "-"
-    group: str
-    commands: tuple[str, ...]
-    help: str
-    metavar: str | None = None
-    type: Callable[[str], Any] = str
-    default: Any = None
-    is_required: bool = False
-    is_switch: bool = False  # no value follows
-    is_list: bool = False  # may be given several times
-    is_optional: bool = False  # a positional argument that may be left out
-    value_if_bare: str | None = None  # the value is optional, and this one if left out
-    excludes: str = ""  # options with the same word here exclude each other
-    choices: tuple[str, ...] = ()  # all possible values, checked by the parser
-    suggestions: tuple[str, ...] = ()  # values to complete, checked later
-
-    @property
-    def is_positional(self) -> bool:
-        return not self.names[0].startswith("-")
 
 
 def options_of(command: str) -> list[Option]:
@@ -396,4 +368,5 @@ OPTIONS = (
         "print errors only",
         is_switch=True,
     ),
+    *LLAMA_OPTIONS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from einmpi.errors import InputError
@@ -31,8 +31,8 @@ class Comparison:
         return "\n".join([*table_lines(self.rows), *map(note_line, self.notes)])
 
 
-def compare(make: Callable[[str], Plan]) -> Comparison:
-    """Compare the plans that `make` returns for each strategy's name.
+def compare(make: Callable[[str], Plan], names: Iterable[str] = STRATEGIES) -> Comparison:
+    """Compare the plans that `make` returns for each strategy's name, of all or of these.
 
     A strategy that does not apply says why. Below the table, the best plan is summarised in words.
     If no strategy applies, the error is that of the first, which is the default.
@@ -42,7 +42,7 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
     plans: list[Plan] = []
     refused: list[Note] = []
     first_error: InputError | None = None
-    for name in STRATEGIES:
+    for name in names:
         try:
             plan = make(name)
         except InputError as error:

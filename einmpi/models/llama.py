@@ -1,0 +1,450 @@
+"""Load a LLaMA, or a model of the same form, from its folder; compute logits and generate tokens.
+
+Prefill and decode are two programs over the same weights, which are loaded once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from einmpi.api import compile as compile_job
+from einmpi.api import plan as plan_job
+from einmpi.comm.agreement import together
+from einmpi.errors import InputError, one_of
+from einmpi.files.specs import InputSpec
+from einmpi.job.backends import backend_names
+from einmpi.job.job import Job
+from einmpi.job.program import program_job
+from einmpi.models.checkpoint import check_folder, random_inputs, weight_inputs
+from einmpi.models.config import NAMED, Config, read_config
+from einmpi.models.programs import (
+    AT,
+    FREQUENCIES,
+    LENGTHS,
+    LOGITS,
+    TOKENS,
+    ModelProgram,
+    decode_program,
+    prefill_program,
+)
+from einmpi.models.prompts import Prompts, checked_layers, make_prompts
+from einmpi.models.sampling import Sampling, Tokens, check_sampling, choose_tokens
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from einmpi.units import parse_bytes
+
+if TYPE_CHECKING:
+    from einmpi.comm.base import Comm
+    from einmpi.compiled.dist_array import DistArray
+    from einmpi.compiled.program import Compiled
+    from einmpi.planner.plan import Plan
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused
+ENDED = -1  # what a stream yields for a sequence after its stop token
+_OUTPUT_HEAD = "lm_head.weight"  # checkpoints with tied embeddings may have it too
+
+
+def load(
+    folder: str | os.PathLike[str],
+    dtype: str | None = None,
+    backend: str = "numpy",
+    memory: int | str | None = None,
+    strategy: str | None = None,
+    comm: Any = None,
+    *,
+    random: bool = False,
+) -> Model:
+    """Load a model from a folder in the format of Hugging Face. All ranks call it.
+
+    The files are looked up and checked. The weights are read when they are first used, each part
+    by the rank that needs it.
+
+    Parameters
+    ----------
+    folder : path
+        The folder with config.json and the weights in safetensors; or one of ``"7B"``, ``"13B"``,
+        ``"30B"`` and ``"65B"`` together with `random`.
+    dtype : {"float32", "bfloat16", "float16", "float64"}, optional
+        The dtype to compute in; by default that of the checkpoint.
+    backend : {"numpy", "cupy"}, optional
+        What computes: CPUs or GPUs.
+    memory : int or str, optional
+        The limit per rank, in bytes or as a text such as ``"16 GiB"``.
+    strategy : str, optional
+        How the model is cut over ranks; by default the best plan is searched.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    random : bool, optional
+        Whether to use random weights instead of those of the checkpoint.
+
+    Returns
+    -------
+    Model
+        The model, ready for `logits` and `generate`.
+
+    Raises
+    ------
+    InputError
+        The folder has no model that einmpi knows, a tensor is missing or has a wrong shape, or an
+        argument is wrong; the same error on all ranks.
+    """
+    from einmpi.comm.programs import comm_of_program
+
+    own_comm = comm_of_program(comm)
+
+    def read() -> Model:
+        path = os.fspath(folder)
+        config = _config_of(path, random)
+        chosen_dtype = config.dtype if dtype is None else dtype
+        if chosen_dtype not in DTYPES:
+            problem = f"unknown dtype {chosen_dtype!r}"
+            raise InputError("dtype", problem, one_of(DTYPES, chosen_dtype))
+        if backend not in backend_names():
+            problem = f"unknown backend {backend!r}"
+            raise InputError("backend", problem, one_of(backend_names(), backend))
+        if strategy is not None and strategy not in STRATEGIES:
+            problem = f"unknown strategy {strategy!r}"
+            raise InputError("strategy", problem, one_of(STRATEGIES, strategy))
+        limit = None if memory is None else parse_bytes(str(memory), "memory")
+        settings = Settings(chosen_dtype, backend, limit, strategy or DEFAULT_STRATEGY)
+        model = Model(path, config, settings, own_comm, random)
+        model.job(1, 1)  # all tensors are there and have the right shapes
+        return model
+
+    return together(own_comm, read, lambda model: repr((model.config, model.settings)))
+
+
+def _config_of(path: str, random: bool) -> Config:
+    """Return the config of a folder, or of a named size with random weights."""
+    if path in NAMED and not os.path.isdir(path):
+        if not random:
+            problem = "a size has no weights"
+            hint = "use random weights"
+            raise InputError(path, problem, "the folder of a checkpoint", hint)
+        return NAMED[path]
+    check_folder(path)
+    return read_config(path)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is computed: its dtype, and what its jobs say about backend and plan."""
+
+    dtype: str
+    backend: str
+    memory: int | None
+    strategy: str
+
+
+class Model:
+    """A model that computes logits and generates tokens. `load` makes it.
+
+    All ranks call its methods, with the same arguments.
+
+    Attributes
+    ----------
+    config : Config
+        The sizes of the model, and what its architecture has.
+    settings : Settings
+        The dtype, the backend, the memory limit and the strategy.
+    """
+
+    def __init__(
+        self, folder: str, config: Config, settings: Settings, comm: Comm, random: bool
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.settings = settings
+        self.comm = comm
+        self.random = random
+        self.frequencies = config.rope.inverse_frequencies(config.head_width)
+        self.compiled: dict[Any, tuple[ModelProgram, Compiled]] = {}
+        self.last_compiled: Compiled | None = None  # of the latest call
+
+    def __repr__(self) -> str:
+        return f"<Model {self.folder}: {self.config.layers} layers, {self.settings.dtype}>"
+
+    # ---- what it computes ------------------------------------------------------------------------
+
+    def logits(self, tokens: Any, lengths: Any = None, every: bool = False) -> DistArray:
+        """Compute the logits of the token that follows each sequence.
+
+        Parameters
+        ----------
+        tokens : array of int, or sequence of sequences
+            The tokens [batch, position]; one sequence may be without the first dimension.
+        lengths : sequence of int, optional
+            The number of tokens of each sequence, if they are padded at their end.
+        every : bool, optional
+            Whether to compute the logits at every position.
+
+        Returns
+        -------
+        DistArray
+            The logits [batch, vocabulary]; with `every`, [batch, position, vocabulary].
+
+        Raises
+        ------
+        InputError
+            The tokens are wrong; the same error on all ranks.
+        """
+        return self.prefill(tokens, lengths, every)[0]
+
+    def hidden(self, tokens: Any, layers: Sequence[int], lengths: Any = None) -> list[DistArray]:
+        """Compute the hidden states after some layers.
+
+        Parameters
+        ----------
+        tokens, lengths
+            As for `logits`.
+        layers : sequence of int
+            The layers, counted from 1; 0 is the embedding.
+
+        Returns
+        -------
+        list of DistArray
+            For each layer the states [batch, position, width].
+
+        Raises
+        ------
+        InputError
+            The tokens are wrong, or there is no such layer; the same error on all ranks.
+        """
+        return self.prefill(tokens, lengths, layers=layers)[1]
+
+    def prefill(
+        self,
+        tokens: Any,
+        lengths: Any = None,
+        every: bool = False,
+        layers: Sequence[int] = (),
+    ) -> tuple[DistArray, list[DistArray]]:
+        """Compute logits as `logits` does, and hidden states as `hidden` does, in one run."""
+        prompts = self._prompts(tokens, lengths)
+        chosen = together(self.comm, lambda: checked_layers(layers, self.config))
+        outputs = self._run_prefill(prompts, every=every, hidden=chosen)
+        return outputs[LOGITS], [outputs[f"x_{layer}"] for layer in chosen]
+
+    def generate(
+        self,
+        tokens: Any,
+        new: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[int] | None = None,
+        lengths: Any = None,
+        on_tokens: Callable[[Tokens], object] | None = None,
+    ) -> list[Tokens]:
+        """Generate the tokens that follow each sequence.
+
+        Parameters
+        ----------
+        tokens, lengths
+            As for `logits`.
+        new : int, optional
+            The most tokens to generate for a sequence.
+        temperature : float, optional
+            0 chooses the likeliest token; with larger values unlikely ones become more likely.
+        top_k : int, optional
+            How many of the likeliest tokens may be chosen; 0 for all.
+        top_p : float, optional
+            The probability that the fewest likeliest tokens must have together; only these may be
+            chosen.
+        seed : int, optional
+            Another seed makes other choices. The same one makes the same on any number of ranks.
+        stop : sequence of int, optional
+            The tokens after which a sequence ends; by default those of the model.
+        on_tokens : function, optional
+            Called after each step with what `stream` yields.
+
+        Returns
+        -------
+        list of array
+            The new tokens of each sequence, with its stop token if it has reached one.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong; the same error on all ranks.
+        """
+        steps = []
+        for step in self.stream(
+            tokens, new, temperature, top_k, top_p, seed, stop=stop, lengths=lengths
+        ):
+            if on_tokens is not None:
+                on_tokens(step)
+            steps.append(step)
+        by_sequence = np.stack(steps, axis=1)
+        return [row[row != ENDED] for row in by_sequence]
+
+    def stream(
+        self,
+        tokens: Any,
+        new: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[int] | None = None,
+        lengths: Any = None,
+    ) -> Iterator[Tokens]:
+        """Generate tokens one after another, as `generate`. All ranks go through the iterator.
+
+        Returns
+        -------
+        iterator of array
+            For each step the next token of each sequence; -1 for one that has ended.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong; the same error on all ranks.
+        """
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        together(self.comm, lambda: check_sampling(sampling))
+        prompts = self._prompts(tokens, lengths, new)
+        stop_tokens = self.config.stop_tokens if stop is None else stop
+        return self._steps(prompts, new, sampling, np.asarray(stop_tokens, np.int64))
+
+    # ---- plans and jobs --------------------------------------------------------------------------
+
+    def job(self, batch: int = 1, sequence: int | None = None, every: bool = False) -> Job:
+        """Return the job that computes the logits of prompts of this shape.
+
+        Parameters
+        ----------
+        batch, sequence : int, optional
+            The number of prompts and of tokens in each; by default 1 and all positions.
+        every : bool, optional
+            Whether to compute the logits at every position.
+
+        Returns
+        -------
+        Job
+            The job. Its inputs are the tokens, and the weights, which come from their files.
+        """
+        positions = self.config.positions if sequence is None else sequence
+        return self.make_job(self._prefill_program(batch, positions, every=every))
+
+    def plan(
+        self,
+        ranks: int,
+        batch: int = 1,
+        sequence: int | None = None,
+        strategy: str | None = None,
+        memory: int | str | None = None,
+        machine: str | None = None,
+    ) -> Plan:
+        """Plan how the model is cut over ranks. No weights are read.
+
+        Parameters
+        ----------
+        ranks : int
+            The number of ranks.
+        batch, sequence : int, optional
+            As for `job`.
+        strategy, memory, machine : optional
+            As for `einmpi.plan`; by default those of the model.
+
+        Returns
+        -------
+        Plan
+            The plan of a prefill. ``print(plan)`` explains it.
+        """
+        job = self.job(batch, sequence)
+        return plan_job(job, ranks, strategy=strategy, memory=memory, machine=machine)
+
+    def make_job(self, program: ModelProgram) -> Job:
+        """Return the job of a program over the weights of this model."""
+        settings = self.settings
+        inputs: dict[str, tuple[Sequence[int], str]] = dict(program.inputs)
+        for name, weight in program.weights.items():
+            inputs[name] = weight.shape, settings.dtype
+        job = program_job(program.text, inputs, {}, settings.dtype, program.outputs)
+        return replace(
+            job,
+            title=os.path.basename(os.path.abspath(self.folder)),
+            inputs=self._weights(program),
+            roles=program.roles,
+            strategy=settings.strategy,
+            memory=settings.memory,
+            backend=settings.backend,
+        )
+
+    def _weights(self, program: ModelProgram) -> tuple[InputSpec, ...]:
+        if self.random:
+            return random_inputs(program.weights, self.settings.dtype)
+        may_be_there = (_OUTPUT_HEAD,) if self.config.tied else ()
+        return weight_inputs(self.folder, program.weights, self.settings.dtype, may_be_there)
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def _prompts(self, tokens: Any, lengths: Any, new: int = 0) -> Prompts:
+        return together(self.comm, lambda: make_prompts(tokens, lengths, self.config, new))
+
+    def _prefill_program(self, batch: int, sequence: int, **options: Any) -> ModelProgram:
+        return prefill_program(self.config, batch, sequence, self.settings.dtype, **options)
+
+    def _run_prefill(self, prompts: Prompts, **options: Any) -> dict[str, DistArray]:
+        """Compute the outputs of a prefill."""
+        batch, sequence = prompts.tokens.shape
+        options["lengths"] = prompts.is_padded and not options.get("every")
+        key = ("prefill", batch, sequence, tuple(sorted(options.items())))
+        make_program = partial(self._prefill_program, batch, sequence, **options)
+        _, compiled = self._compile(key, make_program)
+        given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: self.frequencies}
+        if options["lengths"]:
+            given[LENGTHS] = prompts.lengths
+        return compiled(given)
+
+    def _decode(self, batch: int, length: int) -> tuple[ModelProgram, Compiled]:
+        """Return the compiled program for the next token, with caches for `length` positions."""
+        dtype = self.settings.dtype
+        key = ("decode", batch, length)
+        return self._compile(key, lambda: decode_program(self.config, batch, length, dtype))
+
+    def _compile(
+        self, key: Any, make_program: Callable[[], ModelProgram]
+    ) -> tuple[ModelProgram, Compiled]:
+        known = self.compiled.get(key)
+        if known is None:
+            program = make_program()
+            carry = dict(program.carry)
+            job = self.make_job(program)
+            compiled = compile_job(job, self.comm, carry=carry, donate=bool(carry))
+            known = self.compiled[key] = program, compiled
+        self.last_compiled = known[1]
+        return known
+
+    def _steps(
+        self, prompts: Prompts, new: int, sampling: Sampling, stop: Tokens
+    ) -> Iterator[Tokens]:
+        """Prefill, then decode token by token until all sequences have ended."""
+        batch, sequence = prompts.tokens.shape
+        if new == 0:
+            return
+        room = -(-(sequence + new) // CACHE_STEP) * CACHE_STEP
+        length = min(room, self.config.positions)
+        outputs = self._run_prefill(prompts, caches=length)
+        program, decode = self._decode(batch, length)
+        caches = {name: outputs[name] for name in program.carry}
+        positions = prompts.lengths.copy()  # of the tokens that are chosen next
+        has_ended = np.zeros(batch, bool)
+        for step in range(new):
+            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, positions)
+            yield np.where(has_ended, ENDED, chosen)
+            has_ended |= np.isin(chosen, stop)
+            if has_ended.all() or step == new - 1:
+                return
+            given = {TOKENS: chosen, AT: positions, FREQUENCIES: self.frequencies}
+            outputs = decode({**given, **caches})
+            caches = {name: outputs[output] for name, output in program.carry.items()}
+            positions = positions + 1

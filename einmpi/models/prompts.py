@@ -1,0 +1,107 @@
+"""Prompts of a model: tokens in one array, padded at their end, and the length of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from einmpi.errors import InputError
+from einmpi.models.sampling import Tokens
+from einmpi.units import counted
+
+if TYPE_CHECKING:
+    from einmpi.models.config import Config
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The tokens of each sequence [batch, position], and how many of them count."""
+
+    tokens: Tokens
+    lengths: Tokens
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a sequence is shorter than the array."""
+        return bool((self.lengths < self.tokens.shape[1]).any())
+
+
+def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Prompts:
+    """Return the prompts as an array; refuse tokens and lengths that the model cannot take.
+
+    `new` tokens will follow each of them.
+    """
+    if not isinstance(new, int) or isinstance(new, bool) or new < 0:
+        raise InputError("new", f"{new!r} tokens requested", "a number of tokens from 0 on")
+    rows = _rows(tokens)
+    if not rows:
+        raise InputError("tokens", "there are no prompts", "at least one")
+    counts = [len(row) for row in rows]
+    if lengths is not None:
+        counts = _checked_lengths(lengths, counts)
+    padded = np.zeros((len(rows), max(counts)), np.int64)
+    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if count == 0:
+            raise InputError("tokens", f"prompt {number} is empty", "at least one token")
+        padded[number, :count] = row[:count]
+    outside = (padded < 0) | (padded >= config.vocabulary)
+    if outside.any():
+        wrong = int(padded[outside][0])
+        expected = f"tokens from 0 to {config.vocabulary - 1}"
+        raise InputError("tokens", f"token {wrong} is outside of the vocabulary", expected)
+    if max(counts) + new > config.positions:
+        problem = f"{counted(max(counts), 'token')} in a prompt"
+        if new:
+            problem += f" and {new} new ones"
+        raise InputError("tokens", problem, f"at most {config.positions}, the model's positions")
+    return Prompts(padded, np.array(counts, np.int64))
+
+
+def _rows(tokens: Any) -> list[Tokens]:
+    """Return the prompts one by one: a single one may be given without a list around it."""
+    if hasattr(tokens, "gather"):  # a DistArray
+        tokens = tokens.gather()
+    items: list[Any] = [tokens]
+    is_one_array = isinstance(tokens, np.ndarray) and tokens.ndim == 1
+    is_one_list = isinstance(tokens, list | tuple) and bool(tokens) and np.ndim(tokens[0]) == 0
+    if not is_one_array and not is_one_list:
+        items = list(tokens)
+    rows = []
+    for item in items:
+        row = np.asarray(item)
+        if row.size == 0:
+            row = row.astype(np.int64)
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            problem = f"a prompt is {row.dtype.name} with {counted(row.ndim, 'dimension')}"
+            raise InputError("tokens", problem, "integers [position] or [batch, position]")
+        rows.append(row.astype(np.int64))
+    return rows
+
+
+def _checked_lengths(lengths: Any, counts: Sequence[int]) -> list[int]:
+    """Return the lengths that the caller gives, if the prompts have as many tokens."""
+    given = np.asarray(lengths)
+    if given.dtype.kind not in "iu" or given.shape != (len(counts),):
+        expected = f"{counted(len(counts), 'integer')}, one for each prompt"
+        raise InputError("lengths", f"they are {given.dtype.name}{list(given.shape)}", expected)
+    found = [int(length) for length in given]
+    for number, (length, count) in enumerate(zip(found, counts, strict=True)):
+        if not 1 <= length <= count:
+            problem = f"prompt {number} has length {length}"
+            raise InputError("lengths", problem, f"a length from 1 to {count}")
+    return found
+
+
+def checked_layers(layers: Sequence[int], config: Config) -> tuple[int, ...]:
+    """Return the layers whose hidden states are computed; refuse those that do not exist."""
+    chosen = tuple(int(layer) for layer in layers)
+    for layer in chosen:
+        if not 0 <= layer <= config.layers:
+            expected = f"a layer from 0, the embedding, to {config.layers}"
+            raise InputError("layers", f"there is no layer {layer}", expected)
+    if len(set(chosen)) != len(chosen):
+        raise InputError("layers", f"{list(chosen)} requested", "different layers")
+    return chosen

@@ -1,0 +1,184 @@
+"""Generated tokens against those of transformers; prompts, seeds, stop tokens, jobs and plans."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import einmpi
+from einmpi.comm.threads import run_threads
+from einmpi.errors import InputError
+from einmpi.models.llama import ENDED, load
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+LLAMA = CHECKPOINTS / "llama"
+
+
+def golden(name="llama"):
+    with np.load(CHECKPOINTS / name / "golden.npz") as found:
+        return {key: found[key].astype(found[key].dtype.newbyteorder("=")) for key in found}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_shards", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_greedy_tokens_equal_those_of_transformers(name):
+    expected = golden(name)
+    generated = load(CHECKPOINTS / name).generate(expected["tokens"], new=64)
+    np.testing.assert_array_equal(np.stack(generated), expected["greedy"])
+
+
+@pytest.mark.slow
+def test_greedy_tokens_on_four_ranks():
+    expected = golden()
+
+    def generate(comm):
+        return load(LLAMA, comm=comm).generate(expected["tokens"], new=64)
+
+    for generated in run_threads(4, generate):
+        np.testing.assert_array_equal(np.stack(generated), expected["greedy"])
+
+
+def test_logits_and_hidden_states(model):
+    expected = golden()
+    tokens = expected["tokens"]
+    every, states = model.prefill(tokens, every=True, layers=[2, 0])
+    np.testing.assert_allclose(every.gather(), expected["logits"], rtol=0, atol=1e-4)
+    last = model.logits(tokens).gather()
+    np.testing.assert_allclose(last, expected["logits"][:, -1], rtol=0, atol=1e-4)
+    embedding = einmpi.open_dataset(LLAMA / "model.safetensors", "model.embed_tokens.weight")
+    np.testing.assert_array_equal(states[1].gather(), embedding.gather()[tokens])
+    assert states[0].shape == (3, 20, 32)
+    np.testing.assert_array_equal(model.hidden(tokens, [2])[0].gather(), states[0].gather())
+
+
+def test_prompts_of_different_lengths_equal_single_prompts(model):
+    tokens = golden()["tokens"]
+    lengths = [20, 3, 11]
+    together = model.generate(tokens, new=12, lengths=lengths)
+    as_lists = model.generate([row[:n] for row, n in zip(tokens, lengths, strict=True)], new=12)
+    last = model.logits(tokens, lengths).gather()
+    for number, length in enumerate(lengths):
+        prompt = tokens[number, :length]
+        (alone,) = model.generate(prompt, new=12)
+        np.testing.assert_array_equal(together[number], alone)
+        np.testing.assert_array_equal(as_lists[number], alone)
+        np.testing.assert_allclose(last[number], model.logits(prompt).gather()[0], atol=1e-5)
+
+
+def test_a_seed_gives_the_same_tokens_on_any_number_of_ranks(model):
+    tokens = golden()["tokens"][:2, :6]
+    settings = {"new": 5, "temperature": 1.3, "top_k": 40, "top_p": 0.95}
+    expected = np.stack(model.generate(tokens, seed=5, **settings))
+    assert (expected != np.stack(model.generate(tokens, seed=6, **settings))).any()
+    for ranks in (2, 3):
+        for found in run_threads(
+            ranks, lambda comm: load(LLAMA, comm=comm).generate(tokens, seed=5, **settings)
+        ):
+            np.testing.assert_array_equal(np.stack(found), expected)
+
+
+def test_generation_ends_at_stop_tokens(model):
+    expected = golden()
+    greedy = expected["greedy"]
+    stop = int(greedy[0, 4])
+    steps = list(model.stream(expected["tokens"], new=64, stop=[stop]))
+    generated = model.generate(expected["tokens"], new=64, stop=[stop])
+    for row, tokens in zip(greedy, generated, strict=True):
+        ends = np.flatnonzero(row == stop)
+        count = ends[0] + 1 if len(ends) else 64
+        np.testing.assert_array_equal(tokens, row[:count])
+    assert len(steps) == max(map(len, generated))
+    columns = np.stack(steps, axis=1)
+    for column, tokens in zip(columns, generated, strict=True):
+        assert (column[len(tokens) :] == ENDED).all()
+
+
+def test_the_models_own_stop_tokens(tmp_path):
+    expected = golden()
+    folder = tmp_path / "model"
+    shutil.copytree(LLAMA, folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    stop = int(expected["greedy"][1, 2])
+    settings["eos_token_id"] = [stop, 79]
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (generated,) = load(folder).generate(expected["tokens"][1], new=20)
+    count = int(np.flatnonzero(np.isin(expected["greedy"][1], [stop, 79]))[0]) + 1
+    np.testing.assert_array_equal(generated, expected["greedy"][1, :count])
+
+
+def test_tokens_are_given_to_a_callback_step_by_step(model):
+    seen = []
+    (generated,) = model.generate([1, 2, 3], new=5, on_tokens=lambda step: seen.append(step[0]))
+    assert seen == generated.tolist()
+
+
+def test_caches_are_updated_in_place(model):
+    model.generate([1, 2, 3], new=3)
+    decode = model.compiled["decode", 1, 64][1]
+    ((plan, _),) = decode.ready.values()
+    assert len(plan.in_place) == 2 * model.config.layers
+
+
+def test_half_precision_and_random_weights():
+    expected = golden("llama_bf16")
+    logits = load(CHECKPOINTS / "llama_bf16").logits(expected["tokens"], every=True).gather()
+    difference = np.abs(logits.astype(np.float64) - expected["logits"]).max()
+    assert difference < 0.1 * np.abs(expected["logits"]).max()
+    random = load(LLAMA, random=True)
+    (generated,) = random.generate([1, 2], new=4)
+    assert len(generated) == 4 and generated.max() < 80
+
+
+def test_the_plan_and_the_job_of_a_model(model):
+    job = model.job(2, 16)
+    assert job.graph["logits"].bound == (2, 80)
+    plan = model.plan(4, 2, 16, strategy="megatron")
+    assert (plan.ranks, plan.strategy) == (4, "megatron")
+    assert model.plan(4, 2, 16).words_predicted <= plan.words_predicted
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens": [1, 80]}, "tokens: token 80 is outside of the vocabulary"),
+        ({"tokens": [-1]}, "tokens: token -1 is outside of the vocabulary"),
+        ({"tokens": []}, "tokens: there are no prompts"),
+        ({"tokens": [[1], []]}, "tokens: prompt 1 is empty"),
+        ({"tokens": [1.5]}, "tokens: a prompt is float64"),
+        ({"tokens": [1] * 200, "new": 57}, "tokens: 200 tokens in a prompt and 57 new ones"),
+        ({"tokens": [[1, 2]], "lengths": [3]}, "lengths: prompt 0 has length 3"),
+        ({"tokens": [[1, 2]], "lengths": [1, 2]}, "lengths: they are int64[2]"),
+        ({"tokens": [1], "new": -1}, "new: -1 tokens requested"),
+        ({"tokens": [1], "top_p": 0}, "top_p: 0 requested"),
+        ({"tokens": [1], "top_k": -1}, "top_k: -1 tokens requested"),
+        ({"tokens": [1], "temperature": float("nan")}, "temperature: nan requested"),
+        ({"tokens": [1], "seed": -1}, "seed: -1 requested"),
+        ({"tokens": [1], "seed": 1.5}, "seed: 1.5 requested"),
+    ],
+)
+def test_wrong_arguments(model, settings, message):
+    with pytest.raises(InputError) as caught:
+        model.generate(**settings)
+    assert str(caught.value).startswith(message)
+
+
+def test_wrong_layers_and_settings(model):
+    for layers, message in (([3], "layers: there is no layer 3"), ([1, 1], "layers: [1, 1]")):
+        with pytest.raises(InputError) as caught:
+            model.hidden([1], layers)
+        assert str(caught.value).startswith(message)
+    for settings, message in (
+        ({"dtype": "int8"}, "dtype: unknown dtype 'int8'"),
+        ({"backend": "torch"}, "backend: unknown backend 'torch'"),
+        ({"strategy": "best"}, "strategy: unknown strategy 'best'"),
+        ({"memory": "much"}, "memory: "),
+    ):
+        with pytest.raises(InputError) as caught:
+            load(LLAMA, **settings)
+        assert str(caught.value).startswith(message)
