@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Plan
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused
 ENDED = -1  # what a stream yields for a sequence after its stop token
 _OUTPUT_HEAD = "lm_head.weight"  # checkpoints with tied embeddings may have it too

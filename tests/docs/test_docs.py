@@ -58,7 +58,7 @@ PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
 STARTS_RANKS = re.compile(
-    r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)"
+    r"\bmpirun\b|\beinmpi (run|verify|calibrate|llama) .*-n |\beinmpi doctor( \||$)"
 )
 ALONE_HERE = re.compile(r"einmpi( [\w ./=:,'-]+)?")  # without anything that needs a shell
 SHOWS_STATUS = '; echo "status $?"'
@@ -407,6 +407,12 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/help.py",
     ROOT / "einmpi/cli/launch/mpirun.py",
     *modules_of("planner", "cli/sbatch", "cli/new", "cli/calibrate", "cli/doctor"),
+    *modules_of("cli/llama"),
+    ROOT / "einmpi/models/checkpoint.py",
+    ROOT / "einmpi/models/llama.py",
+    ROOT / "einmpi/models/prompts.py",
+    ROOT / "einmpi/models/sampling.py",
+    ROOT / "einmpi/models/tokens.py",
 )
 # Parts of errors that have no example on a page, and why.
 NOT_SHOWN = {
@@ -468,7 +474,14 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
 
 
 def test_every_error_of_the_command_line_has_an_example():
-    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md", "howto_machine.md")
+    pages = (
+        "language.md",
+        "job_file.md",
+        "command_line.md",
+        "checkpoint.md",
+        "howto_machine.md",
+        "llama.md",
+    )
     text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = []
     for path, node, message in raise_sites(COMMAND_LINE):

@@ -40,7 +40,7 @@ def test_folders_without_a_model(folder, tmp_path):
     assert refused(folder).startswith(f"DIR: there is neither {WEIGHTS} nor {INDEX}; expected")
     (folder / "config.json").unlink()
     assert refused(folder).startswith("DIR: there is no config.json; expected the folder of a")
-    assert refused(Path("7B")).startswith("7B: a size has no weights; expected the folder of a")
+    assert refused(Path("7B")).startswith("DIR: a size has no weights; expected the folder of a")
 
 
 def test_missing_and_unknown_tensors(folder):

@@ -26,7 +26,9 @@ def model():
     return load(LLAMA)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_shards", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_shards", pytest.param("qwen3", marks=pytest.mark.slow)]
+)
 def test_greedy_tokens_equal_those_of_transformers(name):
     expected = golden(name)
     generated = load(CHECKPOINTS / name).generate(expected["tokens"], new=64)
