@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from einmpi.cli.option_record import Option
+from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
@@ -46,7 +47,7 @@ LLAMA_OPTIONS = (
         "job",
         _COMMAND,
         "dtype to compute in; that of the files by default",
-        suggestions=("float32", "bfloat16", "float16"),
+        suggestions=tuple(DTYPES),
     ),
     Option(
         ("--random",),
