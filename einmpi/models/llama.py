@@ -419,7 +419,13 @@ class Model:
             program = make_program()
             carry = dict(program.carry)
             job = self.make_job(program)
-            compiled = compile_job(job, self.comm, carry=carry, donate=bool(carry))
+            compiled = compile_job(
+                job,
+                self.comm,
+                carry=carry,
+                donate=bool(carry),
+                share=self.last_compiled,  # the weights are loaded once for all programs
+            )
             known = self.compiled[key] = program, compiled
         self.last_compiled = known[1]
         return known
