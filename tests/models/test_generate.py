@@ -127,6 +127,19 @@ def test_caches_are_updated_in_place(model):
     assert len(plan.in_place) == 2 * model.config.layers
 
 
+@pytest.mark.parametrize("random", [False, True])
+def test_all_programs_of_a_model_share_the_weights(random):
+    found = load(LLAMA, random=random)
+    found.generate([1, 2, 3], new=2)
+    found.logits([[1, 2]])
+    first, *others = [compiled.residents.blocks for _, compiled in found.compiled.values()]
+    assert len(others) == 2 and len(first) == 9 * found.config.layers + 3
+    for blocks in others:
+        assert blocks.keys() == first.keys()
+        for name, block in blocks.items():
+            assert block is first[name]
+
+
 def test_half_precision_and_random_weights():
     expected = golden("llama_bf16")
     logits = load(CHECKPOINTS / "llama_bf16").logits(expected["tokens"], every=True).gather()
