@@ -47,7 +47,7 @@ def workplace_of(job: Job, comm: Comm) -> Workplace:
 
 def on_host(job: Job, comm: Comm) -> Workplace:
     """Set up the backend numpy."""
-    blas = use_blas(job.blas, job.path or job.source.name)
+    blas = use_blas(job.blas, job.blas_place or job.path or job.source.name)
     threads = threads_of(comm)
     backend = NumpyBackend(threads.count, job.fast_math, job.scratch, job.strict)
 

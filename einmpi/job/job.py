@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import InputSpec, OutputSpec
@@ -112,6 +112,7 @@ class Job:
     strict: bool = False
     half: str = "float32"
     blas: str = AUTO_BLAS
+    blas_place: str = field(default="", compare=False, repr=False)  # in the job file
     overlap: str = AUTO
     shared: str = SHARED_MODES[0]
     loop: Loop | None = None
@@ -148,6 +149,7 @@ class Job:
                 machine=self.machine,
                 scratch=self.scratch,
                 blas=self.blas,
+                blas_place=self.blas_place,
                 overlap=self.overlap,
                 shared=self.shared,
             )

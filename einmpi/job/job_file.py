@@ -82,6 +82,7 @@ class JobSettings:
     strict: bool
     scratch: str | None
     blas: str
+    blas_place: str
     overlap: str
     shared: str
     roles: Mapping[str, tuple[str, ...]]
@@ -124,6 +125,7 @@ class JobSettings:
             machine=self.machine,
             scratch=self.scratch,
             blas=self.blas,
+            blas_place=self.blas_place,
             overlap=self.overlap,
             shared=self.shared,
             strict=self.strict,
@@ -230,6 +232,7 @@ def _read_job_settings(document: Document, dtype: str) -> JobSettings:
         strict=get(document, ("run", "strict"), bool) or False,
         scratch=_read_scratch(document),
         blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
+        blas_place=document.place(("run", "blas")),
         overlap=choice(document, ("run", "overlap"), MODES, MODES[0]),
         shared=choice(document, ("run", "shared"), SHARED_MODES, SHARED_MODES[0]),
         roles=read_roles(document),

@@ -108,6 +108,16 @@ def test_without_mpi4py(tmp_path):
     assert found["h5py"]["state"] == found["numba"]["state"] == "ok"
 
 
+def test_without_the_chosen_blas(tmp_path):
+    """One rank does not work then, either; what is missing may be no package of pip."""
+    done = doctor(EINMPI_BLAS="nvpl")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("\na run fails here: BLAS\n")
+    state, text, advice = findings(done.stdout)["BLAS"]
+    assert state == "FAIL" and text.startswith("EINMPI_BLAS: the BLAS nvpl is not installed")
+    assert advice == "export EINMPI_BLAS=numpy, or the name or path of a library that works"
+
+
 def test_without_mpirun(bare, tmp_path):
     done = doctor(python=bare, PATH="/nowhere")
     assert (done.returncode, done.stderr) == (1, "")
@@ -257,7 +267,8 @@ def test_a_missing_library_comes_with_advice(name):
     found = libraries.PROBES[name]({"error": f"No module named '{name}'"})
     if name == "cupy":  # only missed where there is a GPU
         return
-    assert found.state in ("note", "problem") and "pip install" in found.advice
+    advised = "export EINMPI_BLAS" if name == "blas" else "pip install"  # not all are pip's
+    assert found.state in ("note", "problem") and advised in found.advice
 
 
 def test_gpus_without_cupy(monkeypatch):

@@ -13,8 +13,8 @@ from typing import Any
 class Finding:
     """The result of one examination.
 
-    `state` is "ok", "note" (a run works, perhaps with a restriction) or "problem" (a run on several
-    ranks fails).
+    `state` is "ok", "note" (a run works, perhaps with a restriction) or "problem" (a run fails,
+    perhaps only on several ranks).
     """
 
     name: str

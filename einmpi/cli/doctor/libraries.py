@@ -46,7 +46,7 @@ def examine_packages() -> Iterator[Finding]:
 
 def _examine_blas(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
-        advice = f"export {BLAS_VARIABLE}=numpy, or pip install another library"
+        advice = f"export {BLAS_VARIABLE}=numpy, or the name or path of a library that works"
         return Finding("BLAS", "problem", answer["error"], advice)
     if answer["path"]:
         return Finding("BLAS", "ok", f"{answer['blas']}, {answer['path']}")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kernels.cpu.test_blas import arrays_of, einsum_of
 from mpi_helpers import run_mpi
 
+import einmpi
 from einmpi.cli.doctor import libraries
 from einmpi.errors import InputError
 from einmpi.kernels.contraction import recognise_contraction
@@ -364,6 +365,41 @@ def test_a_process_has_one_blas(unchosen):
         "job.toml: blas is 'openblas', but this process multiplies with numpy already; expected "
         "'numpy' or 'auto'; a process has one BLAS; EINMPI_BLAS chooses it"
     )
+
+
+def test_another_path_later_is_refused(tmp_path, unchosen):
+    """A path that leads to the library in use is not another one."""
+    path = compile_library(tmp_path, ("", ""))
+    unchosen.setenv("EINMPI_BLAS", str(path))
+    choice = use_blas()
+    link = tmp_path / "link.so"
+    link.symlink_to(path)
+    for same in (path, link):
+        unchosen.setenv("EINMPI_BLAS", str(same))
+        assert use_blas() is choice
+    unchosen.setenv("EINMPI_BLAS", "/other/libblas.so")
+    with pytest.raises(InputError) as error:
+        use_blas()
+    assert str(error.value) == (
+        f"EINMPI_BLAS: blas is '/other/libblas.so', but this process multiplies with {path} "
+        f"already; expected {str(path)!r} or 'auto'; a process has one BLAS; EINMPI_BLAS chooses it"
+    )
+
+
+def test_a_path_after_numpys_own_blas_is_refused(unchosen):
+    use_blas("numpy", "job.toml")
+    unchosen.setenv("EINMPI_BLAS", "/other/libblas.so")
+    with pytest.raises(InputError, match="this process multiplies with numpy already"):
+        use_blas()
+
+
+def test_the_place_of_a_library_that_is_not_installed(tmp_path, unchosen):
+    unchosen.setattr(blas_choice, "find_file", lambda library: None)
+    text = 'program = "Z[i] = A[i]"\n[inputs]\nA = { shape = [4], random = "normal" }\n'
+    file = tmp_path / "job.toml"
+    file.write_text(f'{text}[run]\nblas = "mkl"\n')
+    with pytest.raises(InputError, match=r"job.toml:5:1: the BLAS mkl is not installed"):
+        einmpi.run(einmpi.load(file))
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,13 @@ def use_blas(wanted: str = AUTO_BLAS, place: str = "") -> BlasChoice:
             _choice.made = _choose(wanted, place)
         made = _choice.made
     name = NUMPY_BLAS if made.library is None else made.library.name
-    is_path = os.sep in wanted
-    if wanted != AUTO_BLAS and not is_path and wanted != name:
+    if os.sep in wanted:
+        is_made = made.library is not None and _is_same_file(wanted, made.library.path)
+        if made.library is not None:
+            name = made.library.path
+    else:
+        is_made = wanted in (AUTO_BLAS, name)
+    if not is_made:
         raise InputError(
             place,
             f"blas is {wanted!r}, but this process multiplies with {name} already",
@@ -82,6 +87,10 @@ def use_blas(wanted: str = AUTO_BLAS, place: str = "") -> BlasChoice:
             f"a process has one BLAS; {BLAS_VARIABLE} chooses it",
         )
     return made
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def blas_in_use() -> BlasChoice:
