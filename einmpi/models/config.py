@@ -11,6 +11,7 @@ from einmpi.models.json_values import Json, Values, read_values
 from einmpi.models.rope import KINDS, Rope, yarn_attention_factor
 
 DTYPES = ("float16", "bfloat16", "float32")
+MOST_LAYERS = 1000
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 FULL_LAYER = "full_attention"
@@ -191,7 +192,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
         )
     values.name("hidden_act", ("silu",), "silu")
     width = values.positive("hidden_size")
-    layers = values.positive("num_hidden_layers")
+    layers = values.positive("num_hidden_layers", MOST_LAYERS)
     heads = values.positive("num_attention_heads")
     groups = values.divisor("num_key_value_heads", heads, heads)
     if not values.has("head_dim"):

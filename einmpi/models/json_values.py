@@ -13,6 +13,8 @@ from einmpi.errors import InputError, one_of
 # A value of a JSON document.
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
+MOST = 2**40  # of any number: what is more is not the size or the factor of a model
+
 
 @dataclass(frozen=True)
 class Values:
@@ -55,10 +57,12 @@ class Values:
         assert isinstance(value, int)
         return value
 
-    def positive(self, key: str) -> int:
-        """Return a value that is a positive integer."""
+    def positive(self, key: str, most: int = MOST) -> int:
+        """Return a value that is a positive integer, and at most `most`."""
         value = self.checked(key, lambda value: _is_integer(value, 1), "a positive integer")
         assert isinstance(value, int)
+        if value > most:
+            self.wrong(key, f"an integer from 1 to {most}")
         return value
 
     def divisor(self, key: str, multiple: int, default: int | None = None) -> int:
@@ -130,7 +134,7 @@ def read_values(path: str) -> Values:
         raise InputError(path, "there is no such file", expected) from None
     except OSError as error:
         raise InputError(path, error.strerror or str(error), expected) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(path, f"it is not JSON: {error}", expected) from None
     if not isinstance(document, dict):
         raise InputError(path, "it holds no JSON object", expected)
@@ -144,7 +148,7 @@ def _is_integer(value: Json, least: int) -> bool:
 def _is_number(value: Json, zero: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    is_positive = 0 < value < float("inf")
+    is_positive = 0 < value <= MOST
     return is_positive or (zero and value == 0)
 
 

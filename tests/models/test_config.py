@@ -157,6 +157,10 @@ def test_rope_equals_that_of_transformers(tmp_path: Path, kind: str) -> None:
         ({"vocab_size": True}, "vocab_size is true; expected a positive integer"),
         ({"hidden_size": 64.0}, "hidden_size is 64.0; expected a positive integer"),
         ({"rms_norm_eps": "small"}, 'rms_norm_eps is "small"; expected a positive number'),
+        ({"num_hidden_layers": 10**9}, "is 1000000000; expected an integer from 1 to 1000"),
+        ({"hidden_size": 10**400}, "expected an integer from 1 to"),
+        ({"rms_norm_eps": 10**400}, "expected a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; expected a positive number"),
         ({"rope_theta": 1}, "rope_theta is 1; expected a number above 1"),
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
@@ -170,6 +174,12 @@ def test_wrong_values(tmp_path: Path, changes: dict[str, Any], message: str) -> 
         config_of(tmp_path, **changes)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path}/config.json: ")
+
+
+def test_a_file_of_brackets(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 10**6)
+    with pytest.raises(einmpi.InputError, match="it is not JSON"):
+        read_config(tmp_path)
 
 
 def test_named_models() -> None:
