@@ -13,9 +13,9 @@ from einmpi.arguments import optional_names, optional_text, path_name
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES
 from einmpi.files.load import describe
-from einmpi.files.specs import InputSpec, Number
+from einmpi.files.specs import InputSpec, Number, Resident
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.job.inputs import check_dtype
+from einmpi.job.inputs import FIT, check_dtype
 from einmpi.job.job import Job
 from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parameter
@@ -66,7 +66,7 @@ def program(
     dtype: str = "float64",
     outputs: Sequence[str] | None = None,
     inputs: Mapping[str, Mapping[str, Any] | str] | None = None,
-    resident: bool | Sequence[str] = False,
+    resident: Resident | Sequence[str] = False,
     roles: Mapping[str, Sequence[str]] | None = None,
     **tensors: Any,
 ) -> Job:
@@ -84,9 +84,9 @@ def program(
         Inputs that are read from files or generated, by name; each as a job file describes it:
         ``{"file": "model.safetensors", "tensor": "w", "shape": (8, 64), "dtype": "float32"}``.
         Paths start where Python runs.
-    resident : bool or sequence of str, optional
-        Which of `inputs` stay loaded between the calls of a compiled job: all of them, or those
-        with these names, besides those that say so themselves.
+    resident : bool, "fit" or sequence of str, optional
+        Which of `inputs` stay loaded between the calls of a compiled job: all of them, as many as
+        the memory limit allows, or those with these names. An input that says so itself stays.
     roles : mapping of str to sequence of str, optional
         The labels that have each role, for the strategies that need roles.
     **tensors : shape, array, int, float, complex or bool
@@ -156,11 +156,17 @@ def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:
         raise InputError(error.where, error.what, error.expected, hint) from None
 
 
-def _with_resident(specs: Sequence[InputSpec], resident: bool | Sequence[str]) -> list[InputSpec]:
+def _with_resident(
+    specs: Sequence[InputSpec], resident: Resident | Sequence[str]
+) -> list[InputSpec]:
     """Return inputs of which those that are named, or all, stay loaded between calls."""
     names = [spec.name for spec in specs]
-    if isinstance(resident, bool):
-        chosen: Sequence[str] = names if resident else ()
+    mode: Resident = True
+    if resident == FIT:
+        mode = "fit"
+        chosen: Sequence[str] = names
+    elif isinstance(resident, bool):
+        chosen = names if resident else ()
     else:
         chosen = optional_names("program", "resident", resident) or ()
     for name in chosen:
@@ -169,7 +175,9 @@ def _with_resident(specs: Sequence[InputSpec], resident: bool | Sequence[str]) -
             raise InputError("program", what, nearest_of(names, name))
     found = []
     for spec in specs:
-        found.append(replace(spec, resident=spec.resident or spec.name in chosen))
+        if spec.name in chosen and not spec.resident:
+            spec = replace(spec, resident=mode)
+        found.append(spec)
     return found
 
 

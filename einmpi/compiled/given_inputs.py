@@ -224,6 +224,7 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     return replace(
         options,
         resident=(*(name for name in options.resident if name not in layouts), *everywhere),
+        fitting=tuple(name for name in options.fitting if name not in given_names),
         pins={name: parts for name, parts in options.pins.items() if name not in layouts},
         given=layouts,
         mesh=mesh,

@@ -46,6 +46,7 @@ from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import FittedInputs
 from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import Keeper, execute
@@ -172,7 +173,7 @@ class Compiled:
             schedule = known.schedule
             given = dict(inputs)
             if self.reads_files:
-                self.find_files(given)
+                self.find_files(given, self._staying(plan))
         else:
             with abort_on_divergence(self.comm):
                 plan, schedule, given = self.prepare(inputs)
@@ -327,7 +328,7 @@ class Compiled:
             if isinstance(array, DistArray):
                 layout = Layout(plan.mesh, array.shape, plan.layouts[name])
                 given[name] = array if array.layout == layout else array.redistribute(layout)
-        self.find_files(given)
+        self.find_files(given, self._staying(plan))
         return plan, schedule, given
 
     def make_ready(self, kinds: Kinds = ()) -> Ready:
@@ -353,7 +354,7 @@ class Compiled:
             total = sum(int(text) for text in self.comm.allgather_text(str(own)))
             plan = replace(plan, counted=total)
         given = dict(kinds)
-        loaded = tuple(name for name in self.options.resident if name not in given)
+        loaded = tuple(name for name in self._staying(plan) if name not in given)
         self.residents.add_layouts(plan, loaded)
         return plan, schedule
 
@@ -382,18 +383,22 @@ class Compiled:
         is_on_host = isinstance(self.backend, NumpyBackend)
         return self.job.shared == "auto" and self.comm.size > 1 and is_on_host
 
-    def find_files(self, given: Collection[str]) -> None:
+    def _staying(self, plan: Plan) -> tuple[str, ...]:
+        """Return the inputs of the job that a plan keeps loaded between calls."""
+        return tuple(name for name in self.options.may_stay if name in plan.resident)
+
+    def find_files(self, given: Collection[str], staying: Sequence[str]) -> None:
         """Look up the inputs in files that are not given; those that stay loaded only once.
 
         The ranks read together, so all have to find the same. They do this before every call: a
         file may change between two calls, but not between here and the end of reading.
         """
         if self.residents.is_shared:
-            self._find_shared_files()
+            self._find_shared_files(staying)
         vertices = self.job.graph.by_name
         wanted = []
         for spec in self.job.inputs:
-            stays_loaded = spec.name in self.files and spec.name in self.options.resident
+            stays_loaded = spec.name in self.files and spec.name in staying
             if spec.file and spec.name in vertices and spec.name not in given and not stays_loaded:
                 wanted.append(spec)
 
@@ -410,13 +415,13 @@ class Compiled:
         if wanted:
             found = together(self.comm, find, files_as_read)
             self.files.update(found)
-            for name in self.options.resident:
+            for name in staying:
                 if name in found:
                     self.residents.files[name] = found[name]
 
-    def _find_shared_files(self) -> None:
+    def _find_shared_files(self, staying: Sequence[str]) -> None:
         """Note which inputs other jobs have loaded or forgotten since the last call."""
-        for name in self.options.resident:
+        for name in staying:
             known = self.residents.files.get(name)
             if known is None:
                 self.files.pop(name, None)
@@ -435,9 +440,19 @@ class Compiled:
         )
         if self.residents.is_shared:
             given = dict(kinds)
-            loaded = tuple(name for name in self.options.resident if name not in given)
+            loaded = tuple(name for name in self.options.may_stay if name not in given)
             options = self.residents.with_layouts(options, loaded)
-        return make_plan(self.job.graph, self.comm.size, options)
+        plan = make_plan(self.job.graph, self.comm.size, options)
+        if self.options.fitting and plan.fitted is None:
+            plan = replace(plan, fitted=self._fitted_by_others(plan, kinds))
+        return plan
+
+    def _fitted_by_others(self, plan: Plan, kinds: Kinds) -> FittedInputs:
+        """Return which inputs stay loaded, where a job that shares them has decided that."""
+        given = dict(kinds)
+        names = [name for name in self.options.fitting if name not in given]
+        kept = tuple(name for name in names if name in plan.resident)
+        return FittedInputs(kept, tuple(name for name in names if name not in plan.resident))
 
     def _can_overlap(self) -> bool:
         """Return whether messages can be sent while kernels run: from host memory, by a thread."""

@@ -64,7 +64,10 @@ class Residents:
                 self.layouts.setdefault(name, arrival_layout(plan, name))
 
     def with_layouts(self, options: Options, names: tuple[str, ...]) -> Options:
-        """Return options for a plan that takes these inputs as they lie."""
+        """Return options for a plan that takes these inputs as they lie.
+
+        What the first plan could not keep is not kept by the others: all have the same limit.
+        """
         layouts = {}
         for name in names:
             if name in self.layouts and name not in options.given:
@@ -74,6 +77,7 @@ class Residents:
             mesh=self.mesh or options.mesh,
             given={**options.given, **layouts},
             resident=tuple(name for name in options.resident if name not in layouts),
+            fitting=() if self.layouts else options.fitting,
             pins={name: parts for name, parts in options.pins.items() if name not in layouts},
             shared=tuple(layouts),
         )

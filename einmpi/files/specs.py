@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from einmpi.errors import InputError
 from einmpi.units import counted
 
 COMPRESSIONS = ("gzip", "lzf")
 Number: TypeAlias = bool | int | float | complex
+Resident: TypeAlias = bool | Literal["fit"]
 
 # What is written for a dimension: an index, or start, stop and step, where None means from the
 # first or to the last element. Negative numbers count from the end.
@@ -32,6 +33,7 @@ class InputSpec:
     yet; a tensor that lies in one piece takes the declared shape.
     `follow` are the folders to which links of the file may lead, besides its own. `place` is the
     position of the input in the job file. `value` is that of a parameter, which has no dimensions.
+    `resident` is "fit" for an input that stays loaded between calls if memory allows it.
     `rows` is the number of rows of an input that comes in batches; `shape` is then that of a batch,
     and `chunk_rows` the number of rows that are stored together.
     """
@@ -49,7 +51,7 @@ class InputSpec:
     declared_shape: tuple[int, ...] | None = None
     declared_dtype: str | None = None
     follow: tuple[str, ...] = ()
-    resident: bool = False
+    resident: Resident = False
     parts: tuple[int, ...] | None = None
     place: str = ""
     value: Number | None = None

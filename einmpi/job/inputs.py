@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
-from einmpi.files.specs import InputSpec, OutputSpec, SliceEntry
+from einmpi.files.specs import InputSpec, OutputSpec, Resident, SliceEntry
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.generated import read_generated, read_shape
@@ -27,6 +27,7 @@ from einmpi.language.toml_document import (
 )
 from einmpi.language.vocabulary import is_reserved
 
+FIT = "fit"  # resident as far as memory allows
 _COMMON_KEYS = ("resident", "parts", "batch")
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", *_COMMON_KEYS)
 _SELECTING_KEYS = ("rows", "columns", "slice")
@@ -113,7 +114,7 @@ def _read_input(
             )
     spec = InputSpec(
         name,
-        resident=get(document, (*path, "resident"), bool) or False,
+        resident=_read_resident(document, (*path, "resident")),
         parts=positive_integers(document, (*path, "parts")),
         place=place,
     )
@@ -131,6 +132,17 @@ def _read_input(
         declared_dtype=read_dtype(document, (*path, "dtype")),
         follow=_read_follow(document, (*path, "follow"), file_format),
     )
+
+
+def _read_resident(document: Document, path: KeyPath) -> Resident:
+    """Return whether an input stays loaded between calls: true, false, or "fit"."""
+    written = lookup(document, path)
+    if written == FIT:
+        return "fit"
+    if written is None or type(written) is bool:
+        return bool(written)
+    what = f"resident is {kind_of(written)}"
+    raise InputError(document.place(path), what, f'true, false or "{FIT}"')
 
 
 def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffix: str) -> str:

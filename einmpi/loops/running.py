@@ -129,7 +129,7 @@ class LoopRun:
         )
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
-        self.step.find_files(self.values)
+        self.step.find_files(self.values, self.step.options.resident)
         batch_plan = None
         if self.batches is not None:
             batch_plan = self.batches.arrive_in(self.plan, self.job, self.loop)

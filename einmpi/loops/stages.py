@@ -175,6 +175,7 @@ def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
         donate=True,
         nan_checked=nan_checked(loop),
         resident=tuple(name for name in inputs if name not in batched),
+        fitting=(),
         batched=batched if reads_into_memory_of_plan(stages.step) else (),
         files=(),
         pins=pins,
@@ -209,7 +210,8 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         roles=roles,
         placed=placed,
         mesh=plan.mesh if placed else None,
-        resident=tuple(name for name in options.resident if name in inputs),
+        resident=tuple(name for name in options.may_stay if name in inputs),
+        fitting=(),
         files=tuple(name for name in options.files if name in inputs),
         pins=pins,
     )

@@ -13,9 +13,10 @@ from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import SharedInputs
+from einmpi.planner.plan_data import FittedInputs, SharedInputs
 from einmpi.planner.planning import Planning, bytes_of_batches
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
+from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
@@ -31,6 +32,8 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     options = options or Options()
     _check_options(graph, ranks, options)
     start = time.perf_counter()
+    if options.fitting:
+        return replace(_plan_that_fits(graph, ranks, options), seconds=time.perf_counter() - start)
     limit = options.memory
     if limit is not None:
         options = replace(options, memory=limit - bytes_of_batches(graph, ranks, options))
@@ -52,6 +55,40 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     if options.shared:
         best = replace(best, shared=_shared_inputs(graph, best, options))
     return replace(best, memory=limit, seconds=time.perf_counter() - start)
+
+
+def _plan_that_fits(graph: EinGraph, ranks: int, options: Options) -> Plan:
+    """Return a plan with as many of the inputs `fitting` resident as the limit allows.
+
+    If not all are, it follows from a plan that loads them in each call which of them fit. A plan
+    that would spill tensors for their sake is not taken.
+    """
+    names = tuple(name for name in options.fitting if graph.consumers.get(name))
+    others = replace(options, fitting=())
+
+    def plan_with(kept: tuple[str, ...]) -> Plan:
+        plan = make_plan(graph, ranks, replace(others, resident=(*options.resident, *kept)))
+        loaded = tuple(name for name in names if name not in kept)
+        return replace(plan, fitted=FittedInputs(kept, loaded))
+
+    if options.memory is None:
+        return plan_with(names)
+    kept = names
+    without: Plan | None = None
+    while kept:
+        try:
+            plan = plan_with(kept)
+            if not plan.spilled:
+                return plan
+        except InputError:  # it needs more than the limit
+            pass
+        if without is None:
+            without = plan_with(())
+            found = () if without.spilled else inputs_that_fit(without, others, names)
+            kept = tuple(name for name in names if name in found)
+        else:  # other cuts were found, which need more memory
+            kept = kept[: len(kept) // 2]
+    return plan_with(()) if without is None else without
 
 
 def _shared_inputs(graph: EinGraph, plan: Plan, options: Options) -> SharedInputs:

@@ -47,6 +47,8 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     memory: int | None = None  # the limit, in bytes per rank
     resident: tuple[str, ...] = ()  # inputs that are already where they are needed
+    # Inputs that are resident too, as far as the limit allows; the others are loaded in each call.
+    fitting: tuple[str, ...] = ()
     # Inputs of which each rank has read a share before it starts; they take memory besides.
     batched: tuple[str, ...] = ()
     # tensor → parts of each dimension
@@ -78,6 +80,11 @@ class Options:
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     # tensor → where the job file prescribes its parts; the others come from the argument `pin`
     pin_places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_stay(self) -> tuple[str, ...]:
+        """The inputs that stay loaded between calls, or do so if they fit."""
+        return (*self.resident, *self.fitting)
 
     def pin_place(self, name: str) -> str:
         """Return where the parts of a tensor are prescribed, for messages."""

@@ -59,6 +59,14 @@ class SharedInputs:
 
 
 @dataclass(frozen=True)
+class FittedInputs:
+    """Inputs that stay loaded between calls as far as the memory limit allows."""
+
+    kept: tuple[str, ...]
+    loaded: tuple[str, ...]  # again in each call
+
+
+@dataclass(frozen=True)
 class LoopPlan:
     """What the plan of a step says about the loop around it."""
 
@@ -121,6 +129,7 @@ class PlanData:
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     recomputed: Recomputed | None = None  # None if every tensor is computed once
     shared: SharedInputs | None = None  # None if no other program keeps inputs of this one
+    fitted: FittedInputs | None = None  # None if the limit decides about no input
     loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took
 

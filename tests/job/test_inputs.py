@@ -132,7 +132,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         ),
         (
             'A = { random = "ones", shape = [3], resident = 1 }',
-            "4:37: resident is 1; expected true or false",
+            '4:37: resident is 1; expected true, false or "fit"',
         ),
         (
             'A = { random = "ones", shape = [3], parts = [1, 2] }',

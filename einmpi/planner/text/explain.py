@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData, Recomputed, SharedInputs
+from einmpi.planner.plan_data import (
+    BatchPlan,
+    FittedInputs,
+    LoopPlan,
+    PlanData,
+    Recomputed,
+    SharedInputs,
+)
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.folding import Fold, folded_vertices, vertices_and_folds
 from einmpi.planner.text.summary import in_words
@@ -191,6 +199,8 @@ def totals(plan: PlanData, full: bool = False) -> list[Note]:
         notes.append(("layouts", _layouts(plan)))
     if plan.shared is not None:
         notes.append(("shared", _shared(plan.shared)))
+    if plan.fitted is not None and (plan.fitted.kept or plan.fitted.loaded):
+        notes.append(("resident", _fitted(plan, plan.fitted)))
     notes.append(("moved", _moved(plan)))
     notes += _loop_notes(plan)
     if not plan.knows_nodes:
@@ -224,14 +234,30 @@ def _layouts(plan: PlanData) -> str:
 
 def _shared(shared: SharedInputs) -> str:
     """Return which inputs lie as an earlier plan has cut them, and what that costs."""
-    names = list(shared.names[:MOST_LAYOUTS])
-    if len(shared.names) > MOST_LAYOUTS:
-        names.append(f"… {len(shared.names)} in all")
-    text = f"{', '.join(names)}: loaded once, as an earlier plan has cut them"
+    text = f"{_listed(shared.names)}: loaded once, as an earlier plan has cut them"
     if shared.words_more:
         more = f"{show_count(shared.words_more)} {plural(shared.words_more, 'word')}"
         text += f"; with other layouts {more} less would move"
     return text
+
+
+def _fitted(plan: PlanData, fitted: FittedInputs) -> str:
+    """Return which inputs stay loaded because they fit, and which do not."""
+    if not fitted.loaded:
+        return f"{_listed(fitted.kept)} stay loaded: all that may"
+    nbytes = sum(plan.graph[name].nbytes for name in fitted.loaded)
+    loaded = f"{_listed(fitted.loaded)} ({show_bytes(nbytes)}) loaded in each call"
+    if not fitted.kept:
+        return f"none fits: {loaded}"
+    return f"{_listed(fitted.kept)} stay loaded; {loaded}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in one line, counted if they are many."""
+    listed = list(names[:MOST_LAYOUTS])
+    if len(names) > MOST_LAYOUTS:
+        listed.append(f"… {len(names)} in all")
+    return ", ".join(listed)
 
 
 def _moved(plan: PlanData) -> str:
