@@ -164,6 +164,45 @@ def test_attention_of_any_shape(
     assert_within(done.outputs["O"], numpy_attention(**lower_case(arrays)), dtype, 4 * keys)
 
 
+@given(
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 3),
+    rows=st.integers(1, 260),
+    keys=st.integers(30, 260),
+    width=st.sampled_from([1, 3, 8]),
+    spread=st.sampled_from([0.1, 1.0, 6.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    budget=st.sampled_from([1, 40_000, 300_000]),
+    threads=st.integers(1, 3),
+)
+@settings(max_examples=8, deadline=None)
+def test_fusing_changes_results_by_two_units_times_the_root_of_the_terms(
+    batch: int,
+    heads: int,
+    rows: int,
+    keys: int,
+    width: int,
+    spread: float,
+    dtype: str,
+    budget: int,
+    threads: int,
+) -> None:
+    """Units in the last place of the largest result, for flat and for pointed weights."""
+    shapes = dict.fromkeys("KV", (batch, keys, heads, width))
+    job = einmpi.program(ATTENTION, dtype=dtype, Q=(batch, rows, heads, width), **shapes)
+    arrays = arrays_for(job)
+    arrays["Q"] = (spread * arrays["Q"]).astype(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        use_threads(patch, threads)
+        fuse_small_chains(patch, budget)
+        fused = einmpi.run(job, arrays)["O"].gather()
+        unfused(patch)
+        whole = einmpi.run(job, arrays)["O"].gather()
+    scale = float(np.abs(whole).max())
+    difference = np.abs(fused.astype(np.float64) - whole.astype(np.float64))
+    assert difference.max() <= error_bound(dtype, keys, scale)
+
+
 OTHER_CHAINS = {
     "grouped queries": (
         """

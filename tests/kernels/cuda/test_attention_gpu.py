@@ -17,9 +17,13 @@ from attention_cases import (
     number_names,
     standard,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import einmpi
 from einmpi.kernels.cuda.attention import launches
 from einmpi.kernels.cuda.attention.chain import prepare_attention_chain, prepare_gradient_chain
+from einmpi.planner.chains import find
 
 
 def _missing():
@@ -129,6 +133,47 @@ def test_attention(cupy, products, name):
     given = [standard(case, letter, exact[letter]) for letter in "QKV"]
     expected = expected_values(case, *given)["O"]
     check(cupy, standard(case, "O", arrays[written[0]]), expected, 3)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(300, 600),
+    st.integers(300, 600),
+    st.sampled_from([32, 64]),
+    st.sampled_from(["float16", "bfloat16"]),
+    st.sampled_from(["", "t <= s + 40"]),
+)
+def test_fusing_changes_results_by_two_units_times_the_root_of_the_terms(
+    batch, heads, rows, columns, head, dtype, mask
+):
+    """Units in the last place of the largest result; the unfused one is computed by cuBLAS."""
+    case = Case(
+        dtype=dtype, batch=batch, heads=heads, rows=rows, columns=columns, head=head, mask=mask
+    )
+    job = einmpi.program(case.program, dtype=dtype, **case.shapes())
+    job = replace(job, backend="cupy")
+    rng = np.random.default_rng(rows)
+    arrays = {}
+    for name, shape in case.shapes().items():
+        arrays[name] = rng.normal(size=shape).astype(np.dtype(job.graph[name].dtype))
+    choose = find.choose_block
+
+    def choose_small_block(members, inner, rows, least_sizes, _):
+        return choose(members, inner, rows, [1] * len(least_sizes), 2**16)
+
+    found = []
+    for least_bytes in (0, 2**60):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(find, "MIN_INNER_BYTES", least_bytes)
+            patch.setattr(find, "choose_block", choose_small_block)
+            assert bool(einmpi.plan(job, ranks=1).chains) == (least_bytes == 0)
+            found.append(einmpi.run(job, arrays)["O"].gather().astype(np.float64))
+    fused, whole = found
+    unit = 2 * UNIT_ROUNDING[dtype]
+    bound = 2 * unit * np.sqrt(columns) * np.abs(whole).max()
+    assert np.abs(fused - whole).max() <= bound
 
 
 @pytest.mark.parametrize("name", ["several tiles", "causal, bfloat16", "softmax in float32"])
