@@ -48,25 +48,32 @@ def _compute_blocks(
     workers = backend.one_thread_backends
     smaller_step = backend.calls.get(step, len(workers), partial(_cut_for, step, len(workers)))
     if smaller_step is None:
-        return compute(backend, step, _SharedBlocks(step.blocks()))
-    compute_share = partial(compute, step=smaller_step, blocks=_SharedBlocks(smaller_step.blocks()))
+        return compute(backend, step, _SharedBlocks(step))
+    compute_share = partial(compute, step=smaller_step, blocks=_SharedBlocks(smaller_step))
     with one_blas_thread():  # each of the threads calls BLAS, whose own threads would disturb them
         return sum(pool(len(workers)).map(compute_share, workers))
 
 
 class _SharedBlocks:
-    """The blocks of a chain, of which each thread takes the next one when it has done one."""
+    """The blocks of a chain, of which each thread takes the next ones when it has done some.
 
-    def __init__(self, blocks: Iterator[Block]) -> None:
-        self.blocks = blocks
+    Those that add to the same results are done one after another by one thread.
+    """
+
+    def __init__(self, step: Chain) -> None:
+        together: dict[Block, list[Block]] = {}
+        for block in step.blocks():
+            place = tuple(block[row] for row in step.rows_of_all_results)
+            together.setdefault(place, []).append(block)
+        self.remaining = iter(together.values())
         self.lock = Lock()
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[list[Block]]:
         return self
 
-    def __next__(self) -> Block:
+    def __next__(self) -> list[Block]:
         with self.lock:
-            return next(self.blocks)
+            return next(self.remaining)
 
 
 def _compute_blocks_of_thread(
@@ -79,33 +86,61 @@ def _compute_blocks_of_thread(
     """Compute the blocks that a thread takes; return the most bytes that its inner slots took."""
     inside = Buffers(backend)
     shared_bytes = inside.bytes_in_use  # which the run has counted already
-    for block in blocks:
-        prepare = partial(_steps_of_block, step, block, backend)
-        steps = backend.calls.get(step, step.kind_of(block), prepare)
-        for name, view in step.views.items():
-            inside.arrays[name] = arrays[view.slot.name][(*view.place(block), ...)]
-        carry_out(steps, inside)
+    for together in blocks:
+        for block in together:
+            prepare = partial(_steps_of_block, step, block, backend)
+            steps = backend.calls.get(step, step.kind_of(block), prepare)
+            for name, view in step.views.items():
+                inside.arrays[name] = arrays[view.slot.name][(*view.place(block), ...)]
+            carry_out(steps, inside)
     return inside.peak - shared_bytes
 
 
 def _cut_for(step: Chain, threads: int) -> Chain | None:
     """Return a chain with blocks so small that threads can compute one each in the same memory.
 
-    None if the threads should rather compute one block together. Where blocks add to a result,
-    their size decides how it is rounded, so they stay as they are.
+    None if the threads should rather compute one block together.
     """
-    if threads == 1 or step.combines_blocks:
-        return None
     free_rows = step.rows_of_all_results
+    if threads == 1 or not free_rows:
+        return None
+    if step.combines_blocks:
+        return _cut_sums_for(step, threads)
     block = list(step.block)
     for row in free_rows[:-1]:  # batches come first, then rows of matrices
         if block[row] >= threads:
             block[row] //= threads
             return replace(step, block=tuple(block))
-    if not free_rows or block[free_rows[-1]] < threads * MIN_ROWS_OF_THREAD:
+    if block[free_rows[-1]] < threads * MIN_ROWS_OF_THREAD:
         return None
     block[free_rows[-1]] //= threads
     return replace(step, block=tuple(block))
+
+
+def _cut_sums_for(step: Chain, threads: int) -> Chain | None:
+    """Return a chain whose blocks add to results, with smaller blocks; None as in `_cut_for`.
+
+    Threads have different results, so there must be enough of these. Each thread has memory for
+    what its block adds, so blocks may have to be smaller still.
+    """
+    extent = step.parts[0].einsum.extent
+    places = 1
+    cut_row = 0
+    for row, labels in enumerate(step.rows):
+        if row in step.rows_of_all_results:
+            places *= -(-extent[labels[0]] // step.block[row])
+        elif step.block[row] < extent[labels[0]]:
+            cut_row = row
+    if places < threads:
+        return None
+    size = step.block[cut_row] // threads
+    while size >= MIN_ROWS_OF_THREAD:
+        block = (*step.block[:cut_row], size, *step.block[cut_row + 1 :])
+        smaller = replace(step, block=block)
+        if threads * smaller.working_bytes <= step.working_bytes:
+            return smaller
+        size -= 1 + size // 8
+    return None
 
 
 def _steps_of_block(step: Chain, block: Block, backend: Backend) -> tuple[Step, ...]:
