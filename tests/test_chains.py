@@ -16,6 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
+from einmpi.api import options_of
+from einmpi.comm.threads import ThreadComm, run_threads
+from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.planner.chains import blocks, find
@@ -23,6 +26,7 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import as_json
 from einmpi.runtime import execute
 from einmpi.runtime.fused import chain as chain_step
+from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.threads import THREAD_VARIABLES
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.lower import lower
@@ -590,6 +594,32 @@ def test_a_repeated_call_and_other_threads() -> None:
     )
 
 
+def test_memory_that_ranks_share_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a chain lie beside it."""
+    monkeypatch.setattr(sharing_inputs, "MIN_SHARED_BYTES", 1)
+    text = """
+    Q[s,h,d] = sum[m](X[s,m] * A[m,h,d])
+    K[s,h,d] = sum[m](X[s,m] * B[m,h,d])
+    T[h,s,t] = sum[d](Q[s,h,d] * K[t,h,d])
+    P[h,s,t] = softmax[t](T[h,s,t])
+    O[s,h,d] = sum[t](P[h,s,t] * K[t,h,d])
+    """
+    job = einmpi.program(text, X=(64, 6), A=(6, 2, 3), B=(6, 2, 3))
+    arrays = arrays_for(job)
+
+    def peak_of(comm: ThreadComm, mode: str) -> int:
+        compiled = Compiled(replace(job, shared=mode), comm, options_of(job, "sqrt"))
+        found = compiled(arrays)["O"].gather()
+        assert_within(found, einmpi.reference(job, arrays)["O"], "float64", 64)
+        measured = compiled.measured
+        assert (measured.shared > 0) == (mode == "auto")
+        return measured.peak
+
+    shared = run_threads(4, lambda comm: peak_of(comm, "auto"))
+    alone = run_threads(4, lambda comm: peak_of(comm, "off"))
+    assert max(shared) < min(alone)
+
+
 def use_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Let a process use some threads, each for blocks of any size."""
     for variable in THREAD_VARIABLES:
@@ -648,7 +678,17 @@ def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.Monk
 
 
 def test_an_error_in_a_thread_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other threads leave out what they have not begun; the next call works."""
     use_threads(monkeypatch, 2)
+    taken = []
+    take = chain_step._SharedBlocks.__next__
+
+    def noted_take(blocks: chain_step._SharedBlocks) -> Any:
+        found = take(blocks)
+        taken.append(found)
+        return found
+
+    monkeypatch.setattr(chain_step._SharedBlocks, "__next__", noted_take)
     text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
     job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
     arrays = arrays_for(job)
@@ -658,9 +698,12 @@ def test_an_error_in_a_thread_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> Non
         if groups[-1] == 26:
             with pytest.raises(EinmpiError, match=r"A_1.*index"):
                 compiled(arrays)
+            taken_before_error = len(taken)
         else:
+            taken.clear()
             expected = einmpi.reference(job, arrays)["O"]
             assert_within(compiled(arrays)["O"].gather(), expected, dtype, 40)
+    assert 0 < taken_before_error < len(taken)
 
 
 def test_an_error_inside_of_a_chain_names_the_vertex() -> None:

@@ -49,9 +49,13 @@ def _compute_blocks(
     smaller_step = backend.calls.get(step, len(workers), partial(_cut_for, step, len(workers)))
     if smaller_step is None:
         return compute(backend, step, _SharedBlocks(step))
-    compute_share = partial(compute, step=smaller_step, blocks=_SharedBlocks(smaller_step))
+    blocks = _SharedBlocks(smaller_step)
+    compute_share = partial(compute, step=smaller_step, blocks=blocks)
     with one_blas_thread():  # each of the threads calls BLAS, whose own threads would disturb them
-        return sum(pool(len(workers)).map(compute_share, workers))
+        try:
+            return sum(pool(len(workers)).map(compute_share, workers))
+        finally:
+            blocks.stop()  # after an error or Ctrl-C, the threads need not go on
 
 
 class _SharedBlocks:
@@ -65,8 +69,13 @@ class _SharedBlocks:
         for block in step.blocks():
             place = tuple(block[row] for row in step.rows_of_all_results)
             together.setdefault(place, []).append(block)
-        self.remaining = iter(together.values())
+        self.remaining: Iterator[list[Block]] = iter(together.values())
         self.lock = Lock()
+
+    def stop(self) -> None:
+        """Leave out the blocks that no thread has taken yet."""
+        with self.lock:
+            self.remaining = iter(())
 
     def __iter__(self) -> Iterator[list[Block]]:
         return self
@@ -92,7 +101,11 @@ def _compute_blocks_of_thread(
             steps = backend.calls.get(step, step.kind_of(block), prepare)
             for name, view in step.views.items():
                 inside.arrays[name] = arrays[view.slot.name][(*view.place(block), ...)]
-            carry_out(steps, inside)
+            try:
+                carry_out(steps, inside)
+            except BaseException:
+                blocks.stop()
+                raise
     return inside.peak - shared_bytes
 
 
