@@ -325,3 +325,40 @@ def test_measured_memory_of_a_training_step() -> None:
 
     for measured, planned in run_threads(4, on_rank, limit=300.0):
         assert measured <= planned < 2.2 * weights
+
+
+LAST = {
+    "a constant": ("15", lambda X, lengths: X[:, 15]),
+    "the end of each": (
+        "lengths[b] - 1",
+        lambda X, lengths: X[np.arange(len(X)), lengths - 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
+def test_the_last_position_of_a_cut_sequence(name: str, ranks: int) -> None:
+    """Ranks send what the positions have, not the dimension that is cut."""
+    index, by_numpy = LAST[name]
+    X = RNG.normal(size=(3, 16, 10))
+    L = RNG.normal(size=(5, 10))
+    lengths = RNG.integers(1, 17, 3)
+    text = f"last[b,a] = X[b,{index},a]\ny[b,v] = sum(last[b,a] * L[v,a])"
+    inputs = {"X": X, "L": L}
+    if "lengths" in index:
+        inputs["lengths"] = lengths
+    job = einmpi.program(text, outputs=["y", "last"], **inputs)
+    pin = {"X": (1, ranks, 1)}
+    done = run_on_threads(job, ranks, inputs, pin=pin)
+    assert done.moved == done.plan.bytes_predicted
+    expected = by_numpy(X, lengths)
+    np.testing.assert_allclose(done.outputs["last"], expected)
+    np.testing.assert_allclose(done.outputs["y"], expected @ L.T)
+    if name == "a constant":  # it comes from the one rank that has it
+        gathered = [bill.nbytes for key, bill in done.plan.bills.items() if key == "last"]
+        assert sum(gathered) <= ranks * expected.nbytes
+    # Each rank receives parts of this one position at most twice: to sum them, and to use them.
+    others = done.plan.bills["y"].nbytes
+    moved = done.plan.bytes_predicted - others
+    assert moved <= 2 * ranks * (expected.nbytes + lengths.nbytes) < max(1, ranks) * X.nbytes

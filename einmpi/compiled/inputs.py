@@ -16,12 +16,14 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
 from einmpi.job.job import Job
+from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.prepared import address_of
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
 from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.runtime.sharing.inputs import SharedInput
 from einmpi.schedule.regions import Region, boxes, locate, packed, shape
-from einmpi.schedule.steps import Load
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Load, loads_among
 
 Array: TypeAlias = npt.NDArray[Any]
 Blocks: TypeAlias = dict[tuple[str, Region], Array]
@@ -150,6 +152,22 @@ class Inputs:
         else:
             self.read(step, block, packed(step.region), comm)
         return block
+
+    def bytes_on_device(self, schedule: Schedule) -> int:
+        """Return the bytes of a schedule's slots that are arrays which were given on a GPU."""
+        total = 0
+        for _, load in loads_among(schedule.steps):
+            given = self.given.get(load.tensor)
+            may_be_used = load.kept and not load.overwritten
+            block: Any = given
+            if isinstance(given, DistArray):
+                block = given.local
+                may_be_used = load.kept and (may_be_used or load.tensor in self.overwritable)
+            if not may_be_used or not is_device_array(block):
+                continue
+            if block.shape == load.slot.shape and block.flags.c_contiguous:
+                total += load.slot.nbytes
+        return total
 
     def takes_messages(self, step: Load) -> bool:
         """Return whether ranks may send messages to load: if they read a file, or share memory."""

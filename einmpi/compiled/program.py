@@ -487,7 +487,7 @@ class Compiled:
         Without `wait`, kernels on a GPU may still run on return; uses of the outputs follow them.
         With `failure`, a rank notes its first error there and goes on without computing.
         """
-        self.backend.reserve(plan.peak)
+        self.backend.reserve(plan.peak, lambda: sources.bytes_on_device(schedule))
         shared = self.shared_memory(schedule)
         received = self.comm.received
         received_shared = self.comm.received_shared

@@ -14,9 +14,10 @@ from einmpi.kernels.updates.partial_updates import find_partial_update
 from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Reuse, Step
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Load, Reuse, Step
 
 GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse
+RunStep: TypeAlias = GroupedStep | Load
 Updates: TypeAlias = tuple[tuple[Slot, Slot], ...]  # an input, and what is written over it
 
 
@@ -38,8 +39,9 @@ class GroupingRule:
 def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """Return the schedule with groups in place of kernels, where a rule asks for them.
 
-    The schedule needs no more memory with groups than it did without. Checkpoints move with the
-    steps; one that was taken between the steps of a group is marked as being inside it.
+    The schedule needs no more memory with groups than it did without. What is loaded between the
+    kernels of a group is loaded before it. Checkpoints move with the steps; one that was taken
+    between the steps of a group is marked as being inside it.
     """
     steps: list[Step] = []
     # Where slots are in the slow tier, what is in memory is not counted here.
@@ -53,11 +55,16 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
         taken: Sequence[Step] = schedule.steps[position : position + 1]
         candidate = _longest_run(schedule.steps, position, rule, schedule.updates)
         candidate = _without_lost_inputs(candidate, schedule.updates)
-        group = _group_of(candidate, sum(bytes_by_slot.values()), peak, rule)
+        loads, grouped = _loads_first(candidate)
+        group = _group_of(candidate, loads, grouped, sum(bytes_by_slot.values()), peak, rule)
+        if group is None and loads:
+            candidate = _before_loads(candidate)
+            loads, grouped = _loads_first(candidate)
+            group = _group_of(candidate, loads, grouped, sum(bytes_by_slot.values()), peak, rule)
         if group is None:
             steps.append(schedule.steps[position])
         else:
-            steps.append(group)
+            steps += [*loads, group]
             taken = candidate
         inside.update(range(position + 1, position + len(taken)))
         for step in taken:
@@ -77,22 +84,70 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
 
 def _longest_run(
     steps: Sequence[Step], start: int, rule: GroupingRule, updates: Updates
-) -> list[GroupedStep]:
-    """Return the most steps from a position on that share rows, with what is freed meanwhile."""
-    run: list[GroupedStep] = []
+) -> list[RunStep]:
+    """Return the most steps from a position on that share rows, with what is freed meanwhile.
+
+    Loads are among them if a kernel of the run follows, and nothing of the run has used their slot.
+    """
+    run: list[RunStep] = []
     rows = _SharedRows()
+    used: set[str] = set()  # slots of the run
     for step in steps[start:]:
         if isinstance(step, Kernel):
             is_accepted = rule.accepts(step) or (not run and rule.can_lead(step))
             if not is_accepted or _changes_a_part(step, updates) or not rows.add(step):
                 break
-        elif not run or not isinstance(step, Free | Begin | Reuse):
+        elif not run or not isinstance(step, Free | Begin | Reuse | Load):
             break
+        if isinstance(step, Load):
+            if step.slot.name in used:
+                break
+        elif not isinstance(step, Begin):
+            for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
+                used.add(slot.name)
         run.append(step)
+    return _without_last_loads(run)
+
+
+def _without_last_loads(run: list[RunStep]) -> list[RunStep]:
+    """Return a run without the loads after its last kernel, and what follows them."""
+    end = len(run)
+    for number in reversed(range(len(run))):
+        if isinstance(run[number], Kernel):
+            break
+        if isinstance(run[number], Load):
+            end = number
+    return run[:end]
+
+
+def _before_loads(run: list[RunStep]) -> list[RunStep]:
+    """Return the steps of a run before the first one that loads."""
+    for number, step in enumerate(run):
+        if isinstance(step, Load):
+            return run[:number]
     return run
 
 
-def _without_lost_inputs(run: list[GroupedStep], updates: Updates) -> list[GroupedStep]:
+def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedStep]]:
+    """Return what a run loads, to be done before it, and its other steps.
+
+    What begins to load one of these slots comes before it.
+    """
+    loaded = [step.slot.name for step in run if isinstance(step, Load)]
+    first: list[Begin | Load] = []
+    others: list[GroupedStep] = []
+    for step in run:
+        if isinstance(step, Load):
+            first.append(step)
+            continue
+        if isinstance(step, Begin) and step.load.slot.name in loaded:
+            first.append(step)
+            continue
+        others.append(step)
+    return first, others
+
+
+def _without_lost_inputs(run: list[RunStep], updates: Updates) -> list[RunStep]:
     """Return the first steps of a run, in which no block loses an input that a later block needs.
 
     A slot may be written over an input. Each block of rows must then read just those elements of
@@ -112,7 +167,8 @@ def _without_lost_inputs(run: list[GroupedStep], updates: Updates) -> list[Group
         for number in range(writer):
             labels_read = [labels[number] for labels in rows]
             if not _reads_own_rows(kernels[number], source, labels_read, dimensions):
-                return _without_lost_inputs(run[: run.index(kernels[writer])], updates)
+                shorter = _without_last_loads(run[: run.index(kernels[writer])])
+                return _without_lost_inputs(shorter, updates)
     return run
 
 
@@ -147,11 +203,17 @@ def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
 
 
 def _group_of(
-    run: list[GroupedStep], bytes_before: int, peak: int, rule: GroupingRule
+    run: Sequence[RunStep],
+    loads: Sequence[Begin | Load],
+    grouped: Sequence[GroupedStep],
+    bytes_before: int,
+    peak: int,
+    rule: GroupingRule,
 ) -> Group | None:
-    """Return some steps as a group; None if the rule or the memory speaks against it.
+    """Return the steps `grouped` of a run as a group, after its loads.
 
-    The group may need as much as its steps did, or `peak` bytes, which others need at other times.
+    None if the rule or the memory speaks against it: the group may need as much as the run did,
+    or `peak` bytes, which others need at other times.
     """
     kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
@@ -160,10 +222,11 @@ def _group_of(
     block = rule.choose_block(kernels, rows)
     if block is None:
         return None
-    group = Group(tuple(run), rows, block)
+    group = Group(tuple(grouped), rows, block)
     if not rule.is_worthwhile(group):
         return None
-    if _peak_bytes([group], bytes_before) > max(peak, _peak_bytes(run, bytes_before)):
+    needed = _peak_bytes([*loads, group], bytes_before)
+    if needed > max(peak, _peak_bytes(run, bytes_before)):
         return None
     return group
 

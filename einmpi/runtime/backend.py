@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from math import prod
@@ -73,8 +73,11 @@ class Backend(Protocol):
     def expect_many_runs(self, is_called_step: bool = False) -> None:
         """Prepare for schedules that are run again and again, as the steps of a loop are."""
 
-    def reserve(self, nbytes: int) -> None:
-        """Prepare for a run that takes so much memory."""
+    def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None:
+        """Prepare for a run that takes so much memory.
+
+        `count_given` returns how many of these bytes are inputs which the device has already.
+        """
 
     def release(self) -> None:
         """Give up memory that was kept for further arrays; called after a run or after many."""
@@ -211,7 +214,7 @@ class NumpyBackend:
         for backend in (self, *self.one_thread_backends):
             backend.options = replace(backend.options, repetition=repetition)
 
-    def reserve(self, nbytes: int) -> None: ...
+    def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None: ...
 
     def release(self) -> None:
         self.memory.release()
@@ -413,7 +416,7 @@ class ShapeBackend:
 
     def expect_many_runs(self, is_called_step: bool = False) -> None: ...
 
-    def reserve(self, nbytes: int) -> None: ...
+    def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None: ...
 
     def release(self) -> None: ...
 

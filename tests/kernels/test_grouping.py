@@ -263,3 +263,37 @@ def test_threads_of_blas_are_restored(tiny_products):
         compiled(NEAREST, inputs, 3)
         after = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
     assert before == after
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [
+        ("Z[b,s,a] = rmsnorm[a](X[b,s,a]) * W[a]", {"X": (3, 17, 23), "W": (23,)}),
+        (
+            "Z[i,j] = softmax[j](X[i,j]) * W[j] + V[j]",
+            {"X": (37, 23), "W": (23,), "V": (23,)},
+        ),
+    ],
+)
+def test_what_is_loaded_between_kernels_is_loaded_before_their_group(program, shapes, tmp_path):
+    """Inputs from files are loaded where they are first used, in the middle of a softmax."""
+    inputs = values(shapes)
+    files = {}
+    for name, array in inputs.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        files[name] = {"file": str(tmp_path / f"{name}.npy")}
+    job = einmpi.program(program, inputs=files)
+    made = einmpi.compile(job)
+    made.backend = NumpyBackend()
+    found = made()["Z"].gather()
+    wanted = reference(job.graph, inputs)["Z"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
+    kinds = [type(step).__name__ for step in steps_of(made)]
+    assert kinds.count("Group") == 1 and "Kernel" not in kinds
+    assert kinds.count("Load") == len(inputs)
+    ((plan, _),) = made.ready.values()
+    assert made.measured.peak <= plan.peak
+    for ranks in (2, 4):
+        done = run_on_threads(job, ranks, inputs)
+        assert done.moved == done.plan.bytes_predicted
+        np.testing.assert_allclose(done.outputs["Z"], wanted, rtol=1e-13, atol=1e-13)

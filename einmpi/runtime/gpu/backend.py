@@ -6,7 +6,7 @@ Its slow tier, for what does not fit on the GPU, is pinned host memory, then scr
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -95,13 +95,13 @@ class CupyBackend:
 
     def expect_many_runs(self, is_called_step: bool = False) -> None: ...
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None:
         """Let CuPy's pool take this much from the driver at once; slots are then parts of it."""
         if nbytes > self.reserved_bytes:
             self.reserved_bytes = nbytes
             resident_bytes = sum(block.nbytes for block in self.resident.values())
             free_bytes = self.cupy.get_default_memory_pool().free_bytes()
-            missing = nbytes - resident_bytes - free_bytes
+            missing = nbytes - count_given() - resident_bytes - free_bytes
             if missing > 0:
                 self.cupy.empty(missing, np.uint8)  # goes back to the pool, not to the driver
 

@@ -224,6 +224,33 @@ def test_results_stay_on_the_gpu(monkeypatch):
     assert "3.5" in repr(again)
 
 
+def test_memory_is_not_reserved_for_what_is_on_the_gpu(monkeypatch):
+    """A weight that was given there takes no memory twice; what a run computes is reserved."""
+    fake_cupy.install(monkeypatch)
+    cupy = driver.cupy()
+    empty = cupy.empty
+    reserved = []
+
+    def counting_empty(shape, dtype=np.float64):
+        if dtype is np.uint8:
+            reserved.append(shape)
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(cupy, "empty", counting_empty)
+    job = on_gpu(einmpi.program("y[i] = sum(W[i,j] * x[j])", W=(64, 32), x=(32,)))
+    weight = np.ones((64, 32))
+    peaks = {}
+    for place in ("host", "gpu"):
+        step = einmpi.compile(job, ALONE)
+        reserved.clear()
+        given_weight = cupy.asarray(weight) if place == "gpu" else weight
+        step(W=given_weight, x=np.ones(32))
+        peaks[place] = sum(reserved)
+        (plan, _) = next(iter(step.ready.values()))
+        assert plan.peak >= weight.nbytes
+    assert peaks["host"] - peaks["gpu"] == weight.nbytes
+
+
 def test_numbers_on_the_gpu(monkeypatch):
     """CuPy's ascontiguousarray makes a vector of a number."""
     fake_cupy.install(monkeypatch)
