@@ -160,13 +160,17 @@ def _rope(layer: Layer) -> str:
     key = "kh" if layer.config.head_norms else "k"
     query_labels = f"{form.query},g,r"
     key_labels = f"{form.key},g"
+    turned_query = (
+        f"{query}_{k}[{query_labels},d] * cosine[{form.query_angle},d] + "
+        f"{query}_{k}[{query_labels},{other}] * sine[{form.query_angle},d]"
+    )
+    turned_key = (
+        f"{key}_{k}[{key_labels},d] * cosine[{form.key_angle},d] + "
+        f"{key}_{k}[{key_labels},{other}] * sine[{form.key_angle},d]"
+    )
     return (
-        f"qr_{k}[{form.turned_query},d] = {query}_{k}[{query_labels},d] * "
-        f"cosine[{form.query_angle},d] + "
-        f"{query}_{k}[{query_labels},{other}] * sine[{form.query_angle},d]\n"
-        f"kr_{k}[{form.turned_key},d] = {key}_{k}[{key_labels},d] * "
-        f"cosine[{form.key_angle},d] + "
-        f"{key}_{k}[{key_labels},{other}] * sine[{form.key_angle},d]\n"
+        f"qr_{k}[{form.turned_query},d] = {layer.rounded(turned_query)}\n"
+        f"kr_{k}[{form.turned_key},d] = {layer.rounded(turned_key)}\n"
     )
 
 

@@ -9,7 +9,6 @@ from einmpi.models.config import Config
 from einmpi.models.modules import (
     AT,
     DECODE,
-    HALF_DTYPES,
     PREFILL,
     Layer,
     modules_of,
@@ -131,7 +130,7 @@ def prefill_program(
         The program.
     """
     text = f"x_0[b,s,a] = emb[{TOKENS}[b,s], a]\n"
-    text += _angles(config, f"s:{sequence}", "s", dtype)
+    text += _angles(config, f"s:{sequence}", "s")
     outputs = [LOGITS]
     outputs += [f"x_{number}" for number in hidden]
     cache_length = sequence if isinstance(caches, bool) else caches
@@ -172,7 +171,7 @@ def decode_program(config: Config, batch: int, length: int, dtype: str) -> Model
         sequence into them, and returns them as `kn_K` and `vn_K`.
     """
     text = f"x_0[b,a] = emb[{TOKENS}[b], a]\n"
-    text += _angles(config, "b", f"{AT}[b]", dtype)
+    text += _angles(config, "b", f"{AT}[b]")
     outputs = [LOGITS]
     inputs: dict[str, tuple[tuple[int, ...], str]] = {
         TOKENS: ((batch,), "int64"),
@@ -199,17 +198,14 @@ def _layer_text(layer: Layer) -> str:
     return "".join([module.statements(layer) for module in modules_of(layer.config)])
 
 
-def _angles(config: Config, labels: str, position: str, dtype: str) -> str:
-    """Return cosines and sines of positions, in float32 and then in the dtype of the model."""
+def _angles(config: Config, labels: str, position: str) -> str:
+    """Return cosines and sines of positions, which are float32 in every model."""
     half_width = config.head_width // 2
     angle = f"float32({position}) * {FREQUENCIES}[d%{half_width}]"
     factor = config.rope.attention_factor
     scaled = "" if factor == 1 else f" * {factor!r}"
     cosine = f"cos({angle}){scaled}"
     sine = f"where(d < {half_width}, -sin({angle}), sin({angle})){scaled}"
-    if dtype in HALF_DTYPES:
-        cosine = f"{dtype}({cosine})"
-        sine = f"{dtype}({sine})"
     dimensions = f"{labels},d:{config.head_width}"
     return f"cosine[{dimensions}] = {cosine}\nsine[{dimensions}] = {sine}\n"
 
