@@ -193,7 +193,11 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def transpose(self, *axes: Any) -> DistArray:
         """Return the tensor with its dimensions in another order. Nothing moves."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        order: Any = axes
+        if not axes:
+            order = None  # reversed
+        elif len(axes) == 1 and not isinstance(axes[0], int):
+            order = axes[0]
         return _call(np.transpose, self, order)
 
     def reshape(self, *shape: Any) -> DistArray:

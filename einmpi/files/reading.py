@@ -339,9 +339,11 @@ def _chunks_of_tensor(dataset: Dataset) -> tuple[tuple[int, ...] | None, list[in
 def _reversed(layout: Layout) -> Layout:
     """Return the layout of the tensor with its dimensions in the opposite order."""
     last = len(layout.bound) - 1
-    return replace(
-        layout,
-        bound=layout.bound[::-1],
-        cuts=tuple(None if cut is None else last - cut for cut in layout.cuts),
-        splits=tuple((axis, last - cut) for axis, cut in layout.splits),
-    )
+    cuts: list[int | None] = []
+    for cut in layout.cuts:
+        if cut is None:
+            cuts.append(None)
+        else:
+            cuts.append(last - cut)
+    splits = tuple((axis, last - dimension) for axis, dimension in layout.splits)
+    return replace(layout, bound=layout.bound[::-1], cuts=tuple(cuts), splits=splits)

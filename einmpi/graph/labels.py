@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 # i·p stays below 2**53 for every index i and 4096 ranks: exact in any arithmetic of the planner.
@@ -18,7 +19,7 @@ def project(vector: Sequence[int], wanted: Sequence[str], labels: Sequence[str])
 
 def unique(*lists: Iterable[str]) -> tuple[str, ...]:
     """Return the paper's ⊙: the lists joined, each label once, in order of first occurrence."""
-    return tuple(dict.fromkeys(label for labels in lists for label in labels))
+    return tuple(dict.fromkeys(itertools.chain(*lists)))
 
 
 class Names:

@@ -26,8 +26,11 @@ def needed(graph: EinGraph, done: int) -> tuple[str, ...]:
     read_later: set[str] = set()
     for vertex in graph.computed[done:]:
         read_later.update(vertex.inputs)
-    names = [vertex.name for vertex in graph.computed[:done]]
-    return tuple(name for name in names if name in graph.outputs or name in read_later)
+    kept = []
+    for vertex in graph.computed[:done]:
+        if vertex.name in graph.outputs or vertex.name in read_later:
+            kept.append(vertex.name)
+    return tuple(kept)
 
 
 def saved_name(name: str) -> str:

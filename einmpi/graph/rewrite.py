@@ -321,7 +321,11 @@ class _Consumer:
 
 def _scalar_tensors(nodes: Sequence[Scalar]) -> set[str]:
     """Return the tensors without dimensions; text cannot tell them from labels of the same name."""
-    return {node.tensor for node in nodes if isinstance(node, Element) and not node.index}
+    found = set()
+    for node in nodes:
+        if isinstance(node, Element) and not node.index:
+            found.add(node.tensor)
+    return found
 
 
 def _repeats_work(einsum: EinSum, uses: list[Element]) -> bool:

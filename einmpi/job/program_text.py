@@ -85,7 +85,10 @@ class ProgramText:
         return self.loop_table.loop(program, self.steps, self.batches)
 
     def _tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        return {spec.name: (spec.shape or (), spec.dtype or "") for spec in self.inputs}
+        found = {}
+        for spec in self.inputs:
+            found[spec.name] = (spec.shape or (), spec.dtype or "")
+        return found
 
 
 def read_program_text(

@@ -45,7 +45,7 @@ def split_at_halos(step: Sweep) -> tuple[HaloPart, ...] | None:
     """
     kernel = step.kernel
     einsum = kernel.einsum
-    dtypes = tuple([slot.dtype for slot in kernel.operands])
+    dtypes = kernel.operand_dtypes
     if not step.blocks:
         whole = []
         for part in split_index_sets(einsum, kernel.index, dtypes):

@@ -162,9 +162,16 @@ class _LoopChoice:
         Loops with long strides in the output come first. The steps are the longest aggregated
         loop. The rows are the longest loop that makes use of the same loads.
         """
-        outer = [axis for axis in self.axes if not axis.aggregated and axis is not lane]
+        outer = []
+        inner = []
+        for axis in self.axes:
+            if axis is lane:
+                continue
+            if axis.aggregated:
+                inner.append(axis)
+            else:
+                outer.append(axis)
         outer.sort(key=lambda axis: -abs(axis.strides[-1]))
-        inner = [axis for axis in self.axes if axis.aggregated and axis is not lane]
         inner.sort(key=lambda axis: axis.extent)
         if lane.aggregated:
             return (*outer, *inner, lane), False

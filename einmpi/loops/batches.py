@@ -167,15 +167,19 @@ def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
     limit = plan.memory if reads_into_memory_of_plan(job) else None
     if limit is not None and plan.peak + arriving + ahead > limit:
         ahead = 0
-    shuffle = batches.shuffle
+    seed = None
+    block = 1
+    if batches.shuffle is not None:
+        seed = batches.shuffle.seed
+        block = batches.shuffle.block
     return BatchPlan(
         names=batches.names,
         rows=batches.rows,
         batch=batches.batch,
         steps_an_epoch=batches.steps_an_epoch,
         last="pad" if batches.pads_last else "drop",
-        seed=None if shuffle is None else shuffle.seed,
-        block=1 if shuffle is None else shuffle.block,
+        seed=seed,
+        block=block,
         nbytes=nbytes,
         bytes_arriving=arriving,
         bytes_ahead=ahead,

@@ -5,6 +5,7 @@ A choice gives some groups of mesh axes to symbols, while the other axes stay as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -55,7 +56,7 @@ class Move:
 
     def __init__(self, mesh: Mesh, groups: Groups) -> None:
         self.groups = tuple(map(tuple, groups))
-        free_axes = {axis for group in groups for axis in group}
+        free_axes = set(itertools.chain(*groups))
         self.lengths = []  # of each group: the product of its axes
         self.lengths_between = []  # the product of its axes between nodes
         for group in groups:
@@ -147,7 +148,9 @@ class Solver:
         largest = 0
         for edge in self.problem.edges:
             largest += 2 * edge.weight * ranks * edge.nbytes * dearest
-        memory = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
+        memory = 0
+        for blocks in self.problem.blocks:
+            memory += sum(nbytes for nbytes, _ in blocks)
         largest += memory * ranks * self.price * self.prices.memory
         if self.weigh_work:
             largest += sum(self.problem.operations) * ranks

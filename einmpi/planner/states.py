@@ -54,7 +54,7 @@ def choices(
     their symbol in `current`. A row is left out if a label would be cut by axes that do not lie in
     one of its windows. The row that keeps everything as in `current` is always among them.
     """
-    free_axes = {axis for group in groups for axis in group}
+    free_axes = set(itertools.chain(*groups))
     longest_first = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))
     symbols = {len(extents), *longest_first[:MAX_SYMBOLS]}
     symbols |= {current[axis] for axis in free_axes}

@@ -150,7 +150,9 @@ def cut_by_role(wanted: tuple[str, ...], graph: EinGraph, ranks: int, roles: Rol
         partitionings[name] = parts
         remarks = []
         if kind != wanted[0] and labels:
-            cut_labels = [label for label in labels if cuts[label] > 1] or labels
+            cut_labels = tuple(label for label in labels if cuts[label] > 1)
+            if not cut_labels:
+                cut_labels = labels
             remarks.append(f"no {wanted[0]} label: cut {kind} {', '.join(cut_labels)}")
         if prod(parts) < ranks:
             remarks.append(_too_few_parts(parts, ranks))

@@ -33,7 +33,9 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
             layouts.append([_use_text(use), *cuts])
         dimensions = _dimensions(plan.graph, vertex)
         tensors.append([vertex.name, vertex.dtype, vertex.bound, dimensions, layouts])
-    extents = {extent for vertex in plan.graph.vertices for extent in vertex.bound}
+    extents: set[int] = set()
+    for vertex in plan.graph.vertices:
+        extents.update(vertex.bound)
     return {
         "mesh": plan.mesh.factors,
         "windows": {str(extent): plan.mesh.windows(extent) for extent in sorted(extents)},

@@ -165,8 +165,13 @@ def split_further(
     splits = []
     for axis in sorted(axes, key=lambda axis: axis < mesh.node_axes):
         factor = mesh.factors[axis]
-        equal = [d for d in candidates if left[d] and left[d] % factor == 0]
-        long = [d for d in candidates if left[d] >= LONG_PIECE * factor]
+        equal = []
+        long = []
+        for dimension in candidates:
+            if left[dimension] and left[dimension] % factor == 0:
+                equal.append(dimension)
+            if left[dimension] >= LONG_PIECE * factor:
+                long.append(dimension)
         if equal:
             chosen = equal[0]
         elif long:

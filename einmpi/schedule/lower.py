@@ -141,7 +141,10 @@ class _Lowering:
         for name in self.plan.resident:
             if graph.consumers[name]:
                 self.load(graph[name], loaded_cuts(self.plan, name))
-        chain_of = {name: chain for chain in self.plan.chains for name in chain.vertices}
+        chain_of = {}
+        for each in self.plan.chains:
+            for name in each.vertices:
+                chain_of[name] = each
         for vertex in graph.computed:
             chain = chain_of.get(vertex.name)
             if chain is None:

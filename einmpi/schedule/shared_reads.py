@@ -79,7 +79,11 @@ class Grid:
                 positions.update(range(first, last + 1))
             count = self.counts[dimension]
             ordered = sorted(positions)
-            numbers = [number * count + position for number in numbers for position in ordered]
+            longer = []
+            for number in numbers:
+                for position in ordered:
+                    longer.append(number * count + position)
+            numbers = longer
         return numbers
 
 
@@ -196,11 +200,10 @@ def suits_single_ranks(
 
 def _shortest_run(layout: Layout) -> float:
     """Return the fewest contiguous elements of a block; infinity where nothing is cut."""
-    cut = [
-        dimension
-        for dimension, extent in enumerate(layout.bound)
-        if extent > 1 and layout.axes_of(dimension)
-    ]
+    cut = []
+    for dimension, extent in enumerate(layout.bound):
+        if extent > 1 and layout.axes_of(dimension):
+            cut.append(dimension)
     if not cut:
         return float("inf")
     last = cut[-1]

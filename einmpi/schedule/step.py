@@ -176,6 +176,11 @@ class Kernel(Step):
     def kernels(self) -> tuple[Kernel, ...]:
         return (self,)
 
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """The dtype of each operand."""
+        return tuple([slot.dtype for slot in self.operands])
+
     def fills(self) -> Iterator[tuple[Slot, Region]]:
         yield self.target, tuple(map(whole, self.target.shape))
 

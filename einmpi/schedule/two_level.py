@@ -54,8 +54,15 @@ def exchanges(
     """
     node_axes = target.mesh.node_axes
     axes = changing_axes(middle, target)
-    inside = tuple(axis for axis in axes if axis >= node_axes and target.cuts[axis] is None)
-    first = tuple(axis for axis in axes if axis not in inside)
+    inside_axes = []
+    first_axes = []
+    for axis in axes:
+        if axis >= node_axes and target.cuts[axis] is None:
+            inside_axes.append(axis)
+        else:
+            first_axes.append(axis)
+    inside = tuple(inside_axes)
+    first = tuple(first_axes)
     crosses_nodes = any(axis < node_axes for axis in first)
     if not inside or not crosses_nodes:
         return [exchange(source, middle, target, axes, rank)]

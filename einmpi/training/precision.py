@@ -61,7 +61,10 @@ def rounded_program(
     # first: then those that read it may be as they should.
     positions = {item.name: number for number, item in enumerate(items)}
     dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
-    too_wide = [name for name in graph.by_name if name in rounding.narrow and dtypes[name] in _FULL]
+    too_wide = []
+    for name in graph.by_name:
+        if name in rounding.narrow and dtypes[name] in _FULL:
+            too_wide.append(name)
     while too_wide:
         first = positions[too_wide[0]]
         statements[first] = rounding.rounded_whole(items[first])

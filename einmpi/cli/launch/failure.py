@@ -68,11 +68,12 @@ def explain_failure(
     if named is not None:
         # Open MPI ends the other ranks with SIGTERM, and they say so.
         own_prefix = f"{ERROR_PREFIX} rank {rank}: "
-        last_lines = [
-            line
-            for line in last_lines
-            if line.startswith(own_prefix) or not _ENDED_BY_SIGNAL.match(line)
-        ]
+        kept_lines = []
+        for line in last_lines:
+            is_own = line.startswith(own_prefix)
+            if is_own or not _ENDED_BY_SIGNAL.match(line):
+                kept_lines.append(line)
+        last_lines = kept_lines
     # A rank that says what went wrong comes before one that was only told to end.
     last_lines.sort(key=lambda line: _ENDED_BY_SIGNAL.match(line) is not None)
     if last_lines:

@@ -236,7 +236,10 @@ class ProductSplitter:
             needed_later = set(output)
             for _, factor in queue:
                 needed_later.update(labels_of(factor))
-            done = [label for label in joined if label in remaining and label not in needed_later]
+            done = []
+            for label in joined:
+                if label in remaining and label not in needed_later:
+                    done.append(label)
             product = self.product([self.materialise(side, joined) for _, side in sides])
             if not queue:
                 return self.emit(product, output, done, name)

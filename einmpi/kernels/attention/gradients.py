@@ -106,7 +106,14 @@ def _match(expansion: Expansion, name: str, others: Sequence[str]) -> AttentionG
     extents.update(aggregated_extents(expansion, weights))
     slope_kernel = expansion.producers[found.slopes.tensor]
     extents[VALUE_LABEL] = slope_kernel.einsum.extent[slope_kernel.einsum.aggregated[0]]
-    is_given = expansion.is_given(weights.maximum)
+    maximum = None
+    total = None
+    if expansion.is_given(weights.maximum):
+        maximum = weights.maximum
+        total = weights.total
+    products = None
+    if expansion.is_given(found.products):
+        products = found.products
     gradients = AttentionGradients(
         q=weights.q,
         k=weights.k,
@@ -115,9 +122,9 @@ def _match(expansion: Expansion, name: str, others: Sequence[str]) -> AttentionG
         d_q=Gradient(d_q, found.number),
         d_k=None,
         d_v=None,
-        maximum=weights.maximum if is_given else None,
-        total=weights.total if is_given else None,
-        products=found.products if expansion.is_given(found.products) else None,
+        maximum=maximum,
+        total=total,
+        products=products,
         scores=weights.scores,
         labels=sort_labels(weights, v, d_o, extents),
     )

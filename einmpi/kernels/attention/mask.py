@@ -46,7 +46,10 @@ def _compared(operator: str, left: Scalar, right: Scalar, column: str) -> Band:
     terms = _terms(left)
     terms.subtract(_terms(right))
     constant = terms.pop("", 0)
-    labels = [label for label, count in terms.items() if count and label != column]
+    labels = []
+    for label, count in terms.items():
+        if count and label != column:
+            labels.append(label)
     if len(labels) != 1:
         raise NoMatchError
     (row,) = labels

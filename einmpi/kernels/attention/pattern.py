@@ -85,13 +85,19 @@ def _match(expansion: Expansion, kernel: Kernel, numbers: set[str]) -> Attention
         raise NoMatchError
     extents = dict(kernel.einsum.extents)
     extents.update(aggregated_extents(expansion, weights))
+    kept_maximum = None
+    if weights.maximum.tensor in numbers:
+        kept_maximum = weights.maximum
+    kept_total = None
+    if total is not None and total.tensor in numbers:
+        kept_total = total
     return Attention(
         q=weights.q,
         k=weights.k,
         v=v,
         o=o,
-        maximum=weights.maximum if weights.maximum.tensor in numbers else None,
-        total=total if total is not None and total.tensor in numbers else None,
+        maximum=kept_maximum,
+        total=kept_total,
         divides=weights.total is not None,
         scores=weights.scores,
         labels=sort_labels(weights, v, o, extents),
@@ -150,8 +156,12 @@ def sort_labels(weights: Weights, v: Element, o: Element, extents: Mapping[str, 
     q_labels = set(weights.q.index)
     k_labels = set(weights.k.index)
     v_labels = set(v.index)
+    score_labels = q_labels | k_labels
     o_labels = [label for label in o.index if isinstance(label, str)]
-    values = [label for label in o_labels if label in v_labels and label not in q_labels | k_labels]
+    values = []
+    for label in o_labels:
+        if label in v_labels and label not in score_labels:
+            values.append(label)
     if len(values) != 1:
         raise NoMatchError
     (value,) = values
@@ -168,7 +178,13 @@ def sort_labels(weights: Weights, v: Element, o: Element, extents: Mapping[str, 
         row = max(only_in_rows, key=lambda label: extents[label], default=None)
     if row in k_labels | v_labels or (row is not None and row not in o_labels):
         raise NoMatchError
-    batches = [label for label in o_labels if label not in (row, value)]
-    own = [label for label in batches if label in k_labels | v_labels]
-    shared = [label for label in batches if label not in k_labels | v_labels]
+    own = []
+    shared = []
+    for label in o_labels:
+        if label in (row, value):
+            continue
+        if label in k_labels | v_labels:
+            own.append(label)
+        else:
+            shared.append(label)
     return Labels(row, value, tuple(own), tuple(shared), tuple(extents.items()))

@@ -263,9 +263,7 @@ class _Worker:
         kernel = self.group.kernels[number]
         rows = [labels[number] for labels in self.group.rows]
         einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
-        contraction = exact_contraction(
-            einsum, [slot.dtype for slot in kernel.operands], self.strict
-        )
+        contraction = exact_contraction(einsum, kernel.operand_dtypes, self.strict)
         assert contraction is not None, f"{kernel} is no product"
         slots = [*kernel.operands, kernel.target]
         entries = [*einsum.operands, einsum.output]
@@ -367,6 +365,10 @@ class _Worker:
             assert not isinstance(view.array, Counter), "Counters come after the operands"
             if view.array.base is None and view.array is not own:
                 all_views = False
+        kept_arrays = []
+        for view, name in zip(used, names, strict=True):
+            if name is None:
+                kept_arrays.append(view.array)
         return _CompiledStage(
             located_name=kernel.located_name or kernel.vertex,
             bound=bound,
@@ -375,9 +377,7 @@ class _Worker:
             positions=[bound.position["A", k, 0] for k in range(len(used))],
             names=names,
             offsets=first_addresses + np.array(starts, np.int64) @ row_strides,
-            kept_arrays=[
-                view.array for view, name in zip(used, names, strict=True) if name is None
-            ],
+            kept_arrays=kept_arrays,
             is_movable=all_views and not bound.packed,
         )
 

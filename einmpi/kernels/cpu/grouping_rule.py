@@ -44,8 +44,7 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
         is_distance = recognise_distance(einsum) is not None
         if is_distance or recognise_weighted_difference(einsum) is not None:
             return False
-    dtypes = [slot.dtype for slot in kernel.operands]
-    return compiled.supports_compiled_loops(kernel.einsum, dtypes)
+    return compiled.supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
 
 
 def is_product(kernel: Kernel) -> bool:
@@ -67,8 +66,7 @@ def _can_lead(kernel: Kernel, strict: bool) -> bool:
         return False
     if DTYPES[kernel.target.dtype].kind not in "fc" or DTYPES[kernel.target.dtype].is_half:
         return False
-    dtypes = [slot.dtype for slot in kernel.operands]
-    if exact_contraction(einsum, dtypes, strict) is None:
+    if exact_contraction(einsum, kernel.operand_dtypes, strict) is None:
         return False
     return prod(einsum.extent[label] for label in einsum.aggregated) <= MAX_PRODUCT_TERMS
 

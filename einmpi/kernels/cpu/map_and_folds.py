@@ -40,7 +40,7 @@ def is_map(kernel: Kernel) -> bool:
         return False
     if einsum.scan is not None or any(len(runs) != 1 for _, _, runs in kernel.select):
         return False
-    dtypes = [slot.dtype for slot in kernel.operands]
+    dtypes = kernel.operand_dtypes
     return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
 
 
@@ -53,7 +53,7 @@ def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
         return False  # it has a kernel of its own
     if einsum.is_gathering or any(map(einsum.has_arithmetic, range(len(einsum.operands)))):
         return False
-    dtypes = [slot.dtype for slot in kernel.operands]
+    dtypes = kernel.operand_dtypes
     if exact_contraction(einsum, dtypes, strict) is not None:
         return False  # it is left to BLAS
     return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)

@@ -229,7 +229,10 @@ def _indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
     On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
     axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
     """
-    window_of = {axis: window for window in mesh.windows(extent) for axis in window}
+    window_of = {}
+    for window in mesh.windows(extent):
+        for axis in window:
+            window_of[axis] = window
     blocks_of = {}  # axis → fine blocks that its window divides the dimension into
     borders = [np.array([0, extent])]
     for axis in axes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -248,7 +248,7 @@ def _needed(uses: Uses, rows: Vectors) -> tuple[Vectors, npt.NDArray[np.intp]]:
     Those of several uses stand side by side.
     """
     whole = np.ones((len(rows), 1), np.int64)  # the column that position −1 picks
-    columns = [position for use in uses for position in use]
+    columns = list(chain(*uses))
     return _distinct(np.hstack([rows, whole])[:, columns])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from einmpi.planner.text.tables import Note, Row
@@ -154,17 +154,24 @@ def summary_notes(peak: int, planned: int) -> list[Note]:
 
 
 def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
-    return VertexTimes(
-        name,
-        sum(vertex.kernel for vertex in vertices),
-        sum(vertex.slowest_kernel for vertex in vertices),
-        sum(vertex.communication for vertex in vertices),
-        sum(vertex.waiting for vertex in vertices),
-        sum(vertex.operations for vertex in vertices),
-        sum(vertex.nbytes for vertex in vertices),
-        None if vertices[0].words is None else sum(vertex.words or 0 for vertex in vertices),
-        sum(vertex.hidden for vertex in vertices),
-    )
+    first, *others = vertices
+    total = replace(first, name=name)
+    for vertex in others:
+        words = None
+        if total.words is not None:
+            words = total.words + (vertex.words or 0)
+        total = VertexTimes(
+            name,
+            total.kernel + vertex.kernel,
+            total.slowest_kernel + vertex.slowest_kernel,
+            total.communication + vertex.communication,
+            total.waiting + vertex.waiting,
+            total.operations + vertex.operations,
+            total.nbytes + vertex.nbytes,
+            words,
+            total.hidden + vertex.hidden,
+        )
+    return total
 
 
 def _row(vertex: VertexTimes, has_hidden: bool) -> Row:

@@ -60,11 +60,20 @@ def prepare_product(blas: LoadedBlas, left: Array, right: Array, out: Array) -> 
     distances = (first.line_distance, second.line_distance, target.line_distance)
     if max(rows, depth, columns, *distances) > blas.largest_extent:
         return np.matmul
+    order = COLUMN_MAJOR
+    if target.is_row_major:
+        order = ROW_MAJOR
+    first_form = TRANSPOSED
+    if first.is_row_major == target.is_row_major:
+        first_form = AS_STORED
+    second_form = TRANSPOSED
+    if second.is_row_major == target.is_row_major:
+        second_form = AS_STORED
     call = _Call(
         functions,
-        order=ROW_MAJOR if target.is_row_major else COLUMN_MAJOR,
-        first=AS_STORED if first.is_row_major == target.is_row_major else TRANSPOSED,
-        second=AS_STORED if second.is_row_major == target.is_row_major else TRANSPOSED,
+        order=order,
+        first=first_form,
+        second=second_form,
         sizes=(rows, columns, depth),
         distances=distances,
     )

@@ -74,13 +74,18 @@ def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
                 changed.append(rebuild(entry, leaf))
         operands.append(tuple(changed))
     operands += [segments.index_labels] * len(segments.labels)
+    output = [label for label in einsum.output if label not in place]
+    extents = []
+    for label, extent in einsum.extents:
+        if label not in place:
+            extents.append((label, extent))
     return EinSum(
-        tuple(label for label in einsum.output if label not in place),
+        tuple(output),
         tuple(operands),
         rebuild(segments.body, leaf),
         einsum.aggregation,
         einsum.aggregated,
-        tuple((label, extent) for label, extent in einsum.extents if label not in place),
+        tuple(extents),
     )
 
 

@@ -149,9 +149,8 @@ def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     old = update.operands[form.old]
     if old in product.operands or update.target in product.operands:
         return False
-    operand_dtypes = [slot.dtype for slot in product.operands]
     dtype = update.target.dtype
-    used_dtypes = {product.target.dtype, old.dtype, *operand_dtypes}
+    used_dtypes = {product.target.dtype, old.dtype, *product.operand_dtypes}
     if dtype not in REAL_DTYPES or used_dtypes != {dtype}:
         return False
     einsum = product.einsum
@@ -161,7 +160,7 @@ def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
         return False
     if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
         return False
-    contraction = exact_contraction(einsum, operand_dtypes, strict)
+    contraction = exact_contraction(einsum, product.operand_dtypes, strict)
     if contraction is None or len(contraction.positions) != 2:
         return False
     return not _is_matrix_times_vector(contraction)

@@ -173,7 +173,7 @@ BATCH_OFFSETS
     products += batch * batches_2 * all_rows;
     const int rows = all_columns, columns = all_rows, lower = -highest, upper = -lowest;
     const int first_row = row_block * ROWS;
-    const float factor = scale * 1.4426950408889634;
+    const float factor = scale * LOG2_E;
     const float fill = fill_value;
     int begin, end;
     seen_tiles(begin, end, first_row, columns, lower, upper, skips);
@@ -289,7 +289,7 @@ extern "C" __global__ __launch_bounds__(THREADS) void kernel(
 {offsets}
     const float maximum = read_number(maxima, maxima_offset + row * maxima_row, wide_numbers);
     const float total = read_number(totals, totals_offset + row * totals_row, wide_numbers);
-    statistics[place] = fmaf(maximum, 1.4426950408889634f, log2f(total));
+    statistics[place] = fmaf(maximum, (float)LOG2_E, log2f(total));
     if (given)
         products[place] = read_number(given, given_offset + row * given_row, wide_numbers);
 }}

@@ -12,38 +12,41 @@ BATCH_DIMENSIONS = 3
 
 def stride_parameters(tensors: str) -> str:
     """Return the parameters of tensors: an address, strides of batches and of rows for each."""
+    return _parameters("value_t*", tensors)
+
+
+def number_parameters(arrays: str) -> str:
+    """Return the parameters of arrays with one number for each row; an address of 0 means none."""
+    return _parameters("void*", arrays)
+
+
+def _parameters(kind: str, names: str) -> str:
+    """Return the parameters of tensors or arrays whose addresses are of a kind."""
     found = []
-    for tensor in tensors.split():
-        strides = [f"i64 {tensor}_{number}" for number in range(BATCH_DIMENSIONS)]
-        found.append(f"value_t* {tensor}, {', '.join(strides)}, i64 {tensor}_row")
+    for name in names.split():
+        strides = [f"i64 {name}_{number}" for number in range(BATCH_DIMENSIONS)]
+        found.append(f"{kind} {name}, {', '.join(strides)}, i64 {name}_row")
     return ",\n    ".join(found)
 
 
 def batch_offsets(tensors: str) -> str:
     """Return the statements that move the addresses of tensors to the batch of this block."""
-    lines = []
-    for tensor in tensors.split():
-        terms = [f"batch_{number} * {tensor}_{number}" for number in range(BATCH_DIMENSIONS)]
-        lines.append(f"    {tensor} += {' + '.join(terms)};\n")
+    lines = [f"    {tensor} += {_batch_offset(tensor)};\n" for tensor in tensors.split()]
     return "".join(lines)
-
-
-def number_parameters(arrays: str) -> str:
-    """Return the parameters of arrays with one number for each row; an address of 0 means none."""
-    found = []
-    for array in arrays.split():
-        strides = [f"i64 {array}_{number}" for number in range(BATCH_DIMENSIONS)]
-        found.append(f"void* {array}, {', '.join(strides)}, i64 {array}_row")
-    return ",\n    ".join(found)
 
 
 def number_offsets(arrays: str) -> str:
     """Return the statements that say where the numbers of this block's batch begin."""
     lines = []
     for array in arrays.split():
-        terms = [f"batch_{number} * {array}_{number}" for number in range(BATCH_DIMENSIONS)]
-        lines.append(f"    const i64 {array}_offset = {' + '.join(terms)};\n")
+        lines.append(f"    const i64 {array}_offset = {_batch_offset(array)};\n")
     return "".join(lines)
+
+
+def _batch_offset(name: str) -> str:
+    """Return the number of elements from the start of a tensor to the batch of this block."""
+    terms = [f"batch_{number} * {name}_{number}" for number in range(BATCH_DIMENSIONS)]
+    return " + ".join(terms)
 
 
 # A score is seen where lower <= column - row <= upper; others are `fill`, and those past the last
@@ -135,7 +138,7 @@ extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
 BATCH_OFFSETS
     const int rows = all_rows, columns = all_columns, lower = lowest, upper = highest;
     const int first_row = row_block * ROWS;
-    const float factor = scale * 1.4426950408889634;
+    const float factor = scale * LOG2_E;
     const float fill = fill_value;
     int tile, end;
     seen_tiles(tile, end, first_row, columns, lower, upper, skips);
@@ -224,7 +227,7 @@ FORWARD = (
         // Sums are relative to the maximum as it is stored.
         const float largest = maximum[half] * (float)scale;
         const float shown = maxima ? rounded(largest, wide_numbers) : largest;
-        const float shift = maxima ? exp2_of((largest - shown) * 1.4426950408889634f) : 1;
+        const float shift = maxima ? exp2_of((largest - shown) * (float)LOG2_E) : 1;
         inverse[half] = divides ? 1 / sum[half] : shift * (sum[half] / sum[half]);
         const i64 row = first_row + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
         if (threadIdx.x % 4 == 0 && row < rows) {

@@ -54,6 +54,7 @@ constexpr int CHUNKS = PADDED / 8;
 constexpr int HEAD_STEPS = (HEAD + 15) / 16;    // of products that contract the head
 constexpr u32 OWN_TILE = ROWS * PADDED * 2;     // bytes
 constexpr u32 OTHER_TILE = COLUMNS * PADDED * 2;
+constexpr double LOG2_E = 1.4426950408889634;   // exp(x) is exp2(LOG2_E * x)
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)
 """

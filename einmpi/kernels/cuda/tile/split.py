@@ -6,6 +6,7 @@ the columns, so that a value that is read serves a whole row, or column, of a ti
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +37,10 @@ def split_into_tiles(problem: Problem) -> WorkSplit | None:
         function = cutter.cut(problem.function)
         if function is None or len({term.is_row for term in cutter.terms}) < 2:
             continue
-        batch = [axis for axis in outer if axis is not row and axis is not column]
+        batch = []
+        for axis in outer:
+            if axis is not row and axis is not column:
+                batch.append(axis)
         shape = _tile_shape(problem, row, column, batch, function, cutter.terms)
         if shape is None:
             return None
@@ -57,7 +61,7 @@ def split_into_tiles(problem: Problem) -> WorkSplit | None:
 def _pairs_by_size(axes: Sequence[Axis]) -> list[tuple[Axis, Axis]]:
     """Return the pairs of axes that are long enough for rows and columns, the largest first."""
     long_axes = [axis for axis in axes if axis.extent >= MIN_TILED_EXTENT]
-    pairs = [(row, column) for row in long_axes for column in long_axes if row is not column]
+    pairs = list(itertools.permutations(long_axes, 2))
     return sorted(pairs, key=lambda pair: (-pair[0].extent * pair[1].extent, -pair[0].extent))
 
 
