@@ -26,9 +26,10 @@ def references():
     return {name: einmpi.reference(job, arrays) for name, (job, arrays) in CASES.items()}
 
 
-# (number of ranks, whether every strategy plans for it)
-FEW_RANKS = [(1, False), (3, True), (4, False), (6, False)]
-MORE_RANKS = [(2, True), (4, True), (5, False), (7, False), (8, True), (12, False)]
+# (number of ranks, whether every strategy plans for it). tests/mpi run every strategy on 2, 3 and
+# 4 real ranks.
+FEW_RANKS = [(1, False), (3, False), (4, False), (6, False)]
+MORE_RANKS = [(2, False), (5, False), (7, False), (8, True), (12, False)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_random_contractions_on_random_ranks(data):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_more_random_contractions_on_random_ranks(data):
     check_random_contraction(data)

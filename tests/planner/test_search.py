@@ -67,7 +67,7 @@ def least(sizes: list[int], tables: list[Table]) -> int:
     return min(total(tables, values) for values in itertools.product(*map(range, sizes)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_elimination_finds_the_least_sum(data):
     memo = Memo()
@@ -78,7 +78,7 @@ def test_elimination_finds_the_least_sum(data):
         assert found.cost == least(sizes, tables) == total(tables, found.values)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_no_variable_could_have_a_smaller_value_at_the_same_cost(data):
     sizes, tables = data.draw(sums_of_tables(memo := Memo()))
@@ -89,7 +89,7 @@ def test_no_variable_could_have_a_smaller_value_at_the_same_cost(data):
             assert total(tables, changed) > found.cost
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_more(data):
     sizes, tables = data.draw(sums_of_tables(memo := Memo()))

@@ -131,10 +131,10 @@ def run_slice(tmp_path, *arguments):
 
 
 def test_a_few_inputs(tmp_path):
-    run_slice(tmp_path, "--count", "150")
+    run_slice(tmp_path, "--count", "60")
 
 
 @pytest.mark.slow
 def test_many_inputs(tmp_path):
     """Up to the first one that also runs under mpirun, which every thousandth does."""
-    run_slice(tmp_path, "--first", "150", "--count", "851", "--jobs", "2")
+    run_slice(tmp_path, "--first", "60", "--count", "941", "--jobs", "2")

@@ -575,7 +575,7 @@ def test_random_programs(program, data):
 
 
 @pytest.mark.slow
-@settled(40)
+@settled(20)
 @given(programs(), st.data())
 def test_more_random_programs(program, data):
     vertices_agree(program, data)
