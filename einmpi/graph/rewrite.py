@@ -188,9 +188,8 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
     T[i,k] ← Σ[j](A[i,j] × B[j,k]) and Z[k,i] ← T[i,k] become Z[k,i] ← Σ[j](A[i,j] × B[j,k]).
     None if the vertex is not a copy or a transpose of the producer's whole result.
     """
-    einsum = vertex.einsum
+    einsum = vertex.computed_einsum
     produced = producer.einsum
-    assert einsum is not None
     if produced is None or graph.is_output(producer.name):
         return None
     if einsum.function != Arg(0) or not einsum.is_elementwise:

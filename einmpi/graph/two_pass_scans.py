@@ -51,7 +51,7 @@ def in_blocks(vertex: Vertex, known: Mapping[str, Vertex], count: int) -> list[V
     """Return the vertices that compute a scan in two passes over blocks; it is the last of them."""
     einsum = vertex.computed_einsum
     scan = einsum.scan
-    assert scan is not None and einsum.aggregation is not None
+    assert scan is not None
     blocks = Blocks(count, einsum.extent[scan.along])
     (source,) = vertex.inputs
     writer = _Writer(vertex, einsum, scan, blocks, known[source])

@@ -75,6 +75,13 @@ def recognise_contraction(einsum: EinSum) -> Contraction | None:
     )
 
 
+def required_contraction(einsum: EinSum) -> Contraction:
+    """Return an EinSum that is a contraction as such."""
+    contraction = recognise_contraction(einsum)
+    assert contraction is not None, f"{einsum} is no contraction"
+    return contraction
+
+
 def exact_contraction(einsum: EinSum, dtypes: Iterable[str], strict: bool) -> Contraction | None:
     """Return an EinSum as a contraction; None if it is not one, or has another meaning then.
 

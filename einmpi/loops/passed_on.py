@@ -11,6 +11,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job, loop_of
 from einmpi.loops.stages import final_names
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import loop_plan_of
 from einmpi.schedule.layout import Layout
 
 
@@ -81,8 +82,7 @@ def with_less_memory(options: Options, nbytes: int) -> Options:
 
 def with_kept(plan: Plan, nbytes: int) -> Plan:
     """Return the plan of a loop with so much more memory, for tensors of earlier loops."""
-    loop = plan.loop
-    assert loop is not None
+    loop = loop_plan_of(plan)
     once = loop.once
     if once is not None:
         once = replace(once, peak=once.peak + nbytes)

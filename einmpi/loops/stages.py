@@ -11,7 +11,7 @@ from einmpi.graph.hoist import hoist
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
 from einmpi.job.batches import EPOCH, ROWS
-from einmpi.job.job import Job
+from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.job.validation import Validation
 from einmpi.language.parse import rewrite
@@ -62,8 +62,7 @@ def final_names(job: Job) -> tuple[str, ...]:
         return tuple(stored)
     names: list[str] = []
     for each in job.one_after_another():
-        loop = each.loop
-        assert loop is not None
+        loop = loop_of(each)
         for name in loop.carry:
             is_state = name in loop.state
             if not is_state or name in stored:

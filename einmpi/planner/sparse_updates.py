@@ -95,8 +95,7 @@ def with_given_places(einsum: EinSum, places: int) -> EinSum:
 
     The operand has an index for each combination of the labels that the old index depends on.
     """
-    segments = einsum.segments
-    assert segments is not None
+    segments = einsum.required_segments
     (label,) = segments.labels
     index = Arg(len(einsum.operands))
     condition = Call("==", (index, Index(label)))

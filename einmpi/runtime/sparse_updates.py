@@ -58,8 +58,7 @@ def _array_or_none(buffers: Buffers, slot: Any) -> Array:
 def _places(step: SparseBlockedUpdate, buffers: Buffers) -> HostArray:
     """Return the row of this rank that each value goes to; others are none of its rows."""
     kernel = step.product
-    segments = kernel.einsum.segments
-    assert segments is not None
+    segments = kernel.einsum.required_segments
     needed = operands_read(segments.indices, segments.operands)
     operands: list[Any] = []
     for number, slot in enumerate(kernel.operands):

@@ -145,8 +145,7 @@ class SparseBlockedUpdate(BlockedUpdate):
         The first has a further operand: which of these rows each value goes to.
         """
         product = self.product
-        segments = product.einsum.segments
-        assert segments is not None
+        segments = product.einsum.required_segments
         extent = product.einsum.extent
         shape = tuple(extent[label] for label in segments.index_labels)
         places = Slot(

@@ -228,8 +228,7 @@ class _Lowering:
         """Add the steps that move operands to where a vertex needs them; return its kernel."""
         graph = self.plan.graph
         state = self.plan.states[vertex.name]
-        einsum = vertex.einsum
-        assert einsum is not None
+        einsum = vertex.computed_einsum
         operands = []
         regions: dict[int, Region] = {}  # what is in the slots of operands with index arithmetic
         shared: dict[str, tuple[Slot, Region]] = {}

@@ -214,8 +214,7 @@ class _ScatterSplitter:
         known = dict(self.known)
         before = set(known)
         for vertex in vertices:
-            einsum = vertex.einsum
-            assert einsum is not None
+            einsum = vertex.computed_einsum
             if einsum.aggregation is None or einsum.segments is not None:
                 known[vertex.name] = vertex
             else:

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const
 from einmpi.kernels.boxes import Box, boxes
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.compiled import compute_by_compiled_loops
 from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
@@ -103,8 +103,7 @@ def _compute_box(
     product: EinSum, operands: Sequence[Array], out: Array, threads: int, worth_compiling: int
 ) -> None:
     """Compute x·y into `out`, then −2 times that plus the norms."""
-    contraction = recognise_contraction(product)
-    assert contraction is not None
+    contraction = required_contraction(product)
     compute_by_blas(contraction, operands, out)
     norms = [_norms(product, position, operands[position], out) for position in (0, 1)]
     if out.dtype.kind == "f" and out.size >= worth_compiling:
@@ -149,8 +148,7 @@ def _kept_labels(product: EinSum, position: int) -> tuple[str, ...]:
 def _norms(product: EinSum, position: int, array: Array, out: Array) -> Array:
     """Return an operand's sums of squares, one for each of its labels in the output."""
     squares = squared_norms(product, position)
-    contraction = recognise_contraction(squares)
-    assert contraction is not None
+    contraction = required_contraction(squares)
     sums = np.empty(squares.bound, out.dtype)
     compute_by_blas(contraction, (array, array), sums)
     return sums

@@ -44,8 +44,8 @@ def compute_in_blocks(
 def _compute_totals(einsum: EinSum, operand: Array, out: Array, index: Mapping[str, Array]) -> None:
     """Compute the total of each block at hand."""
     form = einsum.block_totals
-    assert form is not None and einsum.aggregation is not None
-    record = AGGREGATIONS[einsum.aggregation]
+    assert form is not None
+    record = AGGREGATIONS[einsum.required_aggregation]
     neutral = record.neutral(out.dtype)
     lines = [label for label in einsum.output if label != form.block]
     source = _lines_first(operand, einsum.operands[0], lines)
@@ -65,8 +65,8 @@ def _compute_scan(
 ) -> None:
     """Compute the scan inside of each block at hand, which begins with the total before it."""
     form = einsum.blocked_scan
-    assert form is not None and einsum.aggregation is not None
-    record = AGGREGATIONS[einsum.aggregation]
+    assert form is not None
+    record = AGGREGATIONS[einsum.required_aggregation]
     lines = [label for label in einsum.output if label != form.along]
     totals = _lines_first(operands[0], einsum.operands[0], lines)
     source = _lines_first(operands[1], einsum.operands[1], lines)

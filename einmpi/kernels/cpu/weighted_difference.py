@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.cpu.blas import prepare_by_blas
 from einmpi.kernels.distances import DISTANCE_DTYPES
 from einmpi.kernels.operands import Array
@@ -26,8 +26,7 @@ def prepare_weighted_difference(
         return None
     if any(array.dtype != out.dtype for array in operands):
         return None
-    contraction = recognise_contraction(difference.product)
-    assert contraction is not None
+    contraction = required_contraction(difference.product)
     multiply = prepare_by_blas(
         contraction, [operands[difference.weights], operands[difference.summed]], out
     )

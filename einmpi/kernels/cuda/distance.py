@@ -11,7 +11,7 @@ from math import prod
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import Generate, prepare_product
@@ -41,8 +41,7 @@ def prepare_distance(
         return None
     if prod(einsum.extent[label] for label in einsum.aggregated) < MIN_TERMS:
         return None
-    contraction = recognise_contraction(distance.product)
-    assert contraction is not None
+    contraction = required_contraction(distance.product)
     contraction = replace(contraction, scale=-2 * contraction.scale)
     # No TF32: between near points, it would not leave enough digits.
     product = prepare_product(contraction, operands, target, tf32=False, add_to_target=True)

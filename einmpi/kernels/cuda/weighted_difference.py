@@ -11,7 +11,7 @@ from math import prod
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Call
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import Generate, prepare_product
@@ -37,8 +37,7 @@ def prepare_weighted_difference(
         return None
     if prod(einsum.extent[label] for label in einsum.aggregated) < MIN_TERMS:
         return None
-    contraction = recognise_contraction(difference.product)
-    assert contraction is not None
+    contraction = required_contraction(difference.product)
     scaled = difference.scaled
     if difference.is_positive:
         scaled = replace(scaled, function=Call("neg", (scaled.function,)))

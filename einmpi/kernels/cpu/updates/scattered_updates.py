@@ -105,8 +105,7 @@ class ScatteredUpdate:
         self.dtype = dtype
         self.update = update
         self.threads = threads
-        segments = product.segments
-        assert segments is not None
+        segments = product.required_segments
         self.bound: BoundNest | None = None
         dtypes = [array.dtype for array in operands]
         total_dtype = DTYPES[dtype].accumulator
