@@ -184,6 +184,8 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
     by_products: dict[tuple[int, ...], Grouping] = {}
     for grouping in groupings_so_far:
         groups_in_use = tuple(group for group in grouping if group)
-        products = [prod(factors[axis] for axis in group) for group in groups_in_use]
+        products = []
+        for group in groups_in_use:
+            products.append(prod(factors[axis] for axis in group))
         by_products.setdefault(tuple(sorted(products, reverse=True)), groups_in_use)
     return tuple(by_products[products] for products in sorted(by_products))

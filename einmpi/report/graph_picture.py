@@ -272,7 +272,9 @@ def _edges(
 
 def _edge_groups(edges: Mapping[Edge, list[EdgeMovement]], place: Arrangement) -> list[ShapeGroup]:
     """Draw wide edges first, so that they do not cover narrow ones; texts come last."""
-    amounts = {edge: sum(each.nbytes for each in moved) for edge, moved in edges.items()}
+    amounts = {}
+    for edge, moved in edges.items():
+        amounts[edge] = sum(each.nbytes for each in moved)
     largest = max(amounts.values(), default=0) or 1
     out_degree = Counter(source for source, _ in edges)
     in_degree = Counter(target for _, target in edges)

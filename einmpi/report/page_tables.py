@@ -137,7 +137,9 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
     moves: dict[str, list[EdgeMovement]] = {vertex.name: [] for vertex in vertices}
     for each in edge_movements(plan):
         moves[each.tensor].append(each)
-    planned_bytes = {name: sum(each.nbytes for each in own) for name, own in moves.items()}
+    planned_bytes = {}
+    for name, own in moves.items():
+        planned_bytes[name] = sum(each.nbytes for each in own)
     costs = {vertex.name: _cost(plan, vertex, planned_bytes[vertex.name]) for vertex in vertices}
     predicted = _shares(costs)
     times = dict.fromkeys(moves, 0.0)

@@ -58,7 +58,12 @@ def _parts(
 
 def column_stack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension; a vector is a column."""
-    columns = [array if np.ndim(array) > 1 else np.reshape(array, (-1, 1)) for array in arrays]
+    columns = []
+    for array in arrays:
+        if np.ndim(array) > 1:
+            columns.append(array)
+        else:
+            columns.append(np.reshape(array, (-1, 1)))
     return concatenate(columns, 1)
 
 

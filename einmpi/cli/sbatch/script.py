@@ -130,7 +130,10 @@ class Script:
 def plain(text: str) -> str:
     """Return the text as one line for a comment, with ? for characters that cannot be printed."""
     one_line = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else "?" for letter in one_line)
+    shown = ""
+    for letter in one_line:
+        shown += letter if letter.isprintable() else "?"
+    return shown
 
 
 def job_name(text: str) -> str:

@@ -333,10 +333,12 @@ def contraction_order(
         return [(0, 1)]
     # Numbers instead of labels: the order of a set of strings differs from run to run.
     number = {label: k for k, label in enumerate(unique(*factors, output))}
-    inputs = tuple(frozenset(number[label] for label in labels) for labels in factors)
+    inputs = []
+    for labels in factors:
+        inputs.append(frozenset(number[label] for label in labels))
     wanted = frozenset(number[label] for label in output)
     sizes = tuple(max(1, extent[label]) for label in number)
-    return _order_of_numbered(inputs, wanted, sizes)
+    return _order_of_numbered(tuple(inputs), wanted, sizes)
 
 
 @lru_cache(maxsize=1024)  # layers repeat

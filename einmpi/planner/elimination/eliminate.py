@@ -261,7 +261,10 @@ def _eliminate(
     position = {other: axis for axis, other in enumerate(joined_scope)}
     # The sizes belong to the key: a table may have size 1 on an axis, or there may be no table.
     shape = tuple(sizes[other] for other in joined_scope)
-    table_keys = [(table.key, *(position[v] for v in table.scope)) for table in tables]
+    table_keys = []
+    for table in tables:
+        axes_of_table = [position[variable] for variable in table.scope]
+        table_keys.append((table.key, *axes_of_table))
     key = (shape, *sorted(table_keys))
     found = memo.results.get(key)
     if found is not None:

@@ -29,7 +29,10 @@ def viable(einsum: EinSum, ranks: int) -> list[Parts]:
     vectors = _vectors(tuple(einsum.extents[position][1] for position in order), ranks)
     # Back from the paper's order of the labels to that of EinSum.labels.
     place = [order.index(position) for position in range(len(order))]
-    return [tuple(vector[k] for k in place) for vector in vectors]
+    found = []
+    for vector in vectors:
+        found.append(tuple(vector[position] for position in place))
+    return found
 
 
 def join_order(einsum: EinSum) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ def note_line(note: Note) -> str:
 
 def table_lines(rows: Sequence[Row], left: int = 1) -> list[str]:
     """Return the rows with their columns aligned, the first `left` columns to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = []
+    for column in range(len(rows[0])):
+        widths.append(max(len(row[column]) for row in rows))
     lines = []
     for row in rows:
         cells = []

@@ -154,8 +154,10 @@ class LoopRecorder:
 
 def loops_timeline(loops: Sequence[LoopRecord]) -> Timeline:
     """Return the traced steps of loops that followed one another, on one clock."""
-    ranks = range(len(loops[0].records))
-    return timeline_of([[loop.records[rank] for loop in loops] for rank in ranks])
+    records_by_rank = []
+    for rank in range(len(loops[0].records)):
+        records_by_rank.append([loop.records[rank] for loop in loops])
+    return timeline_of(records_by_rank)
 
 
 def _times_of_loop(
