@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Inputs, block_of
+from einmpi.compiled.residents import Residents
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.host_memory import aligned_empty
@@ -26,21 +27,32 @@ TakeSources: TypeAlias = Callable[[], Inputs]
 
 
 class PreparedRun:
-    """The runs of a schedule on given arrays of numpy and DistArrays that look alike."""
+    """The runs of a schedule on given arrays of numpy and DistArrays that look alike.
+
+    Other inputs stay loaded: their blocks are the same in every run.
+    """
 
     def __init__(
         self,
         repeated: RepeatedSchedule,
         take_blocks: Mapping[str, tuple[str, TakeBlock]],
         overwritten: Sequence[Load],
+        resident_blocks: Mapping[str, Array],
+        times_forgotten: int,
         layouts: Mapping[str, Layout],
     ) -> None:
         self.repeated = repeated
+        self.resident_blocks = resident_blocks  # by the name of the slot
+        self.times_forgotten = times_forgotten  # what stays loaded, until it was prepared
         self.overwritten = overwritten  # inputs that are written over
         self.layouts = layouts  # of the outputs
         self.take_blocks = []
         for slot, (tensor, take) in take_blocks.items():
             self.take_blocks.append((slot, tensor, take))
+
+    def is_up_to_date(self, times_forgotten: int) -> bool:
+        """Return whether the inputs that stay loaded have not been given up since."""
+        return not self.resident_blocks or times_forgotten == self.times_forgotten
 
     def output_blocks(
         self, inputs: Mapping[str, Any], take_sources: TakeSources, failure: RankFailure | None
@@ -52,7 +64,9 @@ class PreparedRun:
         """
 
         def take_all() -> dict[str, Array]:
-            blocks = {slot: take(inputs[tensor]) for slot, tensor, take in self.take_blocks}
+            blocks = dict(self.resident_blocks)
+            for slot, tensor, take in self.take_blocks:
+                blocks[slot] = take(inputs[tensor])
             if self.overwritten:
                 sources = take_sources()
                 for step in self.overwritten:
@@ -66,22 +80,31 @@ def prepare_run(
     repeated: RepeatedSchedule,
     schedule: Schedule,
     inputs: Mapping[str, Any],
+    residents: Residents,
     layouts: Mapping[str, Layout],
 ) -> PreparedRun | None:
     """Prepare runs on inputs that look like these; return None if that is not possible.
 
-    `layouts` are those of the outputs.
+    `residents` are the inputs that stay loaded, and `layouts` those of the outputs.
 
-    The schedule has been bound before. It takes all its inputs from arrays and DistArrays on the
-    host. Those that it changes are DistArrays, which a caller may give away.
+    The schedule has been bound before. It takes all its other inputs from arrays and DistArrays on
+    the host. Those that it changes are DistArrays, which a caller may give away.
     """
     take_blocks: dict[str, tuple[str, TakeBlock]] = {}
     overwritten = []
+    resident_blocks: dict[str, Array] = {}
     blocks = {}
     for step in schedule.steps:
         if not isinstance(step, Load):
             continue
         given = inputs.get(step.tensor)
+        if step.tensor not in inputs and step.kept and not step.overwritten:
+            block = residents.blocks.get((step.tensor, step.region))
+            if block is None:
+                return None
+            resident_blocks[step.slot.name] = block
+            blocks[step.slot.name] = block
+            continue
         if step.kept and step.overwritten and isinstance(given, DistArray):
             overwritten.append(step)
             blocks[step.slot.name] = aligned_empty(step.slot.shape, step.slot.dtype)
@@ -96,7 +119,8 @@ def prepare_run(
         blocks[step.slot.name] = take(given)
     if not repeated.accepts(blocks):
         return None
-    return PreparedRun(repeated, take_blocks, overwritten, layouts)
+    times = residents.times_forgotten
+    return PreparedRun(repeated, take_blocks, overwritten, resident_blocks, times, layouts)
 
 
 def _prepare_taking(step: Load, given: Any) -> TakeBlock | None:

@@ -165,9 +165,13 @@ class Compiled:
     ) -> dict[str, DistArray]:
         """Do a call, given the earlier one that all ranks know. `__call__` looks for it first."""
         if known is not None and known.prepared is not None and self.on_step is None:
-            prepared_outputs = self._call_prepared(known, known.prepared, inputs)
-            if prepared_outputs is not None:
-                return prepared_outputs
+            if known.prepared.is_up_to_date(self.residents.times_forgotten):
+                prepared_outputs = self._call_prepared(known, known.prepared, inputs)
+                if prepared_outputs is not None:
+                    return prepared_outputs
+            else:  # it is prepared again after the inputs are loaded
+                known.prepared = None
+                known.may_be_prepared = True
         if known is not None:
             plan = known.plan
             schedule = known.schedule
@@ -238,9 +242,8 @@ class Compiled:
         shared = self.shared_memory(known.schedule)
         if shared is not None and shared.most_bytes_anywhere:
             return  # a prepared call knows nothing of groups that share memory, here or elsewhere
-        if not self.reads_files:
-            layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
-            known.prepared = prepare_run(repeated, known.schedule, inputs, layouts)
+        layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
+        known.prepared = prepare_run(repeated, known.schedule, inputs, self.residents, layouts)
 
     def _call_prepared(
         self, known: KnownCall, prepared: PreparedRun, inputs: Mapping[str, Any]
@@ -293,6 +296,7 @@ class Compiled:
         """Release the inputs that stay loaded between calls."""
         self.files.clear()
         self.residents.files.clear()
+        self.residents.times_forgotten += 1
         self.resident.clear()
         self.backend.forget_inputs()
 

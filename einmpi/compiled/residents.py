@@ -29,6 +29,7 @@ class Residents:
     layouts: dict[str, Layout] = field(default_factory=dict)
     sources: dict[str, InputSpec] = field(default_factory=dict)  # where jobs say they come from
     is_shared: bool = False
+    times_forgotten: int = 0  # how often what was loaded has been given up
 
     @property
     def mesh(self) -> Mesh | None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from dataclasses import replace
 
 import fake_cupy
 import numpy as np
@@ -225,8 +226,6 @@ def test_on_gpus_weights_stay_on_the_device(ranks, monkeypatch):
     x = np.random.default_rng(1).standard_normal((4, 8))
 
     def on_rank(comm):
-        from dataclasses import replace
-
         prompt = einmpi.compile(replace(prompt_job(4, 8), backend="cupy"), comm)
         token = einmpi.compile(replace(token_job(8), backend="cupy"), comm, share=prompt)
         many = prompt({"X": x})["Z"].gather()
@@ -278,8 +277,6 @@ def test_on_real_ranks():
 
 
 def test_messages():
-    from dataclasses import replace
-
     write_weights(6, 5, 4)
     prompt = einmpi.compile(prompt_job(2, 6))
 
@@ -318,3 +315,32 @@ def test_messages():
             "compile: the job to share with is on another communicator; "
             "expected the same communicator"
         )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_calls_with_inputs_that_stay_are_prepared(ranks):
+    w, u = write_weights(6, 5, 4)
+    x = np.random.default_rng(1).standard_normal((5, 6))
+
+    def on_rank(comm):
+        prompt = einmpi.compile(prompt_job(1, 6), comm)
+        token = einmpi.compile(token_job(6), comm, share=prompt)
+        for row in x:
+            found = token({"x": row})["z"].gather()
+            np.testing.assert_allclose(found, np.tanh(row @ w) @ u)
+        prepared = [known.prepared is not None for known in token.known_calls.calls.values()]
+        comm.barrier()
+        if comm.rank == 0:
+            np.save("W.npy", 2 * w)
+        comm.barrier()
+        prompt.forget_inputs()
+        for row in x:
+            found = token({"x": row})["z"].gather()
+            np.testing.assert_allclose(found, np.tanh(row @ (2 * w)) @ u)
+        prepared += [known.prepared is not None for known in token.known_calls.calls.values()]
+        return prepared, token
+
+    results = run_threads(ranks, on_rank)
+    for prepared, _ in results:
+        assert prepared == [True, True]
+    check_measured([token for _, token in results])
