@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from einmpi.planner.elimination.dominated import minimize_without_dominated
 from einmpi.planner.elimination.eliminate import Limits, Memo, Table, largest_join, minimize
-from einmpi.planner.factor import Edge, Factored
+from einmpi.planner.factor import Block, Edge, Factored
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
@@ -35,7 +37,11 @@ from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layout
 Groups = Sequence[Sequence[int]]  # of axes
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
 
-MEMORY_PRICE_SCALE = 16  # the memory price is a multiple of 1/16 byte moved
+MEMORY_PRICE_SCALE = 1024  # the memory price is a multiple of 1/1024 byte moved
+
+
+_Item = TypeVar("_Item")
+ByVariable: TypeAlias = Sequence[_Item] | Mapping[int, _Item]
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,18 @@ class StayingFactors:
     peers_between: int
 
 
+def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
+    """Return the bytes that a rank has of some blocks of a variable in this state."""
+    total = 0
+    for nbytes, cut_symbols in blocks:
+        parts = 1
+        for symbol, length in zip(state, mesh.factors, strict=True):
+            if symbol in cut_symbols:
+                parts *= length
+        total += nbytes // parts
+    return total
+
+
 def _light_operations(operations: Sequence[int]) -> int:
     """Return up to how many operations a vertex may be computed on several ranks for free.
 
@@ -120,7 +138,7 @@ class Solver:
     prescribed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Variable → its state, where that is given.
     fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    # Price of a byte of memory on one rank, in 1/16 of a byte moved on every rank.
+    # Price of a byte of memory on one rank, in 1/1024 of a byte moved on every rank.
     price: int = 0
     # Whether repeated operations cost anything, where no machine was measured.
     weigh_work: bool = False
@@ -212,6 +230,34 @@ class Solver:
         axes = len(self.mesh.factors)
         return [(len(variable.extents),) * axes for variable in self.problem.variables]
 
+    # ---- given states ---------------------------------------------------------------------------
+
+    def edge_cost(self, edge: Edge, source: Sequence[int] | None, target: Sequence[int]) -> int:
+        """Return what an edge costs between given states of its ends."""
+        rows = {edge.target: self._row_of_state(target)}
+        states = {edge.target: tuple(target)}
+        if edge.source is not None and source is not None:
+            rows[edge.source] = self._row_of_state(source)
+            states[edge.source] = tuple(source)
+        return int(self.edge_table(edge, rows, self.every_axis, states).costs.sum())
+
+    def work_cost(self, variable: int, state: Sequence[int]) -> int:
+        """Return the price of what the ranks compute for a variable in a given state."""
+        rows = self._row_of_state(state)
+        return int(self.work_table(variable, rows, self.every_axis, state).costs.sum())
+
+    def _row_of_state(self, state: Sequence[int]) -> Symbols:
+        """Return the only choice of a variable whose state is given."""
+        key = ("state", tuple(state))
+        if key not in self.cache:
+            self.cache[key] = np.array([state], np.int64)
+        return self.cache[key]
+
+    @cached_property
+    def every_axis(self) -> Move:
+        """The move that frees every axis."""
+        return Move(self.mesh, [(axis,) for axis in range(len(self.mesh.factors))])
+
     # ---- choices of one variable ----------------------------------------------------------------
 
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
@@ -280,7 +326,9 @@ class Solver:
 
     # ---- costs of an edge -----------------------------------------------------------------------
 
-    def edge_table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:
+    def edge_table(
+        self, edge: Edge, rows: ByVariable[Symbols], move: Move, states: ByVariable[tuple[int, ...]]
+    ) -> Table:
         """Return what an edge costs for all choices at its ends."""
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
         staying = self.staying_factors(edge, move, states)
@@ -361,7 +409,9 @@ class Solver:
             costs = costs + self.message_costs(exchanging, nodes)
         return costs[np.ix_(source_of_row, target_of_row)]
 
-    def halo_costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Ints:
+    def halo_costs(
+        self, edge: Edge, rows: ByVariable[Symbols], move: Move, states: ByVariable[tuple[int, ...]]
+    ) -> Ints:
         """Return the costs [choice of the layout, choice of the state] of index arithmetic."""
         assert edge.source is not None and edge.needed is not None
         dimensions = (*range(edge.ndim), None)
@@ -417,7 +467,9 @@ class Solver:
         return products.replicas * kept * itemsize
 
     @staticmethod
-    def staying_factors(edge: Edge, move: Move, states: States) -> StayingFactors:
+    def staying_factors(
+        edge: Edge, move: Move, states: ByVariable[tuple[int, ...]]
+    ) -> StayingFactors:
         """Return the products for an edge over the axes that stay."""
         target_state = move.staying_symbols(states[edge.target])
         targets = [edge.target_symbols[symbol] for symbol in target_state]

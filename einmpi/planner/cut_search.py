@@ -11,7 +11,8 @@ from typing import NoReturn
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
-from einmpi.planner.factor import factor
+from einmpi.planner.elimination.eliminate import Ints
+from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.placement import place
@@ -47,7 +48,8 @@ class CutSearch:
         self.pinned = (*in_place, *pins)
         self.prices = Prices.of(self.machine())
         self.set_up()
-        self.rates = self.operation_rates()
+        self.rates = self.operation_rates(self.problem)
+        self.tables: dict[int, dict[object, Ints]] = {}  # of all prices, for each unit of costs
         self.notes: dict[str, str] = {}
         self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
         self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
@@ -58,15 +60,30 @@ class CutSearch:
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""
-        # An output that becomes an input of the next step has the layout of that input.
-        same_layout = {output: name for name, output in self.options.carry.items()}
         tie: dict[str, str] = {}
         if self.is_default and not self.small:
             tie = self.tied()
-        self.problem = factor(self.graph, self.resident, self.pinned, tie, same_layout)
+        self.problem = self.factored(tie)
+        self.with_shared_variables = self.problem
         self.is_tangled = bool(tie) and is_tangled(Solver(self.problem, self.mesh))
         if tie and self.exact_axes and not self.is_tangled:
-            self.problem = factor(self.graph, self.resident, self.pinned, {}, same_layout)
+            self.problem = self.factored({})
+
+    def problem_at(self, price: int) -> Factored:
+        """Return the problem that is solved at a price of memory.
+
+        Where memory has a price, many prices are tried, so that repeated layers share variables in
+        a large graph even if the search is exact without that.
+        """
+        if price and not self.prescribed:
+            return self.with_shared_variables
+        return self.problem
+
+    def factored(self, tie: Mapping[str, str]) -> Factored:
+        """Return the problem; `tie` has the vertices that share variables."""
+        # An output that becomes an input of the next step has the layout of that input.
+        same_layout = {output: name for name, output in self.options.carry.items()}
+        return factor(self.graph, self.resident, self.pinned, tie, same_layout)
 
     def tied(self) -> dict[str, str]:
         """Return vertices and inputs of repeated layers → those whose variables they share."""
@@ -107,12 +124,12 @@ class CutSearch:
             return machine
         return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
 
-    def operation_rates(self) -> tuple[int, ...]:
+    def operation_rates(self, problem: Factored) -> tuple[int, ...]:
         """Return femtoseconds for an operation of each variable; nothing without a machine."""
         if self.prices.machine is None:
             return ()
         rates = []
-        for variable in self.problem.variables:
+        for variable in problem.variables:
             is_vertex = variable.kind == "vertex"
             rates.append(self.prices.operation(self.graph[variable.name]) if is_vertex else 0)
         return tuple(rates)
@@ -207,39 +224,44 @@ class CutSearch:
         gets a price as soon as there is much of it; where the search is not exact in any case, it
         has a price from the start.
         """
-        bytes_only = self.is_default and not self.rates
+        bytes_only = self.is_default and self.prices.machine is None
         weigh_work = bytes_only and (not self.exact_axes or self.is_tangled)
         try:
             found = self.search(price, weigh_work)
         except Unreachable as error:
             self.refuse_pin(error.args[0])
-        if bytes_only and not weigh_work and self.repeats_work(found.states):
+        if bytes_only and not weigh_work and self.repeats_work(found.states, price):
             weigh_work = True
             found = self.search(price, weigh_work)
         return replace(found, exact=found.exact and not weigh_work)
 
     def search(self, price: int, weigh_work: bool) -> Solution:
         """Return the best states at this price of memory, with a price on repeated work or not."""
+        problem = self.problem_at(price)
+        rates = self.rates if problem is self.problem else self.operation_rates(problem)
         solver = Solver(
-            self.problem,
+            problem,
             self.mesh,
             self.prescribed,
             self.fixed,
             price,
             weigh_work,
             self.prices,
-            self.rates,
+            rates,
             self.is_tangled,
         )
+        # What an edge costs does not depend on the price of memory.
+        solver.cache = self.tables.setdefault(solver.unit, solver.cache)
         return search(solver, self.start, self.other_starts)
 
-    def repeats_work(self, states: States) -> bool:
+    def repeats_work(self, states: States, price: int) -> bool:
         """Return whether ranks repeat more than a tenth of all operations."""
-        needed = sum(self.problem.operations)
+        problem = self.problem_at(price)
+        needed = sum(problem.operations)
         done = 0
-        for number, variable in enumerate(self.problem.variables):
+        for number, variable in enumerate(problem.variables):
             replicas = self.mesh.parts(states[number], [len(variable.extents)])[0]
-            done += self.problem.operations[number] * replicas
+            done += problem.operations[number] * replicas
         return 10 * done > 11 * needed
 
     def refuse_pin(self, variable: int) -> NoReturn:
@@ -254,15 +276,16 @@ class CutSearch:
         )
 
     def named(
-        self, found: States
+        self, found: States, problem: Factored | None = None
     ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """Return (states with labels, layouts with dimensions), repeated layers included.
 
         The variables of the problem have numbers for both, and a number past the last for R.
+        `problem` is the one that the states belong to, if that is not the one of the search.
         """
         states: dict[str, tuple[str | None, ...]] = {}
         layouts: dict[str, tuple[int | None, ...]] = {}
-        for (kind, name), number in self.problem.number.items():
+        for (kind, name), number in (problem or self.problem).number.items():
             symbols = found[number]
             if kind == "tensor":
                 ndim = len(self.graph[name].bound)

@@ -56,7 +56,10 @@ class Factored:
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...]
     number: Mapping[Name, int]  # the variable of every vertex, and of every tensor with a layout
-    blocks: tuple[tuple[Block, ...], ...]  # what each variable keeps on a rank
+    # What each variable keeps on a rank. Where inputs are resident, their bytes count fully, and
+    # those of other tensors by the share of the vertices at which they are in memory.
+    blocks: tuple[tuple[Block, ...], ...]
+    permanent: tuple[tuple[Block, ...], ...]  # the blocks of resident inputs alone
     operations: tuple[int, ...]  # of each variable, repeated layers together
 
 
@@ -88,7 +91,7 @@ def factor(
     repeated layer to the same vertex of the first layer, whose variables it shares. `same_layout`
     maps a tensor to an earlier one whose layout it has.
     """
-    builder = _Builder(graph, resident, tie or {}, same_layout or {})
+    builder = _Builder(graph, frozenset(resident), frozenset(pinned), tie or {}, same_layout or {})
     for vertex in graph.vertices:
         if vertex.einsum is not None:
             extents = tuple(extent for _, extent in vertex.einsum.extents)
@@ -106,7 +109,8 @@ def factor(
         tuple(builder.variables),
         tuple(edges),
         builder.number,
-        tuple(builder.blocks),
+        tuple(tuple(blocks) for blocks in builder.blocks),
+        tuple(tuple(blocks) for blocks in builder.permanent),
         tuple(builder.operations),
     )
 
@@ -116,14 +120,25 @@ class _Builder:
     """The variables and edges found so far."""
 
     graph: EinGraph
-    resident: Collection[str]
+    resident: frozenset[str]
+    pinned: frozenset[str]
     tie: Mapping[str, str]
     same_layout: Mapping[str, str]
     variables: list[Variable] = field(default_factory=list)
-    blocks: list[tuple[Block, ...]] = field(default_factory=list)
+    blocks: list[list[Block]] = field(default_factory=list)
+    permanent: list[list[Block]] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
     number: dict[Name, int] = field(default_factory=dict)
     edges: dict[Edge, int] = field(default_factory=dict)  # → how often it occurs
+
+    def __post_init__(self) -> None:
+        # Computed vertices in order, and the last one that reads each tensor.
+        self.position = {vertex.name: place for place, vertex in enumerate(self.graph.computed)}
+        self.last_read: dict[str, int] = {}
+        if self.resident:
+            for place, vertex in enumerate(self.graph.computed):
+                for name in vertex.inputs:
+                    self.last_read[name] = place
 
     def layout_name(self, name: str) -> str:
         """Return the tensor whose layout a tensor shares; itself if it shares none."""
@@ -140,13 +155,52 @@ class _Builder:
         if number is None:
             number = len(self.variables)
             self.variables.append(Variable(kind, vertex.name, extents))
-            blocks: list[Block] = [(vertex.nbytes, tuple(range(len(vertex.bound))))]
-            if kind == "vertex":
-                blocks += _operand_blocks(self.graph, vertex)
-            self.blocks.append(tuple(blocks))
+            self.blocks.append([])
+            self.permanent.append([])
             self.operations.append(0)
+            if not self.resident:
+                self.blocks[number].append(_own_block(vertex))
+                if kind == "vertex":
+                    self.blocks[number] += _operand_blocks(self.graph, vertex)
         self.number[kind, vertex.name] = number
+        if self.resident:
+            self.weigh_blocks(number, kind, vertex)
         return number
+
+    def weigh_blocks(self, number: int, kind: str, vertex: Vertex) -> None:
+        """Add the blocks of a vertex or tensor to those that its variable keeps on a rank.
+
+        Resident inputs are in memory all the time. Another block counts by the share of the
+        vertices at which it is in memory, so that the sum is the average memory of a rank.
+        """
+        transient: list[tuple[Block, int]] = []  # and at how many vertices it is in memory
+        permanent: list[Block] = []
+        own_block = _own_block(vertex)
+        vertices = len(self.graph.computed)
+        if kind == "tensor" and vertex.name in self.resident:
+            permanent.append(own_block)
+        else:
+            has_own_layout = kind == "vertex" and has_layout(self.graph, vertex.name, self.pinned)
+            made = self.position.get(vertex.name, 0)
+            last = self.last_read.get(vertex.name, made)
+            if self.graph.is_output(vertex.name):
+                last = vertices - 1
+            transient.append((own_block, 1 if has_own_layout else 1 + last - made))
+        if kind == "vertex":
+            blocks = _operand_blocks(self.graph, vertex)
+            for name, block in zip(vertex.inputs, blocks, strict=True):
+                if name in self.resident and ("tensor", name) not in self.number:
+                    permanent.append(block)
+                else:
+                    transient.append((block, 1))
+        weighed = {symbols: nbytes for nbytes, symbols in self.blocks[number]}
+        for nbytes, symbols in permanent:
+            weighed[symbols] = weighed.get(symbols, 0) + nbytes
+        for (nbytes, symbols), lifetime in transient:
+            share = nbytes * lifetime // vertices
+            weighed[symbols] = weighed.get(symbols, 0) + share
+        self.blocks[number] = [(nbytes, symbols) for symbols, nbytes in weighed.items()]
+        self.permanent[number] += permanent
 
     def connect_operand(self, vertex: Vertex, operand: int, state: int) -> None:
         """Add the edge that brings an operand to a vertex."""
@@ -196,6 +250,11 @@ class _Builder:
             needed,
         )
         self.edges[edge] = self.edges.get(edge, 0) + 1
+
+
+def _own_block(vertex: Vertex) -> Block:
+    """Return the block of a tensor, which the cuts of all its dimensions make smaller."""
+    return vertex.nbytes, tuple(range(len(vertex.bound)))
 
 
 def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:

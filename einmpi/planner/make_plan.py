@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from einmpi.errors import InputError, nearest_of, one_of
@@ -14,7 +15,7 @@ from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
-from einmpi.planner.planning import Planning, bytes_of_batches
+from einmpi.planner.planning import Planning, TooLittleMemory, bytes_of_batches
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
@@ -39,18 +40,17 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         options = replace(options, memory=limit - bytes_of_batches(graph, ranks, options))
     meshes = _meshes(ranks, options)
     best: Plan | None = None
-    first_error: InputError | None = None
+    errors: list[InputError] = []
     for mesh in meshes:
         try:
             plan = _plan_on_mesh(graph, mesh, ranks, options)
         except InputError as error:
-            first_error = first_error or error
+            errors.append(error)
             continue
         if best is None or _is_better(plan, best):
             best = plan
     if best is None:
-        assert first_error is not None
-        raise first_error
+        raise _nearest_to_a_plan(errors)
     _check_values_per_rank(best)
     if options.shared:
         best = replace(best, shared=_shared_inputs(graph, best, options))
@@ -114,6 +114,14 @@ def _shared_inputs(graph: EinGraph, plan: Plan, options: Options) -> SharedInput
     return SharedInputs(options.shared, words_more)
 
 
+def _nearest_to_a_plan(errors: Sequence[InputError]) -> InputError:
+    """Return the error that names the lowest memory limit; else the first one."""
+    of_memory = [error for error in errors if isinstance(error, TooLittleMemory)]
+    if of_memory:
+        return min(of_memory, key=lambda error: error.least)
+    return errors[0]
+
+
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
     """Return the plan on one mesh, in whichever of several forms of the graph moves least."""
     plan = _plan_with_scans(graph, mesh, ranks, options)
@@ -171,16 +179,23 @@ def _plan_with_scans(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) 
     if options.strategy == DEFAULT_STRATEGY:
         names = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
     plan: Plan | None = None
+    errors: list[InputError] = []
     try:
         plan = Planning(graph, mesh, ranks, options).plan()
-    except InputError:
+    except InputError as error:
         if not names:
             raise
+        errors.append(error)
     if plan is not None and not plan.spilled and plan.bytes_predicted == 0:
         return plan
     while names:
         other_graph = with_scans_in_blocks(graph, names, mesh.ranks)
-        other = Planning(other_graph, mesh, ranks, options).plan()
+        try:
+            other = Planning(other_graph, mesh, ranks, options).plan()
+        except InputError as error:
+            if plan is not None:
+                return plan
+            raise _nearest_to_a_plan([*errors, error]) from None
         cut_names = [name for name in names if _is_cut_along(other, name)]
         if plan is None or cut_names == names:
             notes = {name: _note_on_passes(other, name) for name in names}

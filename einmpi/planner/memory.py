@@ -408,31 +408,51 @@ def least_bytes(
     staying = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
     least = staying
     for vertex in graph.computed:
-        state = states[vertex.name]
-        shares = []
-        for label, extent in vertex.computed_einsum.extents:
-            axes = [axis for axis, cut in enumerate(state) if cut == label]
-            shares.append((label, longest_share(mesh, extent, axes)))
-        einsum = replace(vertex.computed_einsum, extents=tuple(shares))
-        tensors = [*(graph[name] for name in vertex.inputs), vertex]
-        bounds = [
-            _bound_of_operand(graph, mesh, vertex, name, states, layouts) for name in vertex.inputs
-        ]
-        itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-        least = max(least, staying + pieces.least_bytes(einsum, (*bounds, vertex.bound), itemsizes))
+        pieces_of_vertex = least_bytes_of_vertex(graph, mesh, vertex, states[vertex.name], layouts)
+        least = max(least, staying + pieces_of_vertex)
     if mesh.ranks == 1:
         return least
-    # Two message buffers come on top. Each takes an eighth of the memory limit (`stage_of`), so
-    # the other six eighths must hold everything else; but no buffer is below its least size.
-    without_buffers = staying + ROUNDING_BYTES * mesh.ranks
-    with_least_buffers = without_buffers + 2 * LEAST_MESSAGE_BUFFER_BYTES
+    return max(least, with_message_buffers(staying, mesh.ranks))
+
+
+def least_bytes_of_vertex(
+    graph: EinGraph, mesh: Mesh, vertex: Vertex, state: Sequence[str | None], layouts: Layouts
+) -> int:
+    """Return the bytes of the smallest pieces in which a rank can compute its part of a vertex."""
+    shares = []
+    for label, extent in vertex.computed_einsum.extents:
+        axes = [axis for axis, cut in enumerate(state) if cut == label]
+        shares.append((label, longest_share(mesh, extent, axes)))
+    einsum = replace(vertex.computed_einsum, extents=tuple(shares))
+    tensors = [*(graph[name] for name in vertex.inputs), vertex]
+    bounds = []
+    for name in vertex.inputs:
+        bounds.append(_bound_of_operand(graph, mesh, vertex, name, tuple(state), layouts))
+    itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
+    return pieces.least_bytes(einsum, (*bounds, vertex.bound), itemsizes)
+
+
+def with_message_buffers(staying: int, ranks: int) -> int:
+    """Return the least memory limit that has room for two message buffers beside these bytes.
+
+    Each takes an eighth of the limit (`stage_of`), but no less than its least size and no more than
+    its greatest. Where it takes an eighth, the other six eighths must hold everything else.
+    """
+    without_buffers = staying + ROUNDING_BYTES * ranks
     shares_for_the_rest = MESSAGE_BUFFER_SHARE - 2
-    with_full_buffers = -(-without_buffers * MESSAGE_BUFFER_SHARE // shares_for_the_rest)
-    return max(least, with_least_buffers, with_full_buffers)
+    with_an_eighth = -(-without_buffers * MESSAGE_BUFFER_SHARE // shares_for_the_rest)
+    with_greatest = without_buffers + 2 * MESSAGE_BUFFER_BYTES
+    with_least = without_buffers + 2 * LEAST_MESSAGE_BUFFER_BYTES
+    return max(min(with_an_eighth, with_greatest), with_least)
 
 
 def _bound_of_operand(
-    graph: EinGraph, mesh: Mesh, vertex: Vertex, name: str, states: Labels, layouts: Layouts
+    graph: EinGraph,
+    mesh: Mesh,
+    vertex: Vertex,
+    name: str,
+    state: tuple[str | None, ...],
+    layouts: Layouts,
 ) -> tuple[int, ...]:
     """Return a bound on what a rank has of an operand in dimensions that are not cut in pieces.
 
@@ -442,8 +462,8 @@ def _bound_of_operand(
     needed = needed_of(vertex, name, bound)
     if needed is None:
         return bound
-    if not is_inside(mesh, needed, layouts[name], states[vertex.name]):
-        return most_needed_bound(mesh, needed, states[vertex.name])
+    if not is_inside(mesh, needed, layouts[name], state):
+        return most_needed_bound(mesh, needed, state)
     block = []
     for dimension, extent in enumerate(bound):
         axes = [axis for axis, cut in enumerate(layouts[name]) if cut == dimension]

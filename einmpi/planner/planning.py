@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
-from einmpi.planner.cost_tables import States
+from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, States
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.factor import Name
+from einmpi.planner.factor import Factored, Name
+from einmpi.planner.least_memory import least_memory_states
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills
@@ -28,10 +29,23 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
+from einmpi.planner.trade_offs import PricedCuts, TradeOffs
 from einmpi.units import counted
 
 CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth
-HIGHEST_USEFUL_PRICE = 1 << 20  # from here on memory is all that counts
+# A byte of memory is worth a sixteenth of a byte moved.
+LOW_MEMORY_PRICE = MEMORY_PRICE_SCALE // 16
+
+
+class TooLittleMemory(InputError):
+    """No plan fits into the memory limit, not even one that keeps all it can outside of memory."""
+
+    def __init__(self, ranks: int, limit: int, least: int) -> None:
+        what = (
+            f"no plan on {counted(ranks, 'rank')} was found below {counted(limit, 'byte')} a rank"
+        )
+        super().__init__("memory", what, f"at least {least} bytes, or more ranks")
+        self.least = least  # the lowest limit for which there is a plan
 
 
 @dataclass(frozen=True)
@@ -60,68 +74,129 @@ class Planning:
         self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
 
     def plan(self) -> Plan:
-        """Return the first plan that fits into memory while the price of memory rises.
+        """Return the plan that moves least among those that fit into memory.
 
-        Where none does, return one that keeps some tensors outside of memory at times.
+        Where none does, return one that computes tensors again or keeps some of them outside of
+        memory at times.
         """
         limit = self.options.memory
-        bound = 0 if limit is None else self.memory.peak_bound()
-        attempts: list[_Attempt] = []
+        found = self.search.solve(0)
+        cut = self.cut_graph(found.states)
+        if limit is None or cut.peak <= limit:
+            exact = found.exact and not self.search.prescribed
+            return self.finished(cut, limit, exact)
+        self.trade_offs = TradeOffs(self.search, found)
+        attempts = [_Attempt(cut, self.memory.least(cut))]
         recomputing: list[Plan] = []  # plans that fit because they compute tensors again
-        previous: States | None = None
-        for price in _memory_prices():
-            found = self.search.solve(price)
-            is_new = found.states != previous
-            if is_new:
-                cut = self.cut_graph(found.states)
-                if limit is not None and cut.chains:
-                    bound = min(bound, self.memory.peak_bound(cut.inner))
-            if limit is None or cut.peak <= limit:
-                exact = found.exact and not price and not self.search.prescribed
-                plan = self.overlapping(self.describe(cut, exact), limit)
-                if limit is not None:
-                    plan = self.reading_ahead(plan, limit)
-                return min([plan, *recomputing], key=cost_of)
-            if is_new:
-                attempts.append(_Attempt(cut, self.memory.least(cut)))
-            if is_new and self.options.recompute == AUTO:
-                smaller = self.recomputed(cut, limit)
-                if smaller.peak <= limit:
-                    plan = self.overlapping(self.describe(smaller, False), limit)
-                    recomputing.append(self.reading_ahead(plan, limit))
-                    if self.is_cheap(recomputing[-1]):
-                        break
-            if limit < bound and (price or cut.peak == bound):
-                # No plan fits, so a higher price would not help.
-                spilling = self.spilling(limit, attempts)
-                if spilling is not None:
-                    return min([spilling, *recomputing], key=cost_of)
-                if price and not self.resident:
-                    break  # without resident inputs, cuts make little difference to the least
-            if price > HIGHEST_USEFUL_PRICE and not is_new:
-                break
-            previous = found.states
+        self.try_recomputing(cut, limit, recomputing)
+        if recomputing and self.is_cheap(recomputing[0]):
+            return recomputing[0]
+        bound = self.memory.peak_bound()
+        if cut.chains:
+            bound = min(bound, self.memory.peak_bound(cut.inner))
+        if limit < bound:
+            # Every plan keeps something outside of memory. One that needs less is tried.
+            if cut.peak > bound or attempts[0].least > limit:
+                low = self.search.solve(LOW_MEMORY_PRICE).states
+                other = self.cut_graph(low, self.search.problem_at(LOW_MEMORY_PRICE))
+                attempts.append(_Attempt(other, self.memory.least(other)))
+                self.try_recomputing(other, limit, recomputing)
+        else:
+            fitting = self.cheapest_that_fits(limit, attempts, recomputing)
+            if fitting is not None:
+                return min([self.finished(fitting, limit, False), *recomputing], key=cost_of)
+        spilling = self.spilling(limit, attempts)
+        if spilling is not None and limit < bound:
+            recomputing.append(spilling)
         if recomputing:
             return min(recomputing, key=cost_of)
-        assert limit is not None
-        spilling = self.spilling(limit, attempts)
-        if spilling is None:
+        return spilling or self.with_least_memory(limit, attempts)
+
+    def finished(self, cut: CutGraph, limit: int | None, exact: bool) -> Plan:
+        """Return the plan with these cuts, which fit into memory."""
+        plan = self.overlapping(self.describe(cut, exact), limit)
+        return plan if limit is None else self.reading_ahead(plan, limit)
+
+    def try_recomputing(self, cut: CutGraph, limit: int, recomputing: list[Plan]) -> None:
+        """Add the plan with these cuts that fits because tensors are computed again, if any."""
+        # Resident inputs are not computed, so that they must fit in any case.
+        if self.options.recompute == AUTO and self.memory.at_vertices(cut)[0] <= limit:
+            smaller = self.recomputed(cut, limit)
+            if smaller.peak <= limit:
+                recomputing.append(self.finished(smaller, limit, False))
+
+    def cheapest_that_fits(
+        self, limit: int, attempts: list[_Attempt], recomputing: list[Plan]
+    ) -> CutGraph | None:
+        """Return the first cuts, in the order of what they move, that fit into memory.
+
+        That order does not depend on the limit, so that more memory never moves more. Those that do
+        not fit are added to the attempts.
+        """
+        cheaper: PricedCuts | None = None
+        for priced in self.trade_offs.priced:
+            cut: CutGraph | None = None
+            if priced.cuts.resident_bytes <= limit:
+                cut = self.cut_of(priced, attempts)
+                if cheaper is not None and self.resident:
+                    mixed = self.mixture_that_fits(cheaper, priced, cut, limit)
+                    if mixed is not None:
+                        return mixed
+                if cut.peak <= limit:
+                    return cut
+                if cut is not attempts[0].cut:
+                    attempts.append(_Attempt(cut, self.memory.least(cut)))
+                    self.try_recomputing(cut, limit, recomputing)
+            cheaper = priced
+        return None
+
+    def mixture_that_fits(
+        self, cheap: PricedCuts, dear: PricedCuts, dear_cut: CutGraph, limit: int
+    ) -> CutGraph | None:
+        """Return the first mixture of two cuts that fits into memory; None if there is none.
+
+        It is taken to need as much memory beside resident inputs as the dearer of the two, which
+        saves looking at mixtures that will not fit.
+        """
+        transient = dear_cut.peak - dear.cuts.resident_bytes
+        if dear.cuts.resident_bytes + transient > limit:
+            return None
+        for cuts in self.trade_offs.mixtures(cheap, dear):
+            if cuts.resident_bytes + transient <= limit:
+                cut = self.cut_graph(cuts.states, self.trade_offs.problem)
+                if cut.peak <= limit:
+                    return cut
+        return None
+
+    def cut_of(self, priced: PricedCuts, attempts: Sequence[_Attempt]) -> CutGraph:
+        """Return the graph with the best cuts at a price; the first attempt had no price."""
+        if priced is self.trade_offs.without_price:
+            return attempts[0].cut
+        return self.cut_graph(priced.cuts.states, self.trade_offs.problem)
+
+    def with_least_memory(self, limit: int, attempts: Sequence[_Attempt]) -> Plan:
+        """Return a plan that keeps all it can outside of memory, or refuse the limit.
+
+        It is refused only if the cuts that need least memory do not fit either.
+        """
+        cut = self.cut_graph(least_memory_states(self.search))
+        last = _Attempt(cut, self.memory.least(cut))
+        least = min(attempt.least for attempt in (*attempts, last))
+        if least > limit:
             # Batches are taken off the limit before planning; the message counts as the user does.
             batches = bytes_of_batches(self.graph, self.ranks, self.options)
-            least = min(attempt.least for attempt in attempts) + batches
-            ranks = counted(self.mesh.ranks, "rank")
-            expected = f"at least {least} bytes, or more ranks"
-            if self.resident:
-                # The price of memory does not tell inputs that stay from tensors that come and go,
-                # so the search can miss plans that need less.
-                expected = (
-                    f"at least {least} bytes for the plans that were found, or more ranks "
-                    "(with resident inputs, other strategies may need less)"
-                )
-            given = counted(limit + batches, "byte")
-            what = f"no plan on {ranks} was found below {given} a rank"
-            raise InputError("memory", what, expected)
-        return spilling
+            raise TooLittleMemory(self.mesh.ranks, limit + batches, least + batches)
+        plan: Plan | None = None
+        if self.resident:
+            fewer_bytes = []
+            for priced in self.trade_offs.priced:
+                if priced.cuts.resident_bytes <= limit:
+                    other = self.cut_of(priced, attempts)
+                    fewer_bytes.append(_Attempt(other, self.memory.least(other)))
+            plan = self.spilling(limit, fewer_bytes)
+        plan = plan or self.spilling(limit, [last])
+        assert plan is not None, "these cuts fit into the limit"
+        return plan
 
     def is_cheap(self, plan: Plan) -> bool:
         """Return whether computing tensors again costs so little that other plans are not tried."""
@@ -207,13 +282,14 @@ class Planning:
         price = FLOPS_PER_BYTE if self.prices.machine is None else self.prices.inside
         return 2 * self.mesh.ranks * price
 
-    def cut_graph(self, found: States) -> CutGraph:
+    def cut_graph(self, found: States, problem: Factored | None = None) -> CutGraph:
         """Return the graph with these cuts, in the order that needs least memory.
 
+        `problem` is the one that the states belong to, if that is not the one of the search.
         It stays in the given order if no other one is found to need less. Tensors that are named
         in the options are computed again. Chains are fused where that needs no more memory.
         """
-        states, layouts = self.search.named(found)
+        states, layouts = self.search.named(found, problem)
         cut = CutGraph(self.graph, states, layouts)
         best = replace(cut, peak=self.memory.peak(cut))
         for graph in orders_that_free_early(self.graph, self.memory.constraints(cut)):
@@ -337,13 +413,6 @@ def cost_of(plan: Plan) -> int:
     moved: int = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
     operations = plan.graph.operations()
     return operations + FLOPS_PER_BYTE * (moved + copied)
-
-
-def _memory_prices() -> Iterator[int]:
-    """Yield rising prices of a byte of memory: first none, then eight times as much each time."""
-    yield 0
-    for exponent in range(0, 40, 3):
-        yield 1 << exponent
 
 
 def bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:

@@ -65,7 +65,7 @@ def is_tangled(solver: Solver) -> bool:
     Repeated layers should share their variables: the answer is the same, and comes sooner.
     """
     limit = Limits().first
-    return solver.largest_join(_merged_shapes(solver.mesh)[0], limit) > limit
+    return solver.largest_join(merged_shapes(solver.mesh)[0], limit) > limit
 
 
 def _few_states(solver: Solver, has_start: bool) -> bool:
@@ -92,7 +92,7 @@ def _merged_solutions(solver: Solver) -> Iterator[Solution]:
     if len(solver.problem.variables) > MANY_VARIABLES:
         yield _one_axis_at_a_time(solver)
         return
-    for groups in _merged_shapes(solver.mesh):
+    for groups in merged_shapes(solver.mesh):
         found = solver.solve(groups, limits=MERGED_LIMITS)
         yield found
         if not found.exact:  # too tangled for this: smaller steps do better
@@ -102,7 +102,7 @@ def _merged_solutions(solver: Solver) -> Iterator[Solution]:
             return
 
 
-def _merged_shapes(mesh: Mesh) -> Sequence[Groups]:
+def merged_shapes(mesh: Mesh) -> Sequence[Groups]:
     """Return ways to merge the axes into at most three groups.
 
     Where there are several nodes, the first ways have no group with axes of both levels.

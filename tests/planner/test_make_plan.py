@@ -352,13 +352,6 @@ def test_an_exact_certificate_names_what_was_not_free():
     assert "given that" not in str(free) and "not_cut" not in as_json(free)["certificate"]
 
 
-def test_a_refused_limit_with_resident_inputs_claims_no_more_than_was_found():
-    with pytest.raises(einmpi.InputError) as caught:
-        make_plan(chain(480).graph, 4, Options(resident=("A", "D"), memory=1))
-    message = str(caught.value)
-    assert "bytes for the plans that were found, or more ranks (with resident inputs" in message
-
-
 def test_pins_of_repeated_layers_stay_apart():
     layers = "".join(f"X{k}[i,k] = sum(X{k - 1}[i,j] * W{k}[j,k])\n" for k in range(1, 9))
     shapes = {"X0": (256, 256), **{f"W{k}": (256, 256) for k in range(1, 9)}}
