@@ -112,8 +112,38 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
     """Show how a job is partitioned over ranks."""
     from einmpi.comm.agreement import on_first_rank
 
-    on_first_rank(comm, lambda: _explain(options))
+    if options.memory_curve is not None:
+        on_first_rank(comm, lambda: _memory_curve(options))
+    else:
+        on_first_rank(comm, lambda: _explain(options))
     return 0
+
+
+def _memory_curve(options: argparse.Namespace) -> None:
+    from einmpi import api
+    from einmpi.files.replace import check_replaceable
+    from einmpi.planner.memory_curve import curve_json, curve_text, memory_curve
+    from einmpi.report.memory_picture import memory_picture
+    from einmpi.report.plot import check_plot, write_picture
+
+    for flag, value in (("--memory", options.memory), ("--compare", options.compare)):
+        if value:
+            raise InputError("--memory-curve", f"{flag} is given as well", "one of the two")
+    file = options.memory_curve
+    if file:
+        check_plot(file)
+        check_replaceable(file, f"--memory-curve {file}")
+    job = load_job(options)
+    check_files(options, job)
+    settings = {"strategy": options.strategy, "nodes": options.nodes, "machine": options.machine}
+    without_limit = replace(job, memory=None)
+    points = memory_curve(
+        lambda limit: api.plan(without_limit, options.ranks, memory=limit, **settings)
+    )
+    if file:
+        title = printable(job.title or job.source.name)
+        write_picture(file, memory_picture(points, f"{title} on {options.ranks} ranks"))
+    print_or_write(options, curve_text(points), curve_json(points))
 
 
 def _explain(options: argparse.Namespace) -> None:

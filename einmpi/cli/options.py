@@ -202,6 +202,14 @@ OPTIONS = (
         metavar="FILE.toml",
     ),
     Option(
+        ("--memory-curve",),
+        "plan",
+        ("plan",),
+        "words and bytes under rising memory limits; FILE.svg or .png draws them",
+        metavar="FILE",
+        value_if_bare="",
+    ),
+    Option(
         ("--full",),
         "plan",
         ("plan",),

@@ -98,9 +98,11 @@ class Planning:
             # Every plan keeps something outside of memory. One that needs less is tried.
             if cut.peak > bound or attempts[0].least > limit:
                 low = self.search.solve(LOW_MEMORY_PRICE).states
-                other = self.cut_graph(low, self.search.problem_at(LOW_MEMORY_PRICE))
-                attempts.append(_Attempt(other, self.memory.least(other)))
-                self.try_recomputing(other, limit, recomputing)
+                problem = self.search.problem_at(LOW_MEMORY_PRICE)
+                if self.search.named(low, problem) != self.search.named(found.states):
+                    other = self.cut_graph(low, problem)
+                    attempts.append(_Attempt(other, self.memory.least(other)))
+                    self.try_recomputing(other, limit, recomputing)
         else:
             fitting = self.cheapest_that_fits(limit, attempts, recomputing)
             if fitting is not None:

@@ -22,9 +22,14 @@ PNG_SCALE = 2  # pixels in the file for each pixel of the picture
 
 def write_plot(file: str | os.PathLike[str], plan: Plan) -> None:
     """Write the graph with its cuts in the format that the file's suffix names."""
+    write_picture(file, graph_picture(plan))
+
+
+def write_picture(file: str | os.PathLike[str], picture: Picture) -> None:
+    """Write a picture in the format that the file's suffix names."""
     check_plot(file)
     encode = ENCODERS[PurePath(file).suffix.lower()]
-    replace_file(file, [encode(graph_picture(plan))])
+    replace_file(file, [encode(picture)])
 
 
 def check_plot(file: str | os.PathLike[str]) -> None:

@@ -86,9 +86,9 @@ def test_cuts_that_a_higher_price_of_memory_leaves_as_they_are_are_tried_once(
     tried: list[Any] = []
     cut_graph = Planning.cut_graph
 
-    def noted(self: Planning, states: Any) -> Any:
+    def noted(self: Planning, states: Any, *problem: Any) -> Any:
         tried.append(states)
-        return cut_graph(self, states)
+        return cut_graph(self, states, *problem)
 
     step = perceptron(6, 24, 18)
     half = step_plan(step, 1).peak // 2
