@@ -45,10 +45,16 @@ class Dataset:
     selection: tuple[Range, ...] | None = None
     sources: tuple[SourceFile, ...] = ()  # all files with its elements, `file` first
     header: str = ""  # the SHA-256 digest of what the file says about the tensor
+    converted: str = ""  # the dtype that elements are converted to while they are read
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the dtype in this machine's byte order."""
+        """Return the dtype of the elements that are read."""
+        return np.dtype(self.converted) if self.converted else self.stored_dtype
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the file in this machine's byte order."""
         stored = np.dtype(self.stored)
         if stored.isnative:
             return stored
@@ -76,7 +82,7 @@ class Dataset:
     def as_read(self) -> str:
         """Return what ranks must agree on to read it together; its path may differ."""
         needs_library = self.offset is None
-        storage = (self.stored, self.chunks, needs_library, self.fortran)
+        storage = (self.stored, self.converted, self.chunks, needs_library, self.fortran)
         return repr((*storage, self.shape, self.selection))
 
     def select(self, entries: Sequence[SliceEntry]) -> Dataset:

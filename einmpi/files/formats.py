@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files import npy, safetensors, safetensors_index
+from einmpi.files.converting import ConvertingReader, converted
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_unchanged
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
@@ -265,7 +266,7 @@ def find(spec: InputSpec) -> Dataset:
             f"{found.title} is {found.dtype.name}",
             f"{spec.declared_dtype}, as declared",
         )
-    return found
+    return found if spec.convert is None else converted(found, spec.convert)
 
 
 def open_reader(dataset: Dataset) -> Reader:
@@ -273,7 +274,8 @@ def open_reader(dataset: Dataset) -> Reader:
     check_unchanged(dataset)
     # A dataset that the caller has opened with h5py may be in a file with any suffix.
     file_format = format_with_suffix(suffix_of(dataset.file)) or HDF5
-    return file_format.open_reader(dataset)
+    reader = file_format.open_reader(dataset)
+    return ConvertingReader(dataset, reader) if dataset.converted else reader
 
 
 # ---- the formats of einmpi ----------------------------------------------------------------------

@@ -24,7 +24,7 @@ def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
         assert spec.shape is not None and spec.dtype is not None
         return spec.shape, spec.dtype
     if spec.declared_shape is not None and spec.declared_dtype is not None and is_missing(spec):
-        return spec.declared_shape, spec.declared_dtype
+        return spec.declared_shape, spec.convert or spec.declared_dtype
     found = find(spec)
     return found.selected_shape, found.dtype.name
 

@@ -31,6 +31,7 @@ class InputSpec:
     `slices` select a part of it, dimension by dimension; those without an entry are read whole.
     `declared_shape` and `declared_dtype` are what the job says about the file, which may not exist
     yet; a tensor that lies in one piece takes the declared shape.
+    `convert` is the dtype that elements of the file are converted to while they are read.
     `follow` are the folders to which links of the file may lead, besides its own. `place` is the
     position of the input in the job file. `value` is that of a parameter, which has no dimensions.
     `resident` is "fit" for an input that stays loaded between calls if memory allows it.
@@ -50,6 +51,7 @@ class InputSpec:
     slices: tuple[SliceEntry, ...] = ()
     declared_shape: tuple[int, ...] | None = None
     declared_dtype: str | None = None
+    convert: str | None = None
     follow: tuple[str, ...] = ()
     resident: Resident = False
     parts: tuple[int, ...] | None = None

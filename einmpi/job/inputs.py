@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
+from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
 from einmpi.files.specs import InputSpec, OutputSpec, Resident, SliceEntry
 from einmpi.graph.dtypes import DTYPES
@@ -97,7 +98,16 @@ def _read_input(
         raise InputError(
             place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    file_keys = ("file", *name_keys(), *_SELECTING_KEYS, "shape", "dtype", "follow", *_COMMON_KEYS)
+    file_keys = (
+        "file",
+        *name_keys(),
+        *_SELECTING_KEYS,
+        "shape",
+        "dtype",
+        "convert",
+        "follow",
+        *_COMMON_KEYS,
+    )
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
     if "random" in given and "file" in given:
         raise InputError(place, f"input {name} has both random and file", "one of the two")
@@ -130,6 +140,7 @@ def _read_input(
         slices=_read_slices(document, path, sizes),
         declared_shape=read_shape(document, path, sizes) if "shape" in given else None,
         declared_dtype=read_dtype(document, (*path, "dtype")),
+        convert=_read_conversion(document, (*path, "convert")),
         follow=_read_follow(document, (*path, "follow"), file_format),
     )
 
@@ -143,6 +154,15 @@ def _read_resident(document: Document, path: KeyPath) -> Resident:
         return bool(written)
     what = f"resident is {kind_of(written)}"
     raise InputError(document.place(path), what, f'true, false or "{FIT}"')
+
+
+def _read_conversion(document: Document, path: KeyPath) -> str | None:
+    """Return the dtype that elements of a file are converted to, if there is one."""
+    dtype = get(document, path, str)
+    if dtype is not None and dtype not in CONVERTIBLE_DTYPES:
+        expected = one_of(CONVERTIBLE_DTYPES, dtype)
+        raise InputError(document.place(path), f"convert is {dtype!r}", expected)
+    return dtype
 
 
 def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffix: str) -> str:

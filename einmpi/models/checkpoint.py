@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from einmpi.errors import InputError, nearest_of
+from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.datasets import Dataset
 from einmpi.files.safetensors import find, list_tensors
 from einmpi.files.specs import InputSpec
@@ -87,6 +88,9 @@ def weight_inputs(
             expected = nearest_of(sorted(files), weight.tensor)
             raise InputError(folder, f"there is no tensor {weight.tensor}", expected)
         dataset = find(file, weight.tensor, file)
+        if dataset.dtype.name not in CONVERTIBLE_DTYPES:
+            problem = f"{weight.tensor} is {dataset.dtype.name}"
+            raise InputError(file, problem, one_of(CONVERTIBLE_DTYPES))
         _check_shape(dataset, weight)
         found.append(
             InputSpec(
@@ -96,7 +100,8 @@ def weight_inputs(
                 file=file,
                 inside=weight.tensor,
                 declared_shape=weight.shape,
-                declared_dtype=dtype,
+                declared_dtype=dataset.dtype.name,
+                convert=None if dataset.dtype.name == dtype else dtype,
                 resident=resident,
                 place=file,
             )

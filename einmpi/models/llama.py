@@ -23,8 +23,8 @@ from einmpi.job.job import Job
 from einmpi.job.program import program_job
 from einmpi.models.checkpoint import check_folder, random_inputs, weight_inputs
 from einmpi.models.config import NAMED, Config, read_config
+from einmpi.models.modules import AT
 from einmpi.models.programs import (
-    AT,
     FREQUENCIES,
     LENGTHS,
     LOGITS,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 
 ALL_INPUT_KEYS = (
     "random, shape, dtype, seed, low, high, resident, parts, batch, file, dataset, tensor, rows, "
-    "columns, slice, follow"
+    "columns, slice, convert, follow"
 )
 GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
 
@@ -145,7 +145,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = { file = "x.h5", dataset = "/A", seed = 3 }',
             "4:38: seed cannot be combined with file; expected one of file, dataset, "
-            "tensor, rows, columns, slice, shape, dtype, follow, resident, parts, batch",
+            "tensor, rows, columns, slice, shape, dtype, convert, follow, resident, parts, batch",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',

@@ -150,6 +150,18 @@ def test_half_precision_and_random_weights():
     assert len(generated) == 4 and generated.max() < 80
 
 
+@pytest.mark.parametrize("name", ["llama_bf16", "llama_f16"])
+def test_weights_are_converted_while_they_are_read(name):
+    expected = golden(name)
+    model = load(CHECKPOINTS / name, dtype="float32")
+    logits = model.logits(expected["tokens"], every=True).gather()
+    assert logits.dtype == np.float32
+    difference = np.abs(logits - expected["logits"]).max()
+    assert difference < 0.05 * np.abs(expected["logits"]).max()
+    exact = load(CHECKPOINTS / name, dtype="float64").logits(expected["tokens"], every=True)
+    np.testing.assert_allclose(logits, exact.gather(), rtol=0, atol=1e-4)
+
+
 def test_the_plan_and_the_job_of_a_model(model):
     job = model.job(2, 16)
     assert job.graph["logits"].bound == (2, 80)

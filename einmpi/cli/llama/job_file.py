@@ -118,6 +118,8 @@ def _input_text(spec: InputSpec, folder: str) -> str:
     dtype = spec.declared_dtype if spec.file is not None else spec.dtype
     if dtype is not None:
         entries["dtype"] = quoted(dtype)
+    if spec.convert is not None:
+        entries["convert"] = quoted(spec.convert)
     if spec.resident:
         entries["resident"] = "true"
     return "{ " + ", ".join(f"{key} = {value}" for key, value in entries.items()) + " }"
