@@ -55,6 +55,23 @@ def test_spill():
     assert "times as long" in done.stdout
 
 
+def test_decode():
+    sizes = "--width 16 --layers 2 --heads 2 --hidden 24 --vocabulary 50 --length 9 --steps 3"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "bench/decode.py", "--cpu-time", *sizes.split()],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1 ranks, 1 threads each, median processor time of a token"
+    assert " einmpi " in lines[1] and lines[1].endswith("einmpi takes 1.00 times as long")
+
+
 def test_step():
     command = [sys.executable, "bench/step.py", "--steps", "20", "--repeat", "2", "--calls", "3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
