@@ -55,8 +55,8 @@ def whole_matrices(size: int, skew: int) -> dict[str, Any]:
     return {name: values(name, range(m), range(n)) for name, (m, n) in shapes(size, skew).items()}
 
 
-def numpy_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
-    matrices = {name: m.astype(dtype) for name, m in whole_matrices(size, skew).items()}
+def timed_chain(matrices: dict[str, Any]) -> Callable[[], tuple[float, float]]:
+    """Return a function that computes the chain and returns the seconds and the sum."""
 
     def compute() -> tuple[float, float]:
         start = time.perf_counter()
@@ -65,6 +65,11 @@ def numpy_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tu
         return time.perf_counter() - start, float(result.sum())
 
     return compute
+
+
+def numpy_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
+    matrices = {name: m.astype(dtype) for name, m in whole_matrices(size, skew).items()}
+    return timed_chain(matrices)
 
 
 def torch_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
@@ -72,14 +77,7 @@ def torch_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     matrices = {name: torch.from_numpy(m) for name, m in whole_matrices(size, skew).items()}
-
-    def compute() -> tuple[float, float]:
-        start = time.perf_counter()
-        a, b, c, d, e = (matrices[name] for name in NAMES)
-        result = a @ b + c @ (d @ e)
-        return time.perf_counter() - start, float(result.sum())
-
-    return compute
+    return timed_chain(matrices)
 
 
 def jax_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
