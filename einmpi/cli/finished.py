@@ -48,7 +48,8 @@ def stored_report(
     from einmpi.compiled.outputs import store
     from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
-    from einmpi.report.results import Report, figures
+    from einmpi.report.figures import figures
+    from einmpi.report.results import Report
     from einmpi.runtime.threads import threads_of
 
     activity_writer(comm.rank)("storing the results")

@@ -23,7 +23,7 @@ from run_cases import cases
 
 import einmpi
 from einmpi.comm.local import ALONE
-from einmpi.report import results
+from einmpi.report import figures
 from einmpi.runtime import passes as passes_module
 from einmpi.runtime import scratch as scratch_module
 from einmpi.runtime.backend import NumpyBackend
@@ -143,9 +143,9 @@ def test_figures_of_large_results(monkeypatch):
     """Results may be larger than memory: figures are computed piece by piece."""
     job, arrays = CASES["complex"]
     wanted = np.linalg.norm(einmpi.reference(job, arrays)["Z"])
-    monkeypatch.setattr(results, "NORM_BLOCK_ELEMENTS", 5)
+    monkeypatch.setattr(figures, "NORM_BLOCK_ELEMENTS", 5)
     outputs = einmpi.run(job, arrays)
-    assert results.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
+    assert figures.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
 
 
 # ---- kernels in passes --------------------------------------------------------------------------
