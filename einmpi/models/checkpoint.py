@@ -12,7 +12,7 @@ from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.datasets import Dataset
 from einmpi.files.safetensors import find, list_tensors
-from einmpi.files.specs import InputSpec
+from einmpi.files.specs import InputSpec, Resident
 from einmpi.units import counted, show_shape
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def weight_inputs(
     weights: Mapping[str, Weight],
     dtype: str,
     may_be_there: Sequence[str] = (),
-    resident: bool = True,
+    resident: Resident = True,
 ) -> tuple[InputSpec, ...]:
     """Return the inputs that are weights of a checkpoint, after all of them have been found.
 
@@ -110,7 +110,7 @@ def weight_inputs(
 
 
 def random_inputs(
-    weights: Mapping[str, Weight], dtype: str, resident: bool = True
+    weights: Mapping[str, Weight], dtype: str, resident: Resident = True
 ) -> tuple[InputSpec, ...]:
     """Return inputs that are random weights of a size that keeps all numbers small.
 

@@ -17,7 +17,7 @@ from einmpi.api import compile as compile_job
 from einmpi.api import plan as plan_job
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, one_of
-from einmpi.files.specs import InputSpec
+from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
@@ -380,10 +380,13 @@ class Model:
         )
 
     def _weights(self, program: ModelProgram) -> tuple[InputSpec, ...]:
+        """Return where weights come from. They stay loaded, as many as the memory limit allows."""
+        resident: Resident = True if self.settings.memory is None else "fit"
+        dtype = self.settings.dtype
         if self.random:
-            return random_inputs(program.weights, self.settings.dtype)
+            return random_inputs(program.weights, dtype, resident)
         may_be_there = (_OUTPUT_HEAD,) if self.config.tied else ()
-        return weight_inputs(self.folder, program.weights, self.settings.dtype, may_be_there)
+        return weight_inputs(self.folder, program.weights, dtype, may_be_there, resident)
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -140,6 +140,16 @@ def test_all_programs_of_a_model_share_the_weights(random):
             assert block is first[name]
 
 
+def test_less_memory_than_the_weights_need():
+    expected = golden()
+    model = load(LLAMA, memory="120KiB")
+    generated = model.generate(expected["tokens"], new=6)
+    np.testing.assert_array_equal(np.stack(generated), expected["greedy"][:, :6])
+    for _, compiled in model.compiled.values():
+        assert 0 < len(compiled.residents.blocks) < 9 * model.config.layers + 3
+        assert compiled.measured.peak <= 120 * 1024
+
+
 def test_half_precision_and_random_weights():
     expected = golden("llama_bf16")
     logits = load(CHECKPOINTS / "llama_bf16").logits(expected["tokens"], every=True).gather()

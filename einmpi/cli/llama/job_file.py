@@ -121,5 +121,5 @@ def _input_text(spec: InputSpec, folder: str) -> str:
     if spec.convert is not None:
         entries["convert"] = quoted(spec.convert)
     if spec.resident:
-        entries["resident"] = "true"
+        entries["resident"] = "true" if spec.resident is True else quoted(spec.resident)
     return "{ " + ", ".join(f"{key} = {value}" for key, value in entries.items()) + " }"
