@@ -122,7 +122,7 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 def _memory_curve(options: argparse.Namespace) -> None:
     from einmpi import api
     from einmpi.files.replace import check_replaceable
-    from einmpi.planner.memory_curve import curve_json, curve_text, memory_curve
+    from einmpi.planner.saving_memory.memory_curve import curve_json, curve_text, memory_curve
     from einmpi.report.memory_picture import memory_picture
     from einmpi.report.plot import check_plot, write_picture
 

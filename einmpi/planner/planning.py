@@ -11,7 +11,6 @@ from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, States
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Factored, Name
-from einmpi.planner.least_memory import least_memory_states
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills
@@ -21,6 +20,7 @@ from einmpi.planner.plan_data import Recomputed
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import with_fused_chains
+from einmpi.planner.saving_memory.least_memory import least_memory_states
 from einmpi.planner.saving_memory.order import orders_that_free_early
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
@@ -29,7 +29,7 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
-from einmpi.planner.trade_offs import PricedCuts, TradeOffs
+from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
 from einmpi.units import counted
 
 CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth

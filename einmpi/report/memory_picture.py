@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from einmpi.planner.memory_curve import CurvePoint
+from einmpi.planner.saving_memory.memory_curve import CurvePoint
 from einmpi.report.picture import Curve, Picture, Shape, ShapeGroup, Text
 from einmpi.units import show_bytes
 
