@@ -145,3 +145,21 @@ def test_a_cache_that_is_given_twice_stays_as_it_is():
         made = step(cache=current, other=current, row=np.full(3, number), at=np.array(1))
         np.testing.assert_array_equal(made["old"].gather()[1], np.full(3, 2 * max(1, number - 1)))
         current = made["next"]
+
+
+@pytest.mark.parametrize("place", ["at[b] / 2", "at[b] + 0.5", "sqrt(at[b])", "1.5"])
+def test_a_place_between_two_indices_writes_nothing(place):
+    cache = np.zeros((3, 4, 2))
+    at = np.array([2, 3, 4])
+    used = {"row": np.ones((3, 2)), "at": at} if "at" in place else {"row": np.ones((3, 2))}
+    text = f"next[b,u,d] = where(u == {place}, row[b,d], cache[b,u,d])"
+    job = einmpi.program(text, cache=cache, **used)
+    step = einmpi.compile(job, carry={"cache": "next"}, donate=True)
+    indices = {"at[b] / 2": at / 2, "at[b] + 0.5": at + 0.5, "sqrt(at[b])": np.sqrt(at)}
+    places = indices.get(place, np.full(3, 1.5))
+    is_written = np.arange(4) == places[:, None]
+    current = cache
+    for _ in range(4):
+        current = step({**used, "cache": current})["next"]
+    expected = np.where(is_written[:, :, None], 1.0, cache)
+    np.testing.assert_array_equal(current.gather(), expected)

@@ -36,6 +36,8 @@ def prepare_row_writes(
         return None
     start, stop = runs[0]
     places_of = _prepare_places(rows, kernel)
+    if places_of(operands).dtype.kind not in "biu":
+        return None  # such as at[b] / 2, which may lie between two indices
     values_of = _prepare_values(rows, kernel, operands, target, strict, repetition)
     output = kernel.einsum.output
     others = [label for label in output if label != rows.label]
