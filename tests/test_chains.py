@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -704,6 +705,32 @@ def test_an_error_in_a_thread_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> Non
             expected = einmpi.reference(job, arrays)["O"]
             assert_within(compiled(arrays)["O"].gather(), expected, dtype, 40)
     assert 0 < taken_before_error < len(taken)
+
+
+def test_after_an_error_no_thread_of_a_chain_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is in the middle of a block ends it before the error is raised."""
+    use_threads(monkeypatch, 2)
+    text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
+    job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
+    compute = chain_step._steps_of_block
+    both_began = threading.Barrier(2)
+    names = []
+    ended = []
+
+    def fail_or_wait(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        is_first = both_began.wait(10) == 0
+        if is_first:
+            raise ValueError("the first thread fails")
+        time.sleep(0.2)
+        ended.append(compute(*arguments))
+        return ended[-1]
+
+    monkeypatch.setattr(chain_step, "_steps_of_block", fail_or_wait)
+    with pytest.raises(Exception, match="the first thread fails"):
+        einmpi.compile(job)(arrays_for(job) | {"group": np.arange(27) % 4})
+    assert len(set(names)) == 2
+    assert len(ended) == 1
 
 
 def test_an_error_inside_of_a_chain_names_the_vertex() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -52,10 +53,14 @@ def _compute_blocks(
     blocks = _SharedBlocks(smaller_step)
     compute_share = partial(compute, step=smaller_step, blocks=blocks)
     with one_blas_thread():  # each of the threads calls BLAS, whose own threads would disturb them
+        shares = [pool(len(workers)).submit(compute_share, worker) for worker in workers]
         try:
-            return sum(pool(len(workers)).map(compute_share, workers))
+            return sum(share.result() for share in shares)
         finally:
-            blocks.stop()  # after an error or Ctrl-C, the threads need not go on
+            # After an error or Ctrl-C the threads need not go on, but must not write any more
+            # when the memory of this run is used for another one.
+            blocks.stop()
+            wait(shares)
 
 
 class _SharedBlocks:
