@@ -33,7 +33,12 @@ from einmpi.models.programs import (
     decode_program,
     prefill_program,
 )
-from einmpi.models.prompts import Prompts, checked_layers, make_prompts
+from einmpi.models.prompts import (
+    Prompts,
+    checked_layers,
+    checked_stop_tokens,
+    make_prompts,
+)
 from einmpi.models.sampling import Sampling, Tokens, check_sampling, choose_tokens
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import parse_bytes
@@ -275,14 +280,13 @@ class Model:
         InputError
             An argument is wrong; the same error on all ranks.
         """
-        steps = []
-        for step in self.stream(
-            tokens, new, temperature, top_k, top_p, seed, stop=stop, lengths=lengths
-        ):
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        prompts, stop_tokens = self._checked(tokens, lengths, new, sampling, stop)
+        by_sequence = np.full((len(prompts.tokens), new), ENDED, np.int64)
+        for number, step in enumerate(self._steps(prompts, new, sampling, stop_tokens)):
             if on_tokens is not None:
                 on_tokens(step)
-            steps.append(step)
-        by_sequence = np.stack(steps, axis=1)
+            by_sequence[:, number] = step
         return [row[row != ENDED] for row in by_sequence]
 
     def stream(
@@ -309,10 +313,8 @@ class Model:
             An argument is wrong; the same error on all ranks.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
-        together(self.comm, lambda: check_sampling(sampling))
-        prompts = self._prompts(tokens, lengths, new)
-        stop_tokens = self.config.stop_tokens if stop is None else stop
-        return self._steps(prompts, new, sampling, np.asarray(stop_tokens, np.int64))
+        prompts, stop_tokens = self._checked(tokens, lengths, new, sampling, stop)
+        return self._steps(prompts, new, sampling, stop_tokens)
 
     # ---- plans and jobs --------------------------------------------------------------------------
 
@@ -392,6 +394,15 @@ class Model:
 
     def _prompts(self, tokens: Any, lengths: Any, new: int = 0) -> Prompts:
         return together(self.comm, lambda: make_prompts(tokens, lengths, self.config, new))
+
+    def _checked(
+        self, tokens: Any, lengths: Any, new: int, sampling: Sampling, stop: Sequence[int] | None
+    ) -> tuple[Prompts, Tokens]:
+        """Return the prompts and the stop tokens; refuse arguments that are wrong."""
+        together(self.comm, lambda: check_sampling(sampling))
+        prompts = self._prompts(tokens, lengths, new)
+        wanted = self.config.stop_tokens if stop is None else stop
+        return prompts, together(self.comm, lambda: checked_stop_tokens(wanted))
 
     def _prefill_program(self, batch: int, sequence: int, **options: Any) -> ModelProgram:
         return prefill_program(self.config, batch, sequence, self.settings.dtype, **options)

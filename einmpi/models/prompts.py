@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,10 @@ def _rows(tokens: Any) -> list[Tokens]:
     """Return the prompts one by one: a single one may be given without a list around it."""
     if hasattr(tokens, "gather"):  # a DistArray
         tokens = tokens.gather()
-    items: list[Any] = [tokens]
-    is_one_array = isinstance(tokens, np.ndarray) and tokens.ndim == 1
+    is_one_array = isinstance(tokens, np.ndarray) and tokens.ndim <= 1
     is_one_list = isinstance(tokens, list | tuple) and bool(tokens) and np.ndim(tokens[0]) == 0
-    if not is_one_array and not is_one_list:
-        items = list(tokens)
+    is_single = is_one_array or is_one_list or not isinstance(tokens, Iterable)
+    items = [tokens] if is_single else list(tokens)
     rows = []
     for item in items:
         row = np.asarray(item)
@@ -105,3 +104,11 @@ def checked_layers(layers: Sequence[int], config: Config) -> tuple[int, ...]:
     if len(set(chosen)) != len(chosen):
         raise InputError("layers", f"{list(chosen)} requested", "different layers")
     return chosen
+
+
+def checked_stop_tokens(stop: Any) -> Tokens:
+    """Return the tokens after which a sequence ends; refuse what is not a list of integers."""
+    is_list = isinstance(stop, list | tuple) or (isinstance(stop, np.ndarray) and stop.ndim > 0)
+    if not is_list or not all(isinstance(token, int | np.integer) for token in stop):
+        raise InputError("stop", f"{stop!r:.60} requested", "a list of tokens such as [2]")
+    return np.array(list(stop), np.int64)

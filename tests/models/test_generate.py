@@ -114,6 +114,13 @@ def test_the_models_own_stop_tokens(tmp_path):
     np.testing.assert_array_equal(generated, expected["greedy"][1, :count])
 
 
+def test_no_new_tokens(model):
+    assert list(model.stream([[1, 2], [3]], new=0)) == []
+    generated = model.generate([[1, 2], [3]], new=0)
+    assert [tokens.tolist() for tokens in generated] == [[], []]
+    assert [tokens.dtype for tokens in generated] == [np.int64, np.int64]
+
+
 def test_tokens_are_given_to_a_callback_step_by_step(model):
     seen = []
     (generated,) = model.generate([1, 2, 3], new=5, on_tokens=lambda step: seen.append(step[0]))
@@ -197,6 +204,11 @@ def test_the_plan_and_the_job_of_a_model(model):
         ({"tokens": [1], "temperature": float("nan")}, "temperature: nan requested"),
         ({"tokens": [1], "seed": -1}, "seed: -1 requested"),
         ({"tokens": [1], "seed": 1.5}, "seed: 1.5 requested"),
+        ({"tokens": 5}, "tokens: a prompt is int64 with 0 dimensions"),
+        ({"tokens": None}, "tokens: a prompt is object with 0 dimensions"),
+        ({"tokens": [1], "stop": 2}, "stop: 2 requested"),
+        ({"tokens": [1], "stop": ["end"]}, "stop: ['end'] requested"),
+        ({"tokens": [1], "stop": [[1], [2, 3]]}, "stop: [[1], [2, 3]] requested"),
     ],
 )
 def test_wrong_arguments(model, settings, message):
