@@ -13,7 +13,7 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import Inputs, OnDevice
+from einmpi.compiled.inputs import Inputs, OnDevice, resident_key
 from einmpi.files.reading import Reading
 from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array
 from einmpi.runtime.gpu.backend import CupyBackend
@@ -112,7 +112,7 @@ class DeviceInputs:
             if step.overwritten and step.tensor not in self.inputs.overwritable:
                 return block.copy()
             return block
-        key = step.tensor, step.region
+        key = resident_key(self.inputs.job, step)
         is_unchanged = step.tensor not in self.inputs.changing
         stays = given is None and is_unchanged
         if stays and key in self.backend.resident:

@@ -204,7 +204,7 @@ class Inputs:
         known = self.resident
         if step.tensor in self.given or step.tensor in self.changing:
             known = {}  # the next run may be given another one
-        key = step.tensor, step.region
+        key = resident_key(self.job, step)
         shared = self.sharing.inputs.get(step.slot.name)
         if shared is not None and known is self.resident:
             if key not in known:
@@ -273,6 +273,18 @@ class Inputs:
                 part[...] = given[there]
             else:
                 fill_box(spec, bound, there, part if bound else part.reshape(()))
+
+
+def resident_key(job: Job, step: Load) -> tuple[str, Region]:
+    """Return what the block of an input that stays loaded is known by, in all jobs that share it.
+
+    A parameter may have another value in another job, so it is known by its value too.
+    """
+    if not step.slot.shape:
+        for spec in job.inputs:
+            if spec.name == step.tensor and spec.value is not None:
+                return f"{spec.dtype} {spec.name} = {spec.value!r}", step.region
+    return step.tensor, step.region
 
 
 def _as_vector(array: Array) -> Array:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import Inputs, block_of
+from einmpi.compiled.inputs import Inputs, block_of, resident_key
 from einmpi.compiled.residents import Residents
+from einmpi.job.job import Job
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.host_memory import aligned_empty
@@ -79,6 +80,7 @@ class PreparedRun:
 def prepare_run(
     repeated: RepeatedSchedule,
     schedule: Schedule,
+    job: Job,
     inputs: Mapping[str, Any],
     residents: Residents,
     layouts: Mapping[str, Layout],
@@ -99,7 +101,7 @@ def prepare_run(
             continue
         given = inputs.get(step.tensor)
         if step.tensor not in inputs and step.kept and not step.overwritten:
-            block = residents.blocks.get((step.tensor, step.region))
+            block = residents.blocks.get(resident_key(job, step))
             if block is None:
                 return None
             resident_blocks[step.slot.name] = block

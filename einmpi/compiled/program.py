@@ -243,7 +243,9 @@ class Compiled:
         if shared is not None and shared.most_bytes_anywhere:
             return  # a prepared call knows nothing of groups that share memory, here or elsewhere
         layouts = {name: self.layout_of(known.plan, name) for name in self.job.graph.outputs}
-        known.prepared = prepare_run(repeated, known.schedule, inputs, self.residents, layouts)
+        known.prepared = prepare_run(
+            repeated, known.schedule, self.job, inputs, self.residents, layouts
+        )
 
     def _call_prepared(
         self, known: KnownCall, prepared: PreparedRun, inputs: Mapping[str, Any]

@@ -95,6 +95,28 @@ def test_both_jobs_keep_one_block_of_each_input(ranks, extents, token_first, str
     assert later.shared.names == ("W", "U")
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_parameters_are_not_shared(ranks):
+    """Both jobs have a parameter of the same name, with another value."""
+    w, _ = write_weights(6, 5, 4)
+    text = "z[k] = rate * sum(x[j] * W[j,k])"
+    x = np.arange(6.0)
+
+    def on_rank(comm):
+        steps = []
+        for rate in (2.0, 3.0, 2.0):
+            job = einmpi.program(text, x=(6,), rate=rate, resident=True, inputs={"W": WEIGHTS["W"]})
+            share = steps[0] if steps else None
+            steps.append(einmpi.compile(job, comm, share=share))
+        for _ in range(4):
+            for step, rate in zip(steps, (2.0, 3.0, 2.0), strict=True):
+                np.testing.assert_allclose(step(x=x)["z"].gather(), rate * (x @ w))
+                np.testing.assert_allclose(step(x=x, rate=7.0)["z"].gather(), 7 * (x @ w))
+            assert all(step.resident is steps[0].resident for step in steps)
+
+    run_threads(ranks, on_rank)
+
+
 def test_files_are_read_once():
     w, u = write_weights(6, 5, 4)
     x = np.arange(18.0).reshape(3, 6)

@@ -111,6 +111,37 @@ def test_places_that_are_no_integers_are_compared_as_numbers():
     np.testing.assert_array_equal(made.gather(), [[0, 1, 0], [0, 0, 0]])
 
 
+@pytest.mark.parametrize(
+    ("place", "places"),
+    [
+        ("at[b] / 2", [0.5, 1.0, 1.5]),
+        ("at[b] * 0.5", [0.5, 1.0, 1.5]),
+        ("sqrt(at[b])", np.sqrt([1, 2, 3])),
+        ("log(at[b] - 1)", [-np.inf, 0, np.log(2)]),
+        ("1.5", [1.5, 1.5, 1.5]),
+    ],
+)
+def test_places_computed_from_integers_that_are_none_themselves(place, places):
+    at = np.array([1, 2, 3])
+    cache = np.arange(12.0).reshape(3, 4)
+    row = np.array([100.0, 200.0, 300.0])
+    text = f"next[b,u] = where(u == {place}, row[b], cache[b,u])"
+    job = einmpi.program(text, cache=cache, row=row, at=at)
+    inputs = {"cache": cache, "row": row, "at": at}
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    is_place = np.arange(4) == np.reshape(places, (3, 1))
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm=comm, carry={"cache": "next"}, donate=True)
+        made = cache
+        for _ in range(4):
+            made = step({**used, "cache": made})["next"]
+        return made.gather()
+
+    for found in run_threads(2, on_rank):
+        np.testing.assert_array_equal(found, np.where(is_place, row[:, None], cache))
+
+
 def test_calls_with_given_caches_are_prepared():
     """The cache stays where it is, and arrays that were given away cannot be used again."""
     text = "next[b,u,d] = where(u == at[b], row[b,d], cache[b,u,d])"
