@@ -121,7 +121,6 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 
 def _memory_curve(options: argparse.Namespace) -> None:
     from einmpi import api
-    from einmpi.files.replace import check_replaceable
     from einmpi.planner.saving_memory.memory_curve import curve_json, curve_text, memory_curve
     from einmpi.report.memory_picture import memory_picture
     from einmpi.report.plot import check_plot, write_picture
@@ -132,7 +131,6 @@ def _memory_curve(options: argparse.Namespace) -> None:
     file = options.memory_curve
     if file:
         check_plot(file)
-        check_replaceable(file, f"--memory-curve {file}")
     job = load_job(options)
     check_files(options, job)
     settings = {"strategy": options.strategy, "nodes": options.nodes, "machine": options.machine}

@@ -13,8 +13,9 @@ from einmpi.errors import InputError
 if TYPE_CHECKING:
     from einmpi.job.job import Job
 
-FLAGS = ("json", "report", "trace", "plot", "out", "save")
-_FLAGS_WITH_STDOUT = ("json", "out")  # for which - is standard output
+FLAGS = ("json", "report", "trace", "plot", "out", "save", "memory-curve")
+# Values that name no file: standard output, or a curve that is only printed.
+_NO_FILE = {"json": "-", "out": "-", "memory-curve": ""}
 
 
 def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
@@ -23,8 +24,8 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
 
     uses = {os.path.realpath(file): use for file, use in _files_in_use(options, job)}
     for flag in FLAGS:
-        file = getattr(options, flag, None)
-        if file is None or (file == "-" and flag in _FLAGS_WITH_STDOUT):
+        file = getattr(options, flag.replace("-", "_"), None)
+        if file is None or file == _NO_FILE.get(flag):
             continue
         place = f"--{flag} {file}"
         path = os.path.realpath(file)
