@@ -102,6 +102,7 @@ def _source_of(spec: InputSpec) -> InputSpec:
         declared_shape=None,
         declared_dtype=None,
         follow=(),
+        resident=True,
         parts=None,
         place="",
     )

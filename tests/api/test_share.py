@@ -162,6 +162,25 @@ def test_what_one_job_forgets_both_load_again():
             np.testing.assert_allclose(found, np.tanh(x @ (2 * w)) @ u)
 
 
+@pytest.mark.parametrize(("first_mode", "second_mode"), [(True, "fit"), ("fit", True)])
+def test_one_job_keeps_inputs_and_the_other_if_they_fit(first_mode, second_mode):
+    w, u = write_weights(6, 4, 3)
+    x = np.random.default_rng(1).standard_normal((5, 6))
+
+    def on_rank(comm):
+        first = einmpi.compile(prompt_job(5, 6, resident=first_mode), comm)
+        found = [first(X=x)["Z"].gather()]
+        second = einmpi.compile(prompt_job(5, 6, resident=second_mode), comm, share=first)
+        found.append(second(X=x)["Z"].gather())
+        assert second.resident is first.resident
+        assert {name for name, _ in first.resident} == {"W", "U"}
+        return found
+
+    for found in run_threads(2, on_rank):
+        for result in found:
+            np.testing.assert_allclose(result, np.tanh(x @ w) @ u)
+
+
 def test_memory_is_freed_with_the_last_job():
     w, u = write_weights(6, 5, 4)
     prompt = einmpi.compile(prompt_job(2, 6))
