@@ -125,8 +125,9 @@ def _memory_curve(options: argparse.Namespace) -> None:
     from einmpi.report.memory_picture import memory_picture
     from einmpi.report.plot import check_plot, write_picture
 
-    for flag, value in (("--memory", options.memory), ("--compare", options.compare)):
-        if value:
+    for option in ("memory", "compare", "report", "show_relations", "full"):
+        if getattr(options, option):
+            flag = "--" + option.replace("_", "-")
             raise InputError("--memory-curve", f"{flag} is given as well", "one of the two")
     file = options.memory_curve
     if file:

@@ -49,5 +49,7 @@ def test_a_curve_takes_no_limit(tmp_path, capsys):
     path.write_text(JOB)
     assert main(["plan", str(path), "-n", "4", "--memory-curve", "--memory", "1MiB"]) == 2
     assert "--memory-curve: --memory is given as well" in capsys.readouterr().err
+    assert main(["plan", str(path), "-n", "4", "--memory-curve", "--report", "page.html"]) == 2
+    assert "--memory-curve: --report is given as well" in capsys.readouterr().err
     assert main(["plan", str(path), "-n", "4", "--memory-curve", "curve.jpg"]) == 2
     assert "unknown picture format" in capsys.readouterr().err
