@@ -45,6 +45,16 @@ def list_tensors(file: str, place: str, most: int) -> list[str]:
     return sorted(weight_map)[:most]
 
 
+def files_of_tensors(file: str, place: str) -> dict[str, str]:
+    """Return the path of the file that an index names for each of its tensors."""
+    folder = os.path.dirname(file)
+    files = {}
+    for tensor, shard in _read_index(file, place)[1].items():
+        _check_shard_name(file, tensor, shard, place or file)
+        files[tensor] = os.path.join(folder, shard)
+    return files
+
+
 def _read_index(file: str, place: str) -> tuple[FileIdentity, dict[str, str]]:
     """Return the identity of the index before it was read, and the file of each tensor."""
     check_file(file, place, "the index of a model in safetensors files")

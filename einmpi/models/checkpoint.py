@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.files import safetensors_index
 from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.datasets import Dataset
 from einmpi.files.safetensors import find, list_tensors
 from einmpi.files.specs import InputSpec, Resident
+from einmpi.models.config import CONFIG_FILE, NAMED
 from einmpi.units import counted, show_shape
 
 if TYPE_CHECKING:
     from einmpi.models.programs import Weight
 
-CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MOST_TENSORS = 10**6
@@ -31,7 +31,7 @@ _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 def check_folder(folder: str) -> None:
     """Refuse a folder that has no config.json."""
     if not os.path.isdir(folder):
-        expected = "a folder with a checkpoint, or one of 7B, 13B, 30B, 65B"
+        expected = f"a folder with a checkpoint, or one of {', '.join(NAMED)}"
         raise InputError(folder, "there is no such folder", expected)
     if not os.path.isfile(os.path.join(folder, CONFIG_FILE)):
         expected = "the folder of a model in the format of Hugging Face"
@@ -42,29 +42,13 @@ def files_of_tensors(folder: str) -> dict[str, str]:
     """Return the file of each tensor of a checkpoint."""
     index = os.path.join(folder, INDEX_FILE)
     if os.path.isfile(index):
-        return _read_index(folder, index)
+        return safetensors_index.files_of_tensors(index, index)
     file = os.path.join(folder, SINGLE_FILE)
     if not os.path.isfile(file):
         problem = f"there is neither {SINGLE_FILE} nor {INDEX_FILE}"
         hint = "einmpi reads safetensors, not pytorch_model.bin"
         raise InputError(folder, problem, "a folder with the weights", hint)
     return dict.fromkeys(list_tensors(file, file, _MOST_TENSORS), file)
-
-
-def _read_index(folder: str, index: str) -> dict[str, str]:
-    try:
-        with open(index, encoding="utf-8") as opened:
-            weight_map = json.load(opened)["weight_map"]
-        files = {}
-        for tensor, name in weight_map.items():
-            if not isinstance(name, str) or os.path.basename(name) != name:
-                raise ValueError(f"the file of {tensor} is {name!r}")
-            files[tensor] = os.path.join(folder, name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        problem = f"it cannot be read as an index: {reason:.200}"
-        raise InputError(index, problem, "an undamaged file") from None
-    return files
 
 
 def weight_inputs(

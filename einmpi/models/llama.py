@@ -17,6 +17,7 @@ from einmpi.api import compile as compile_job
 from einmpi.api import plan as plan_job
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, one_of
+from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
@@ -28,6 +29,7 @@ from einmpi.models.programs import (
     FREQUENCIES,
     LENGTHS,
     LOGITS,
+    OUTPUT_HEAD,
     TOKENS,
     ModelProgram,
     decode_program,
@@ -49,10 +51,8 @@ if TYPE_CHECKING:
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Plan
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused
 ENDED = -1  # what a stream yields for a sequence after its stop token
-_OUTPUT_HEAD = "lm_head.weight"  # checkpoints with tied embeddings may have it too
 
 
 def load(
@@ -107,9 +107,9 @@ def load(
         path = os.fspath(folder)
         config = _config_of(path, random)
         chosen_dtype = config.dtype if dtype is None else dtype
-        if chosen_dtype not in DTYPES:
+        if chosen_dtype not in CONVERTIBLE_DTYPES:
             problem = f"unknown dtype {chosen_dtype!r}"
-            raise InputError("dtype", problem, one_of(DTYPES, chosen_dtype))
+            raise InputError("dtype", problem, one_of(CONVERTIBLE_DTYPES, chosen_dtype))
         if backend not in backend_names():
             problem = f"unknown backend {backend!r}"
             raise InputError("backend", problem, one_of(backend_names(), backend))
@@ -130,7 +130,7 @@ def _config_of(path: str, random: bool) -> Config:
     if path in NAMED and not os.path.isdir(path):
         if not random:
             problem = "a size has no weights"
-            hint = "use random weights"
+            hint = "use random weights: --random, or random=True in Python"
             raise InputError(path, problem, "the folder of a checkpoint", hint)
         return NAMED[path]
     check_folder(path)
@@ -387,7 +387,7 @@ class Model:
         dtype = self.settings.dtype
         if self.random:
             return random_inputs(program.weights, dtype, resident)
-        may_be_there = (_OUTPUT_HEAD,) if self.config.tied else ()
+        may_be_there = (OUTPUT_HEAD,) if self.config.tied else ()
         return weight_inputs(self.folder, program.weights, dtype, may_be_there, resident)
 
     # ---- steps -----------------------------------------------------------------------------------

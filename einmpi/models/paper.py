@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from einmpi.models.config import NAMED
+
 
 @dataclass(frozen=True)
 class Llama:
@@ -19,12 +21,11 @@ class Llama:
     epsilon: float = 1e-6
 
 
-MODELS = {
-    "7B": Llama(4096, 32, 32, 11008),
-    "13B": Llama(5120, 40, 40, 13824),
-    "30B": Llama(6656, 60, 52, 17920),
-    "65B": Llama(8192, 80, 64, 22016, 1e-5),
-}
+MODELS: dict[str, Llama] = {}
+for _name, _config in NAMED.items():
+    MODELS[_name] = Llama(
+        _config.width, _config.layers, _config.heads, _config.hidden, _config.epsilon
+    )
 
 _LAYER = """
 n1_{k}[b,s,a]   = rmsnorm[a](x_{p}[b,s,a], eps={eps}) * g1_{k}[a]

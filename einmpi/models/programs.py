@@ -19,6 +19,7 @@ TOKENS = "tokens"  # inputs that a call gives
 LENGTHS = "lengths"
 FREQUENCIES = "frequencies"
 LOGITS = "logits"
+OUTPUT_HEAD = "lm_head.weight"  # the tensor; checkpoints with tied embeddings may have it too
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def weights_of(config: Config) -> dict[str, Weight]:
             weights[f"{parameter.name}_{number}"] = Weight(tensor, shape)
     weights["gf"] = Weight("model.norm.weight", (config.width,))
     if not config.tied:
-        weights["lm"] = Weight("lm_head.weight", of_vocabulary)
+        weights["lm"] = Weight(OUTPUT_HEAD, of_vocabulary)
     return weights
 
 

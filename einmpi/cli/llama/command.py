@@ -72,13 +72,12 @@ def check_flags(options: argparse.Namespace) -> None:
     if options.backend not in backend_names():
         problem = f"unknown backend {options.backend!r}"
         raise InputError("--backend", problem, one_of(backend_names(), options.backend))
-    names = list(options.compare or [])
+    strategies = [("--compare", name) for name in options.compare or ()]
     if options.strategy is not None:
-        names.append(options.strategy)
-    for name in names:
+        strategies.append(("--strategy", options.strategy))
+    for flag, name in strategies:
         if name not in STRATEGIES:
-            problem = f"unknown strategy {name!r}"
-            raise InputError("--strategy", problem, one_of(STRATEGIES, name))
+            raise InputError(flag, f"unknown strategy {name!r}", one_of(STRATEGIES, name))
     if options.memory is not None:
         parse_bytes(options.memory, "--memory")
 

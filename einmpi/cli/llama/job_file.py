@@ -99,13 +99,14 @@ def _job_text(
 
 def _input_text(spec: InputSpec, folder: str) -> str:
     """Return an input as a job file writes it: from its file, or generated."""
+    from einmpi.files.formats import known_format
+
     entries = {}
     if spec.file is not None:
         file = os.path.relpath(spec.file, folder or ".")
         entries["file"] = quoted(file)
         if spec.inside:
-            key = "tensor" if file.endswith(".safetensors") else "dataset"
-            entries[key] = quoted(spec.inside)
+            entries[known_format(spec.place, file).key] = quoted(spec.inside)
     else:
         entries["random"] = quoted(spec.random or "")
         if spec.random == "uniform":

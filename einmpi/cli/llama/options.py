@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einmpi.cli.option_record import Option
-from einmpi.graph.dtypes import DTYPES
+from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
@@ -47,7 +47,7 @@ LLAMA_OPTIONS = (
         "job",
         _COMMAND,
         "dtype to compute in; that of the files by default",
-        suggestions=tuple(DTYPES),
+        suggestions=CONVERTIBLE_DTYPES,
     ),
     Option(
         ("--random",),
