@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
 from copy import copy
@@ -64,7 +65,7 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
         else:
             others = on_host.get(id(_owner(own)), []) + borrowed
             if type(_owner(own)) is not np.ndarray:
-                others = [entry for entries in on_host.values() for entry in entries] + borrowed
+                others = [*itertools.chain(*on_host.values()), *borrowed]
             is_shared = False
             for other_name, block in others:
                 if other_name != name and np.may_share_memory(own, block):

@@ -13,9 +13,8 @@ from einmpi.errors import InputError
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
-_NEEDED_BY_SEVERAL_RANKS = frozenset(
-    ("mpi4py", "mpirun", "ping")
-)  # findings; one rank does without
+# Findings without which one rank works.
+_NEEDED_BY_SEVERAL_RANKS = frozenset(("mpi4py", "mpirun", "ping"))
 _MARKS = {"ok": "ok", "note": "note", "problem": "FAIL"}
 
 
