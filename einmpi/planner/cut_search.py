@@ -63,11 +63,16 @@ class CutSearch:
         tie: dict[str, str] = {}
         if self.is_default and not self.small:
             tie = self.tied()
-        self.problem = self.factored(tie)
+        self.problem = self.factored(tie) if tie else self.with_own_variables
         self.with_shared_variables = self.problem
         self.is_tangled = bool(tie) and is_tangled(Solver(self.problem, self.mesh))
         if tie and self.exact_axes and not self.is_tangled:
-            self.problem = self.factored({})
+            self.problem = self.with_own_variables
+
+    @cached_property
+    def with_own_variables(self) -> Factored:
+        """The problem in which every layer has variables of its own."""
+        return self.factored({})
 
     def problem_at(self, price: int) -> Factored:
         """Return the problem that is solved at a price of memory.

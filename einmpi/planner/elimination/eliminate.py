@@ -17,7 +17,6 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 CHUNK_CELLS = 1 << 18  # joined at a time, so that they stay in the cache
-FEW_VALUES = 16  # of a variable, which are compared one after another
 JOIN_OVERHEAD_CELLS = 3000  # cells that take as long as the fixed part of a join
 
 
@@ -32,12 +31,28 @@ class Table:
 
 @dataclass(frozen=True)
 class Eliminated:
-    """A table without one variable: the least cost over its values, and where that is."""
+    """A table without one variable: the least cost over its values."""
 
     costs: Ints  # above `least`
-    best: npt.NDArray[np.intp]  # the value of the eliminated variable that costs least
+    # The tables that were joined, with the eliminated variable on the first array axis. An axis has
+    # the size 1 where a table does not depend on its variable.
+    joined: tuple[Ints, ...]
     key: int  # of these costs
     least: int
+
+    def best_value(self, values: Sequence[int]) -> int:
+        """Return the value that costs least, given those of the other variables.
+
+        It is asked for once, so that this takes less time than to find it for all values of the
+        other variables.
+        """
+        total = np.zeros(1, np.int64)
+        for table in self.joined:
+            place = []
+            for value, size in zip(values, table.shape[1:], strict=True):
+                place.append(value if size > 1 else 0)
+            total = total + table[:, *place]
+        return int(total.argmin())
 
 
 @dataclass
@@ -90,9 +105,9 @@ def minimize(
         elimination.add(table)
     elimination.eliminate_all()
     # Backwards: the variable eliminated last depends on none, the one before on the last, …
-    values = [0] * len(sizes)
-    for variable, scope, best in reversed(elimination.steps):
-        values[variable] = int(best[tuple(values[other] for other in scope)])
+    values = elimination.values
+    for variable, scope, result in reversed(elimination.steps):
+        values[variable] = result.best_value([values[other] for other in scope])
     return Minimum(elimination.total, values, elimination.exact)
 
 
@@ -145,8 +160,9 @@ class _Elimination:
         self.total = 0
         self.exact = True
         self.done = [size == 1 for size in sizes]  # one value: nothing to choose, in no table
-        # (variable, the variables that its value depends on, its best value for each of theirs)
-        self.steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+        self.values = [0] * len(sizes)  # of the variables that are fixed
+        # (variable, the variables that its value depends on, what was left without it)
+        self.steps: list[tuple[int, tuple[int, ...], Eliminated]] = []
         self.cells_at_start = memo.cells
 
     def add(self, table: Table) -> None:
@@ -223,7 +239,7 @@ class _Elimination:
         self.done[variable] = True
         result = _eliminate(variable, scope, self.take(variable), self.sizes, self.memo)
         self.total += result.least
-        self.steps.append((variable, scope, result.best))
+        self.steps.append((variable, scope, result))
         if scope:
             self.add(Table(scope, result.costs, result.key))
 
@@ -236,7 +252,7 @@ class _Elimination:
             value = self.looks_best(variable, tables)
         else:
             value = self.fallback[variable]
-        self.steps.append((variable, (), np.array(value, np.intp)))
+        self.values[variable] = value
         for table in tables:
             axis = table.scope.index(variable)
             scope = table.scope[:axis] + table.scope[axis + 1 :]
@@ -256,8 +272,8 @@ class _Elimination:
 def _eliminate(
     variable: int, scope: tuple[int, ...], tables: Sequence[Table], sizes: Sequence[int], memo: Memo
 ) -> Eliminated:
-    """Return the sum of the tables, minimised over `variable`, and where the minimum is."""
-    joined_scope = (*scope, variable)
+    """Return the sum of the tables, minimised over `variable`."""
+    joined_scope = (variable, *scope)
     position = {other: axis for axis, other in enumerate(joined_scope)}
     # The sizes belong to the key: a table may have size 1 on an axis, or there may be no table.
     shape = tuple(sizes[other] for other in joined_scope)
@@ -270,64 +286,41 @@ def _eliminate(
     if found is not None:
         return found
     memo.cells += prod(shape) + JOIN_OVERHEAD_CELLS
-    aligned = [_align(table, position, len(shape)) for table in tables]
-    costs, best = _minimum_over_last(aligned, shape)
+    aligned = tuple(_align(table, position, len(shape)) for table in tables)
+    costs = _minimum_over_first(aligned, shape)
     least = int(costs.min())
     costs = costs - least
     # Above their minimum, costs soon repeat from layer to layer. So the key is made from what they
     # are, not from how they came about.
     content_key = memo.number((costs.shape, blake2b(costs.tobytes()).digest()))
-    memo.results[key] = Eliminated(costs, best, content_key, least)
+    memo.results[key] = Eliminated(costs, aligned, content_key, least)
     return memo.results[key]
 
 
-def _minimum_over_last(
-    aligned: Sequence[Ints], shape: tuple[int, ...]
-) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """Return the minimum over the last axis of the sum of the tables, and where it is.
+def _minimum_over_first(aligned: Sequence[Ints], shape: tuple[int, ...]) -> Ints:
+    """Return the minimum over the first axis of the sum of the tables.
 
-    The sum is never made as a whole: a few rows of the first axis at a time stay in the cache.
+    The sum is never made as a whole: a few rows of the second axis at a time stay in the cache.
     """
     if len(shape) == 1:
-        total = np.broadcast_to(sum(aligned, np.zeros(1, np.int64)), shape)
-        return np.array(total.min()), np.array(total.argmin())
-    step = max(1, CHUNK_CELLS // max(1, prod(shape[1:])))
-    costs = np.empty(shape[:-1], np.int64)
-    best = np.empty(shape[:-1], np.intp)
-    for start in range(0, shape[0], step):
+        return np.array(sum(aligned, np.zeros(1, np.int64)).min())
+    # What is small is added first, so that few sums are large.
+    tables = sorted(aligned, key=lambda table: table.size)
+    step = max(1, CHUNK_CELLS * shape[1] // prod(shape))
+    costs = np.empty(shape[1:], np.int64)
+    for start in range(0, shape[1], step):
         rows = slice(start, start + step)
-        pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
-        if shape[-1] <= FEW_VALUES:
-            _minimum_of_few(pieces, costs[rows], best[rows], shape[-1])
-            continue
-        total = sum(pieces[1:], pieces[0])
-        chunk_shape = (min(step, shape[0] - start), *shape[1:])
-        if total.shape != chunk_shape:  # no table has all variables
-            total = np.broadcast_to(total, chunk_shape)
-        total.argmin(axis=-1, out=best[rows])
-        total.min(axis=-1, out=costs[rows])
-    return costs, best
-
-
-def _minimum_of_few(
-    pieces: Sequence[Ints], costs: Ints, best: npt.NDArray[np.intp], values: int
-) -> None:
-    """Write the minimum over the last axis, value by value.
-
-    numpy takes much longer to reduce many short rows than to compare a few large arrays.
-    """
-    for value in range(values):
-        slices = []
-        for piece in pieces:
-            slices.append(piece[..., value if piece.shape[-1] > 1 else 0])
-        total = sum(slices[1:], slices[0])
-        if value == 0:
-            costs[...] = total
-            best[...] = 0
-            continue
-        is_less = total < costs
-        np.copyto(costs, total, where=is_less)
-        np.copyto(best, value, where=is_less)
+        pieces = [table[:, rows] if table.shape[1] > 1 else table for table in tables]
+        total = pieces[0]
+        chunk_shape = (shape[0], min(step, shape[1] - start), *shape[2:])
+        for piece in pieces[1:]:
+            if total.shape == chunk_shape and total is not pieces[0]:
+                total += piece
+            else:
+                total = total + piece
+        # Where no table has all variables, the minimum is that of several rows.
+        costs[rows] = total.min(axis=0)
+    return costs
 
 
 def _align(table: Table, position: Mapping[int, int], ndim: int) -> Ints:

@@ -54,10 +54,10 @@ class TradeOffs:
     search: CutSearch
     first: Solution  # without a price of memory
 
-    @cached_property
+    @property
     def problem(self) -> Factored:
         """The problem in which every layer has variables of its own."""
-        return self.search.factored({})
+        return self.search.with_own_variables
 
     @cached_property
     def solver(self) -> Solver:
