@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeAlias, TypeVar
 
@@ -20,6 +20,7 @@ from einmpi.planner.factor import Block, Edge, Factored
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
+    AxisPair,
     Factors,
     Ints,
     axes_factors,
@@ -104,6 +105,20 @@ class StayingFactors:
     peers_between: int
 
 
+@lru_cache(maxsize=4096)  # layers repeat, and many prices of memory are tried
+def _factors_of_axes(axes: tuple[AxisPair, ...], between: int, ndim: int) -> StayingFactors:
+    """Return the products over some axes, of which the first `between` are between nodes."""
+    exchanging = []
+    for length, source, target in axes:
+        exchanging.append(length if source not in (target, ndim) else 1)
+    return StayingFactors(
+        every=axes_factors(axes, ndim),
+        between=axes_factors(axes[:between], ndim),
+        peers=prod(exchanging),
+        peers_between=prod(exchanging[:between]),
+    )
+
+
 def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
     """Return the bytes that a rank has of some blocks of a variable in this state."""
     total = 0
@@ -149,6 +164,7 @@ class Solver:
     is_tangled: bool = False
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
+    known_costs: dict[object, int] = field(default_factory=dict)  # of edges between given states
 
     def __post_init__(self) -> None:
         operations = self.problem.operations
@@ -234,6 +250,25 @@ class Solver:
 
     def edge_cost(self, edge: Edge, source: Sequence[int] | None, target: Sequence[int]) -> int:
         """Return what an edge costs between given states of its ends."""
+        # Edges of repeated layers differ in nothing else.
+        key = (
+            edge.bound,
+            edge.nbytes,
+            edge.weight,
+            edge.source_symbols,
+            edge.target_symbols,
+            edge.needed,
+            edge.source == edge.target,
+            None if edge.source is None or source is None else tuple(source),
+            tuple(target),
+        )
+        cost = self.known_costs.get(key)
+        if cost is None:
+            cost = self._edge_cost(edge, source, target)
+            self.known_costs[key] = cost
+        return cost
+
+    def _edge_cost(self, edge: Edge, source: Sequence[int] | None, target: Sequence[int]) -> int:
         rows = {edge.target: self._row_of_state(target)}
         states = {edge.target: tuple(target)}
         if edge.source is not None and source is not None:
@@ -479,12 +514,4 @@ class Solver:
             source_state = move.staying_symbols(states[edge.source])
             sources = [edge.source_symbols[symbol] for symbol in source_state]
         axes = tuple(zip(move.staying_lengths, sources, targets, strict=True))
-        exchanging = []
-        for length, source, target in axes:
-            exchanging.append(length if source not in (target, edge.ndim) else 1)
-        return StayingFactors(
-            every=axes_factors(axes, edge.ndim),
-            between=axes_factors(axes[: move.staying_between], edge.ndim),
-            peers=prod(exchanging),
-            peers_between=prod(exchanging[: move.staying_between]),
-        )
+        return _factors_of_axes(axes, move.staying_between, edge.ndim)

@@ -172,9 +172,9 @@ def bytes_at_vertices(
     resident = frozenset(resident)
     in_place = frozenset(in_place)
     blocked = frozenset(blocked)
-    stored = _input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
+    stored = input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
     not_resident = [name for name in early if name not in resident]
-    waiting = _input_bytes(graph, mesh, states, layouts, not_resident)
+    waiting = input_bytes(graph, mesh, states, layouts, not_resident)
     present = sum(stored.values()) + sum(waiting.values())
     needed = [sum(stored.values())]
     gathered_before = 0  # for a blocked vertex, and needed until the next one is complete
@@ -384,7 +384,7 @@ def peak_bound(
     return peak
 
 
-def _input_bytes(
+def input_bytes(
     graph: EinGraph, mesh: Mesh, states: Labels, layouts: Layouts, inputs: Collection[str]
 ) -> dict[str, int]:
     """Return the bytes of a rank's block of each of these inputs that is used."""
@@ -405,7 +405,7 @@ def least_bytes(
     Everything but resident inputs is then kept outside of memory, and each vertex is computed in
     the smallest pieces.
     """
-    staying = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
+    staying = sum(input_bytes(graph, mesh, states, layouts, resident).values())
     least = staying
     for vertex in graph.computed:
         pieces_of_vertex = least_bytes_of_vertex(graph, mesh, vertex, states[vertex.name], layouts)

@@ -21,7 +21,7 @@ from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
-from einmpi.planner.saving_memory.order import orders_that_free_early
+from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
     CutGraph,
@@ -122,7 +122,7 @@ class Planning:
     def try_recomputing(self, cut: CutGraph, limit: int, recomputing: list[Plan]) -> None:
         """Add the plan with these cuts that fits because tensors are computed again, if any."""
         # Resident inputs are not computed, so that they must fit in any case.
-        if self.options.recompute == AUTO and self.memory.at_vertices(cut)[0] <= limit:
+        if self.options.recompute == AUTO and self.memory.staying(cut) <= limit:
             smaller = self.recomputed(cut, limit)
             if smaller.peak <= limit:
                 recomputing.append(self.finished(smaller, limit, False))
@@ -294,7 +294,7 @@ class Planning:
         states, layouts = self.search.named(found, problem)
         cut = CutGraph(self.graph, states, layouts)
         best = replace(cut, peak=self.memory.peak(cut))
-        for graph in orders_that_free_early(self.graph, self.memory.constraints(cut)):
+        for graph in other_orders(self.graph, self.memory.constraints(cut)):
             other = replace(cut, graph=graph)
             peak = self.memory.peak(other)
             if peak < best.peak:

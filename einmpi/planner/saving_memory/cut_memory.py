@@ -14,6 +14,7 @@ from einmpi.planner.memory import (
     Layouts,
     block_bytes,
     bytes_at_vertices,
+    input_bytes,
     least_bytes,
     operand_cuts,
     output_cuts,
@@ -22,7 +23,7 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
-from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
+from einmpi.planner.saving_memory.order import Constraints, other_orders
 from einmpi.planner.saving_memory.recompute import CutGraph
 
 
@@ -49,7 +50,7 @@ class CutMemory:
             nbytes[vertex.name] = 0 if takes_none else -(-vertex.nbytes // self.mesh.ranks)
         constraints = Constraints(nbytes, first=self.options.first)
         bounds = []
-        for graph in (self.graph, *orders_that_free_early(self.graph, constraints)):
+        for graph in (self.graph, *other_orders(self.graph, constraints)):
             bounds.append(peak_bound(graph, self.mesh.ranks, self.resident, without_memory))
         return min(bounds)
 
@@ -102,6 +103,11 @@ class CutMemory:
             overlapped=overlapped,
         )
 
+    def staying(self, cut: CutGraph) -> int:
+        """Return the bytes of resident inputs, which a rank has all the time."""
+        inputs = input_bytes(cut.graph, self.mesh, cut.states, cut.layouts, self.resident)
+        return sum(inputs.values())
+
     def least(self, cut: CutGraph) -> int:
         """Return the least memory in which these cuts can be carried out."""
         return least_bytes(cut.graph, self.mesh, cut.states, cut.layouts, self.resident)
@@ -133,9 +139,7 @@ class CutMemory:
 
     def chains_that_fit(self, cut: CutGraph, limit: int) -> tuple[FusedChain, ...]:
         """Return the chains that can be computed in memory when everything else is outside."""
-        staying = bytes_at_vertices(
-            cut.graph, self.mesh, cut.states, cut.layouts, self.resident, stage_of(limit)
-        )[0]
+        staying = self.staying(cut)
         found = []
         for chain in cut.chains:
             if staying + self._slots_of(chain, cut) + chain.nbytes <= limit:

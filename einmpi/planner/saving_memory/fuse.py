@@ -10,7 +10,7 @@ from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.plan import Options
 from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.order import orders_that_free_early
+from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import AUTO, CutGraph, with_copies
 
 
@@ -71,7 +71,7 @@ def _in_best_order(cut: CutGraph, memory: CutMemory, limit: int | None) -> CutGr
     best = replace(cut, peak=memory.peak(cut))
     if limit is None or best.peak <= limit:
         return best
-    for graph in orders_that_free_early(cut.graph, memory.constraints(cut)):
+    for graph in other_orders(cut.graph, memory.constraints(cut)):
         other = _with_chains(replace(cut, graph=graph), cut.chains)
         if other is None:
             continue

@@ -47,6 +47,18 @@ def orders_that_free_early(graph: EinGraph, constraints: Constraints) -> Iterato
         yield replace(graph, vertices=(*graph.inputs, *order))
 
 
+def other_orders(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
+    """Yield the graph in the orders of `orders_that_free_early`, each once, but not as given.
+
+    The memory of an order that is known need not be computed again.
+    """
+    known = [graph.computed]
+    for other in orders_that_free_early(graph, constraints):
+        if other.computed not in known:
+            known.append(other.computed)
+            yield other
+
+
 @dataclass(frozen=True)
 class _Unit:
     """Vertices that are computed one after another: an update, with what only it reads."""
