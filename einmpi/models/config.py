@@ -281,7 +281,7 @@ def _rope(values: Values) -> Rope:
         if isinstance(default, bool):
             parameters[key] = found.truth(key, default)
         else:
-            parameters[key] = found.number(key, default, zero=True)
+            parameters[key] = found.number(key, default, zero=default == 0)
     if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         found.wrong("high_freq_factor", "a number above low_freq_factor")
     factor = parameters.get("factor", 1.0)

@@ -141,8 +141,10 @@ def read_values(path: str) -> Values:
     return Values(path, document)
 
 
-def _is_integer(value: Json, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_integer(value: Json, least: int, most: int | None = None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)
 
 
 def _is_number(value: Json, zero: bool) -> bool:
@@ -154,4 +156,4 @@ def _is_number(value: Json, zero: bool) -> bool:
 
 def _is_tokens(value: Json) -> bool:
     listed = value if isinstance(value, list) else [value]
-    return all(_is_integer(token, 0) for token in listed)
+    return all(_is_integer(token, 0, MOST) for token in listed)

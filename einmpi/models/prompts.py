@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.models.sampling import Tokens
@@ -14,6 +16,8 @@ from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.models.config import Config
+
+_EXPECTED_TOKENS = "integers [position] or [batch, position]"
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Pro
 
     `new` tokens will follow each of them.
     """
-    if not isinstance(new, int) or isinstance(new, bool) or new < 0:
+    if not isinstance(new, Integral) or isinstance(new, bool) or new < 0:
         raise InputError("new", f"{new!r} tokens requested", "a number of tokens from 0 on")
     rows = _rows(tokens)
     if not rows:
@@ -46,43 +50,53 @@ def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Pro
     for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
         if count == 0:
             raise InputError("tokens", f"prompt {number} is empty", "at least one token")
-        padded[number, :count] = row[:count]
-    outside = (padded < 0) | (padded >= config.vocabulary)
-    if outside.any():
-        wrong = int(padded[outside][0])
-        expected = f"tokens from 0 to {config.vocabulary - 1}"
-        raise InputError("tokens", f"token {wrong} is outside of the vocabulary", expected)
+        counting = row[:count]
+        outside = (counting < 0) | (counting >= config.vocabulary)
+        if outside.any():
+            problem = f"token {int(counting[outside][0])} is outside of the vocabulary"
+            raise InputError("tokens", problem, f"tokens from 0 to {config.vocabulary - 1}")
+        padded[number, :count] = counting
     if max(counts) + new > config.positions:
         problem = f"{counted(max(counts), 'token')} in a prompt"
         if new:
-            problem += f" and {new} new ones"
+            problem += f" and {counted(new, 'new one')}"
         raise InputError("tokens", problem, f"at most {config.positions}, the model's positions")
     return Prompts(padded, np.array(counts, np.int64))
 
 
-def _rows(tokens: Any) -> list[Tokens]:
+def _rows(tokens: Any) -> list[npt.NDArray[np.integer[Any]]]:
     """Return the prompts one by one: a single one may be given without a list around it."""
     if hasattr(tokens, "gather"):  # a DistArray
         tokens = tokens.gather()
     is_one_array = isinstance(tokens, np.ndarray) and tokens.ndim <= 1
-    is_one_list = isinstance(tokens, list | tuple) and bool(tokens) and np.ndim(tokens[0]) == 0
-    is_single = is_one_array or is_one_list or not isinstance(tokens, Iterable)
-    items = [tokens] if is_single else list(tokens)
+    is_single = is_one_array or not isinstance(tokens, Iterable)
+    items: list[Any] = [tokens] if is_single else list(tokens)
+    if not is_single and items and np.ndim(_array("tokens", items[0])) == 0:
+        items = [items]
     rows = []
     for item in items:
-        row = np.asarray(item)
+        row = _array("tokens", item)
         if row.size == 0:
             row = row.astype(np.int64)
         if row.ndim != 1 or row.dtype.kind not in "iu":
             problem = f"a prompt is {row.dtype.name} with {counted(row.ndim, 'dimension')}"
-            raise InputError("tokens", problem, "integers [position] or [batch, position]")
-        rows.append(row.astype(np.int64))
+            raise InputError("tokens", problem, _EXPECTED_TOKENS)
+        rows.append(row)
     return rows
+
+
+def _array(place: str, values: Any) -> npt.NDArray[Any]:
+    """Return values as an array; refuse lists of unequal lengths."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        problem = "numbers and lists, or lists of unequal lengths, are mixed"
+        raise InputError(place, problem, "integers in one list") from None
 
 
 def _checked_lengths(lengths: Any, counts: Sequence[int]) -> list[int]:
     """Return the lengths that the caller gives, if the prompts have as many tokens."""
-    given = np.asarray(lengths)
+    given = _array("lengths", lengths)
     if given.dtype.kind not in "iu" or given.shape != (len(counts),):
         expected = f"{counted(len(counts), 'integer')}, one for each prompt"
         raise InputError("lengths", f"they are {given.dtype.name}{list(given.shape)}", expected)
@@ -96,7 +110,10 @@ def _checked_lengths(lengths: Any, counts: Sequence[int]) -> list[int]:
 
 def checked_layers(layers: Sequence[int], config: Config) -> tuple[int, ...]:
     """Return the layers whose hidden states are computed; refuse those that do not exist."""
-    chosen = tuple(int(layer) for layer in layers)
+    given = _array("layers", layers)
+    if given.size and (given.dtype.kind not in "iu" or given.ndim != 1):
+        raise InputError("layers", f"{layers!r} requested", "a list of integers")
+    chosen = tuple(int(layer) for layer in given)
     for layer in chosen:
         if not 0 <= layer <= config.layers:
             expected = f"a layer from 0, the embedding, to {config.layers}"

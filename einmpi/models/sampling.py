@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,13 +61,13 @@ def check_sampling(sampling: Sampling, as_flags: bool = False) -> None:
 
 
 def _check_number(place: str, value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not isfinite(value):  # type: ignore[arg-type]  # is_number says so
         raise InputError(place, f"{value!r} requested", "a finite number")
 
 
 def _check_integer(place: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise InputError(place, f"{value!r} requested", "an integer")
 
 
@@ -98,7 +99,8 @@ def candidates(
     order: Tokens = np.argsort(-scores, kind="stable").astype(np.int64)
     if sampling.top_k > 0:
         order = order[: sampling.top_k]
-    scaled = (scores[order] - scores[order[0]]) / sampling.temperature
+    with np.errstate(over="ignore"):  # a tiny temperature makes them -inf, whose probability is 0
+        scaled = (scores[order] - scores[order[0]]) / sampling.temperature
     probabilities = np.exp(scaled)
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:

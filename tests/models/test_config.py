@@ -188,3 +188,17 @@ def test_named_models() -> None:
         numbers = sum(np.prod(weight.shape) for weight in weights_of(config).values())
         assert numbers / 1e9 == pytest.approx(billions, abs=0.05)
         assert config.model_type in ARCHITECTURES
+
+
+@pytest.mark.parametrize("key", ["beta_fast", "beta_slow"])
+def test_a_beta_of_yarn_is_positive(tmp_path, key):
+    rope = {"rope_type": "yarn", "factor": 4.0, key: 0}
+    with pytest.raises(einmpi.InputError, match=f"{key} is 0; expected a positive number"):
+        config_of(tmp_path, rope_parameters=rope)
+
+
+def test_a_stop_token_too_large(tmp_path):
+    with pytest.raises(
+        einmpi.InputError, match=r"eos_token_id is 1000.*; expected a token's number"
+    ):
+        config_of(tmp_path, eos_token_id=10**30)

@@ -231,3 +231,37 @@ def test_wrong_layers_and_settings(model):
         with pytest.raises(InputError) as caught:
             load(LLAMA, **settings)
         assert str(caught.value).startswith(message)
+
+
+def test_numbers_of_numpy_are_taken(model):
+    settings = {"new": np.int64(3), "seed": np.int64(2), "temperature": np.float32(0.5)}
+    plain = model.generate([1, 2], new=3, seed=2, temperature=0.5)
+    np.testing.assert_array_equal(model.generate(range(1, 3), **settings)[0], plain[0])
+
+
+@pytest.mark.parametrize("stop", [[10], (10,), np.array([10], np.uint8)])
+def test_a_sequence_ends_at_once(model, stop):
+    assert model.generate([1, 2], new=3, stop=stop)[0].tolist() == [10]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"tokens": [[[1, 2], [3]]]}, "tokens: numbers and lists"),
+        ({"tokens": [1, [2]]}, "tokens: numbers and lists"),
+        ({"tokens": np.array([[2**63 + 3]], np.uint64)}, "tokens: token 9223372036854775811 is"),
+        ({"lengths": [[1], [2, 3]]}, "lengths: numbers and lists"),
+        ({"stop": "abc"}, "stop: 'abc' requested"),
+        ({"stop": [1.5]}, r"stop: \[1.5\] requested"),
+        ({"stop": [None]}, r"stop: \[None\] requested"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(model, arguments, message):
+    with pytest.raises(InputError, match=message):
+        model.generate(**{"tokens": [[1, 2]], "new": 1, **arguments})
+
+
+@pytest.mark.parametrize("layers", [1, ["a"], [1.5]])
+def test_layers_of_a_wrong_kind(model, layers):
+    with pytest.raises(InputError, match=r"layers: .* requested; expected a list of integers"):
+        model.hidden([1, 2], layers)

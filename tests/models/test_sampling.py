@@ -61,3 +61,9 @@ def test_top_k_and_top_p_keep_the_likeliest():
 def test_logits_that_are_no_numbers_end_a_run():
     with pytest.raises(EinmpiError, match="not a number"):
         choose_tokens(np.array([[1.0, np.nan]]), Sampling(), [0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tiny_temperature_chooses_the_likeliest_token():
+    logits = np.array([[0.5, 3.0, 2.9]])
+    assert choose_tokens(logits, Sampling(temperature=1e-310), [4]).tolist() == [1]
