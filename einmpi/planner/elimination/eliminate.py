@@ -48,10 +48,10 @@ class Eliminated:
         """
         total = np.zeros(1, np.int64)
         for table in self.joined:
-            place = []
+            place: list[int | slice] = [slice(None)]
             for value, size in zip(values, table.shape[1:], strict=True):
                 place.append(value if size > 1 else 0)
-            total = total + table[:, *place]
+            total = total + table[tuple(place)]
         return int(total.argmin())
 
 
