@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import h5py
 import numpy as np
@@ -146,11 +145,16 @@ def test_a_signal_ends_generation_with_one_line(folder, stop_signal, status, lin
     words = ["--prompt", "the cat", "--new", "240"]
     command = [sys.executable, "-m", "einmpi", "llama", "tiny", *words]
     with subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Tests that run in the background of a shell ignore Ctrl-C, and so would this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.read(len("the cat") + 2).startswith(b"the cat")
-        time.sleep(0.05)
         process.send_signal(stop_signal)
         said = process.stderr.read().decode()
         process.stdout.read()
