@@ -221,6 +221,23 @@ def check_gathers(cupy):
         np.testing.assert_array_equal(found, arrays["t"] + 10 * indices(runs))
 
 
+def check_arithmetic_indices(cupy, shift, extent, dtype):
+    """Read elements at indices that are arithmetic on a label, in packs where these allow it."""
+    rng = np.random.default_rng(shift + extent)
+    arrays = {
+        "x": rng.normal(size=(5, extent)).astype(dtype),
+        "w": rng.normal(size=(5, extent)).astype(dtype),
+    }
+    for text in (
+        f"y[i,d] = w[i,d] * x[i,(d+{shift})%{extent}]",
+        f"y[i,d] = w[i,d] - x[i,({shift}+d-4)%{extent}] + x[i,(d+8)%{extent}]",
+        f"y[i] = sum(w[i,d] * x[i,(d+{shift})%{extent}] + d)",
+    ):
+        einsum, kind, operands = vertex(text, arrays)
+        wanted = reference.evaluate_einsum(einsum, operands, kind)
+        close(compute(cupy, einsum, kind, operands), wanted, [dtype])
+
+
 SCATTERED = (
     "y[dst[e]:n, f] = sum(w[e] * h[src[e], f])",
     "y[f, dst[e]:n] = max(x[e,f])",

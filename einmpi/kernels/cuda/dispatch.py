@@ -350,7 +350,7 @@ class _GeneratedKernel:
             layout,
             self.einsum.aggregation,
             self.einsum.extents,
-            tuple(self.first_values),
+            tuple(self.first_values.items()),
             self.aligned,
         )
         if self.split_runs_of is not None:
@@ -411,13 +411,13 @@ def _launch(
     grid = ((split.blocks, split.parts), (BLOCK_THREADS,))
     kernel = compiled_nest(nest, fast_math, in_place)
     launch = prepare_launch(kernel, grid, nest.parameters(), argument)
-    return _with_index_check(launch, split) if nest.gathers else launch
+    return _with_index_check(launch, split) if nest.checked else launch
 
 
 def _with_index_check(launch: Launch, split: WorkSplit) -> Callable[[list[int]], None]:
     """Return the launch of a kernel that gathers, with an error if an index is out of range."""
     cupy = driver.cupy()
-    gathers = split.nest.gathers
+    gathers = split.nest.checked
     parameters = list(split.nest.parameters())
     report_position = parameters.index(Parameter("report"))
     wants_range_position = parameters.index(Parameter("wants_range"))

@@ -88,6 +88,7 @@ class CudaNest:
     loops: int
     wide: bool  # offsets need 64 bits
     counters: tuple[int, ...] = ()  # reads that are not arrays: the value of a loop counter
+    checked: tuple[tuple[int, int], ...] = ()  # those of `gathers` that may be out of range
     transposed: tuple[int, ...] = ()  # reads that are dense along the last but one output loop
     square_edge: int = 0  # edge of the squares in which the transposed reads are loaded
     # Neighbours that a thread processes at once: along the last aggregated loop if
@@ -125,7 +126,7 @@ class CudaNest:
         for array in range(len(self.reads) + 1):
             if array not in self.counters:
                 yield Parameter("array", (array,))
-        if self.gathers:
+        if self.checked:
             yield Parameter("report")
             yield Parameter("wants_range")
         yield from loop_parameters(self.loops)
@@ -136,7 +137,8 @@ class CudaNest:
                 yield from (Parameter("stride", (array, loop)) for loop in access.loops)
             for number in range(len(access.gathers)):
                 yield Parameter("gather_stride", (array, number))
-                yield Parameter("gather_extent", (array, number))
+                if (array, number) in self.checked:
+                    yield Parameter("gather_extent", (array, number))
         yield Parameter("part_length")
         yield Parameter("part_stride")
         if self.runs is not None:

@@ -9,7 +9,8 @@ from math import prod
 
 import numpy as np
 
-from einmpi.graph.scalar import Arg, Scalar, walk
+from einmpi.graph.scalar import Arg, Scalar, gathers_in, walk
+from einmpi.kernels.cuda.index_arithmetic import moves_in_packs, range_of
 from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, KernelGather, WorkSplit
 from einmpi.kernels.loop_nest import Access, Axis, IndexedArray
 
@@ -47,8 +48,13 @@ class Problem:
     aggregation: str | None
     axes: tuple[Axis, ...]  # strides in elements
     gathered: tuple[tuple[KernelGather, ...], ...]  # of each operand
-    counters: tuple[int, ...]  # operands that are not arrays: the values of a label
+    # Operands that are not arrays but count the values of a label, and where these begin.
+    first_values: tuple[tuple[int, int], ...]
     aligned: bool  # every array begins at a multiple of PACK_BYTES
+
+    @cached_property
+    def counters(self) -> tuple[int, ...]:
+        return tuple([operand for operand, _ in self.first_values])
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -63,9 +69,8 @@ class Problem:
         outer, _ = outer_and_inner(axes)
         accesses = []
         for array, layout in enumerate((*self.layouts, self.target)):
-            gathers = tuple(entry for entry in layout.index if not isinstance(entry, str))
             loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[array])
-            accesses.append(Access(layout.dtype, loops, False, gathers))
+            accesses.append(Access(layout.dtype, loops, False, gathers_in(layout.index)))
         return CudaNest(
             scheme,
             self.function,
@@ -76,7 +81,40 @@ class Problem:
             len(axes),
             self.needs_wide_offsets(axes),
             self.counters,
+            self.checked_gathers(),
         )
+
+    def checked_gathers(self) -> tuple[tuple[int, int], ...]:
+        """Return the gathered dimensions, as (operand, number), whose index may be out of range."""
+        ranges = {}
+        for operand, first in self.first_values:
+            (extent,) = self.layouts[operand].shape
+            ranges[operand] = first, first + extent - 1
+        checked = []
+        for operand, layout in enumerate(self.layouts):
+            for number, entry in enumerate(gathers_in(layout.index)):
+                reached = range_of(entry, ranges)
+                extent = self.gathered[operand][number].extent
+                if reached is None or reached[0] < 0 or reached[1] >= extent:
+                    checked.append((operand, number))
+        return tuple(checked)
+
+    def moves_in_packs(self, operand: int, lane: Axis, pack: int) -> bool:
+        """Tell whether an operand is read in packs along the lane because an index moves so.
+
+        The operand does not depend on the lane otherwise, and its index is never out of range.
+        """
+        if operand >= len(self.layouts) or len(self.gathered[operand]) != 1:
+            return False
+        if lane.strides[operand] or self.gathered[operand][0].stride != 1:
+            return False
+        if (operand, 0) in self.checked_gathers():
+            return False
+        (entry,) = gathers_in(self.layouts[operand].index)
+        for counter, first in self.first_values:
+            if lane.strides[counter] and moves_in_packs(entry, counter, first, pack):
+                return True
+        return False
 
     def work_split(
         self, nest: CudaNest, axes: Sequence[Axis], blocks: int, parts: int = 1

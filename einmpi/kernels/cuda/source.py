@@ -50,7 +50,7 @@ def _pack_type(nest: CudaNest, array: int) -> str:
 
 def _add_pack_reads(nest: CudaNest, text: KernelText) -> None:
     """Read the packs of all operands that have them, each with one instruction."""
-    steps = steps_of(nest, "g")
+    steps = steps_of(nest, "g", "0")  # an index that moves along with a pack is that of its start
     for read in nest.packed:
         kind = _pack_type(nest, read)
         address = f"array{read} + {offset_text(nest, read, steps)}"

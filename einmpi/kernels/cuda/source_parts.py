@@ -139,8 +139,11 @@ def offset_text(nest: CudaNest, array: int, steps: Steps | None = None) -> str:
     for number, gather in enumerate(access.gathers):
         assert steps is not None, "only operands are gathered"
         index = steps.value(gather, "int64")
+        if (array, number) not in nest.checked:
+            terms.append(f"(I){index} * gather_stride{array}_{number}")
+            continue
         in_range = steps.keep(f"0 <= {index} && {index} < gather_extent{array}_{number}", "bool")
-        lowest = 1 + 2 * nest.gathers.index((array, number))
+        lowest = 1 + 2 * nest.checked.index((array, number))
         steps.lines += [
             f"if (!{in_range}) report[0] = 1;",
             f"if (wants_range) atomicMin(report + {lowest}, {index});",

@@ -43,15 +43,15 @@ def split_work(
     target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
-    counters: tuple[int, ...],
+    first_values: tuple[tuple[int, int], ...],
     aligned: bool,
 ) -> WorkSplit:
     """Choose a scheme and the order of the loops.
 
-    `counters` are the operands that are not arrays but the values of a label. `aligned` says that
-    every array begins at a multiple of PACK_BYTES.
+    `first_values` has the operands that are not arrays but count the values of a label, and where
+    these begin. `aligned` says that every array begins at a multiple of PACK_BYTES.
     """
-    problem = problem_of(function, layouts, target, aggregation, extents, counters, aligned)
+    problem = problem_of(function, layouts, target, aggregation, extents, first_values, aligned)
     if problem.aggregation is None:
         return split_elements(problem)
     tiles = split_into_tiles(problem)
@@ -66,7 +66,7 @@ def problem_of(
     target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
-    counters: tuple[int, ...],
+    first_values: tuple[tuple[int, int], ...],
     aligned: bool,
 ) -> Problem:
     """Return the work of an EinSum; it has no aggregation if there is nothing to aggregate."""
@@ -82,7 +82,7 @@ def problem_of(
         aggregation if has_aggregated else None,
         tuple(axes),
         tuple(gathered),
-        counters,
+        first_values,
         aligned,
     )
 
@@ -177,8 +177,11 @@ def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Seque
     """Let a thread process neighbours along the lane together, if all of these arrays allow it."""
     arrays = [array for array in arrays if array not in problem.counters]
     dense = [array for array in arrays if lane.strides[array] == 1]
+    # Operands that an index moves along the lane; a pack of 1 asks for nothing else.
+    moved = [array for array in arrays if problem.moves_in_packs(array, lane, 1)]
+    dense += moved
     pack = 1
-    if problem.aligned and _is_regular(problem, lane, arrays):
+    if problem.aligned and _is_regular(problem, lane, arrays, moved):
         widest = max((problem.itemsize(array) for array in dense), default=PACK_BYTES)
         pack = min(8, PACK_BYTES // widest)
     while pack > 1 and pack * weight_of(problem.function) > MAX_REPEATED_WEIGHT:
@@ -187,9 +190,12 @@ def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Seque
     steps = [lane.extent]
     for array in dense:
         steps += [axis.strides[array] for axis in axes if axis is not lane]
-        if array < len(problem.gathered):
+        if array < len(problem.gathered) and array not in moved:
             steps += [dimension.stride for dimension in problem.gathered[array]]
-    while pack > 1 and any(step % pack for step in steps):
+    while pack > 1 and (
+        any(step % pack for step in steps)
+        or not all(problem.moves_in_packs(array, lane, pack) for array in moved)
+    ):
         pack //= 2
     # From here on strides are those of packs, for counters too.
     strides = tuple(stride * pack for stride in lane.strides)
@@ -201,11 +207,16 @@ def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Seque
     return _Packs(new_axes, pack, tuple(packed))
 
 
-def _is_regular(problem: Problem, lane: Axis, arrays: Sequence[int]) -> bool:
-    """Tell whether neighbours along the lane are neighbours in every array, or one element."""
+def _is_regular(problem: Problem, lane: Axis, arrays: Sequence[int], moved: Sequence[int]) -> bool:
+    """Tell whether neighbours along the lane are neighbours in every array, or one element.
+
+    The indices of `moved` arrays take care of that.
+    """
     for array in arrays:
         if lane.strides[array] not in (0, 1):
             return False
+        if array in moved:
+            continue
         is_operand = array < len(problem.layouts)
         if is_operand and any(axis is lane for axis in problem.axes_of_gathers(array)):
             return False

@@ -23,6 +23,7 @@ from cuda_cases import (
     SCATTERED,
     WEIGHTED_DIFFERENCES,
     check_alignment,
+    check_arithmetic_indices,
     check_contraction,
     check_distance,
     check_first_extreme,
@@ -50,7 +51,10 @@ from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.launch import EXACT_OPTIONS
+from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.loop_nest import IndexedArray
+from einmpi.kernels.operands import number_operands
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Group
 
@@ -193,6 +197,58 @@ def test_scattered_shares(cupy):
 
 def test_gathers_and_labels(cupy):
     check_gathers(cupy)
+
+
+@pytest.mark.parametrize(
+    ("shift", "extent", "dtype"),
+    [(64, 128, "float32"), (3, 16, "float64"), (4, 12, "float32"), (6, 7, "float64")],
+)
+def test_indices_that_are_arithmetic(cupy, shift, extent, dtype):
+    check_arithmetic_indices(cupy, shift, extent, dtype)
+
+
+def nest_of(text, arrays, first=0):
+    """Return the nest of the kernel for a vertex whose label d begins at `first`."""
+    einsum, kind, operands = vertex(text, arrays)
+    function, entries, labels = number_operands(einsum)
+    layouts = []
+    for array, index in zip(operands, entries, strict=False):
+        layouts.append(IndexedArray(array.dtype.name, array.shape, array.strides, index))
+    for label in labels:
+        layouts.append(IndexedArray("int64", (einsum.extent[label],), (8,), (label,)))
+    target = np.empty(einsum.bound, kind)
+    layout = IndexedArray(target.dtype.name, target.shape, target.strides, einsum.output)
+    first_values = tuple((number, first) for number in range(len(operands), len(layouts)))
+    return split_work(
+        function, tuple(layouts), layout, None, einsum.extents, first_values, True
+    ).nest
+
+
+def test_an_index_that_cannot_be_out_of_range_is_not_checked():
+    arrays = {"x": np.zeros((5, 16), "float32"), "w": np.zeros((5, 16), "float32")}
+    assert nest_of("y[i,d] = w[i,d] * x[i,(d+8)%16]", arrays).checked == ()
+    places = {**arrays, "t": np.zeros(16, int)}
+    assert nest_of("y[i,d] = w[i,d] * x[i,t[d]]", places).checked == ((2, 0),)
+    # A part of a label may begin anywhere.
+    assert nest_of("y[i,d] = w[i,d] * x[i,d//2]", arrays, 16).checked == ()
+    assert nest_of("y[i,d] = w[i,d] * x[i,d//2]", arrays, 32).checked == ((1, 0),)
+
+
+def test_an_index_that_moves_along_with_a_pack_is_read_in_packs():
+    arrays = {"x": np.zeros((5, 16), "float32"), "w": np.zeros((5, 16), "float32")}
+
+    def packs(index, first=0):
+        nest = nest_of(f"y[i,d] = w[i,d] * x[i,{index}]", arrays, first)
+        return nest.pack, nest.packed
+
+    assert packs("(d+8)%16") == (4, (0, 1))
+    assert packs("(d+2)%16") == (2, (0, 1))
+    assert packs("(3+d)%16") == (1, ())
+    assert packs("(d-4)%12") == (4, (0, 1))
+    assert packs("(d+4)%14") == (2, (0, 1))
+    assert packs("(d+8)%16", 6) == (2, (0, 1))
+    assert packs("(d*2)%16") == (1, ())
+    assert packs("15-d%16") == (1, ())
 
 
 def test_index_out_of_range(cupy):

@@ -11,6 +11,7 @@ from cuda_cases import (
     SCANS,
     SCATTERED,
     check_alignment,
+    check_arithmetic_indices,
     check_contraction,
     check_distance,
     check_gathers,
@@ -173,6 +174,12 @@ def test_scattered_shares(cupy):
 
 def test_gathers_and_labels(cupy):
     check_gathers(cupy)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("shift", "extent"), [(64, 128), (3, 16), (4, 12), (6, 7)])
+def test_indices_that_are_arithmetic(cupy, shift, extent, dtype):
+    check_arithmetic_indices(cupy, shift, extent, dtype)
 
 
 @pytest.mark.parametrize("bad", [-1, 50, 2**40])
