@@ -23,13 +23,15 @@ def take_donated(
     `inputs` are those of the caller, `given` the same as they are used.
     """
     overwritable = _overwritable(names, given)
+    donated: dict[int, DistArray] = {}  # by identity
     for name in names:
         array = inputs.get(name)
-        if not isinstance(array, DistArray):
-            continue
-        for used_name, used in given.items():
-            if used is array:
-                given[used_name] = copy(array)
+        if isinstance(array, DistArray):
+            donated[id(array)] = array
+    for name, used in given.items():
+        if id(used) in donated:
+            given[name] = copy(used)
+    for array in donated.values():
         array._give_away()
     return overwritable
 

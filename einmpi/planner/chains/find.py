@@ -290,10 +290,11 @@ class ChainSearch:
         labels = tuple(row.labels for row in rows)
         parts = [self._member(vertex) for vertex in vertices]
         least_sizes = [1 if row.is_batch else MIN_MATRIX_ROWS for row in rows]
-        block = choose_block(parts, inner, labels, least_sizes, self.budget)
-        nbytes = bytes_of_blocks(parts, inner, labels, block)
         whole = [parts[0].einsum.extent[row.labels[0]] for row in rows]
         saved = bytes_of_blocks(parts, inner, labels, whole)
+        most = min(self.budget, saved // 2)  # a chain that saves less is not worth it
+        block = choose_block(parts, inner, labels, least_sizes, most)
+        nbytes = bytes_of_blocks(parts, inner, labels, block)
         if 2 * nbytes > saved:
             return None
         return FusedChain(names, tuple(inner), labels, block, nbytes, saved)
