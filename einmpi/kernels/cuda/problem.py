@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from einmpi.graph.scalar import Arg, Scalar, gathers_in, walk
-from einmpi.kernels.cuda.index_arithmetic import moves_in_packs, range_of
+from einmpi.graph.index_arithmetic import Interval, interval_of
+from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, rebuild, walk
 from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, KernelGather, WorkSplit
 from einmpi.kernels.loop_nest import Access, Axis, IndexedArray
 
@@ -159,3 +159,39 @@ class Problem:
                 if isinstance(node, Arg):
                     axes += self.axes_of_operand(node.position)
         return axes
+
+
+# ---- indices that are arithmetic on counters, such as u[(d+64)%128] -----------------------------
+
+
+def range_of(entry: Scalar, counters: Mapping[int, Interval]) -> Interval | None:
+    """Return bounds of an index, given those of counters by their operands; None if unknown."""
+    for node in walk(entry):
+        if isinstance(node, Arg) and node.position not in counters:
+            return None
+
+    def leaf(node: Scalar) -> Scalar:
+        return Index(str(node.position)) if isinstance(node, Arg) else node
+
+    labels = {str(operand): interval for operand, interval in counters.items()}
+    return interval_of(rebuild(entry, leaf), labels)
+
+
+def moves_in_packs(entry: Scalar, counter: int, first: int, pack: int) -> bool:
+    """Tell whether an index grows by 1 inside of a pack, and begins at a multiple of its size.
+
+    `counter` is the operand that counts the lane, from `first` on, and the index depends on nothing
+    else. `pack` is a power of two.
+    """
+    match entry:
+        case Arg(position):
+            return position == counter and first % pack == 0
+        case Call("+", (moved, Const(int(number)))) | Call("+", (Const(int(number)), moved)):
+            pass
+        case Call("-", (moved, Const(int(number)))):
+            pass
+        case Call("%", (moved, Const(int(number)))) if number > 0:
+            pass
+        case _:
+            return False
+    return number % pack == 0 and moves_in_packs(moved, counter, first, pack)
