@@ -16,6 +16,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES
 from einmpi.process.first_use import LOADING_GENERATORS, first_use
 from einmpi.schedule.regions import Box
+from einmpi.special_functions import special_function
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -136,8 +137,7 @@ def _from_words(
 
 def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
     with first_use(LOADING_GENERATORS):
-        from scipy.special import ndtri
-
+        ndtri = special_function("ndtri")
     # 52 bits plus a half are exact, so this is never 0 or 1, where the inverse is infinite.
     values: Array = ndtri(((word >> 12) + 0.5) * 2.0**-52)
     return values.astype(dtype)

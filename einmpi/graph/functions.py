@@ -19,6 +19,7 @@ from einmpi.graph.promotion import (
     as_ufunc,
     as_where,
 )
+from einmpi.special_functions import special_function
 
 
 def _function(
@@ -60,10 +61,8 @@ def _rsqrt(values: Any) -> Any:
 def _erf(values: Any) -> Any:
     if isinstance(values, int | float):
         return np.float64(math.erf(values))
-    from scipy.special import erf  # slow to import, and few programs need it
-
     dtype = np.exp.resolve_dtypes((values.dtype, None))[-1]
-    return erf(values.astype(np.float64)).astype(dtype)
+    return special_function("erf")(values.astype(np.float64)).astype(dtype)
 
 
 def _sigmoid(values: Any) -> Any:
