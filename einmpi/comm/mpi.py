@@ -44,9 +44,10 @@ from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
 from einmpi.comm.nodes import node_of, sort_by_node
 from einmpi.comm.shared_memory import share_unnamed_file
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.process.segments import unlink_mpich_segment
 
+FREED = "MPI: the communicator was freed; expected one that is in use"
 # Counts of MPI 3, and of Open MPI 5, have 32 bits: nothing larger goes to MPI in one call.
 MOST_BYTES = 2**30
 # A gather in a small group, of few bytes in all, takes longer by MPI's own than message by message.
@@ -89,6 +90,8 @@ def comm_of(comm: Any = None) -> Comm:
     if not hasattr(communicator, "Get_attr"):
         problem = f"{type(communicator).__name__} is not a communicator"
         raise InputError("comm", problem, "a communicator of mpi4py, or None")
+    if communicator == import_mpi().COMM_NULL:
+        raise EinmpiError(FREED)
     attached: MpiComm | None = communicator.Get_attr(_attribute.key())
     if attached is None:
         attached = MpiComm(communicator)
@@ -104,6 +107,13 @@ def _is_gathered_directly(group: Group, buffer: Array) -> bool:
     return (
         len(group) <= MOST_RANKS_OF_DIRECT_GATHER and buffer.nbytes <= MOST_BYTES_OF_DIRECT_GATHER
     )
+
+
+class _FreedCommunicator:
+    """Stands for a communicator that was freed: all its uses are the same error on all ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise failure(EinmpiError.status, FREED, everywhere=True)
 
 
 class MpiComm:
@@ -411,6 +421,7 @@ class MpiComm:
             _, comm = self._communicators.popitem()
             if comm is not None:
                 comm.Free()
+        self._all = _FreedCommunicator()
 
     # ---- requests and communicators --------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from typing import Any
 from einmpi.comm.agreement import announce_end
 from einmpi.comm.base import Comm
 from einmpi.comm.control_messages import finish_side_by_side
-from einmpi.comm.mpi import MpiComm, comm_of
+from einmpi.comm.mpi import FREED, MpiComm, comm_of
 from einmpi.comm.mpi_library import abort, mpi_has_ended, world
-from einmpi.errors import is_everywhere
+from einmpi.errors import EinmpiError, failure, is_everywhere
 from einmpi.process.abort import abort_all_ranks, abort_on_error
 
 
@@ -111,6 +111,9 @@ class _AbortOnDivergence:
     ) -> None:
         if error is None:
             return
-        is_alone = not isinstance(self.comm, MpiComm) or self.comm.size == 1
-        if not is_alone and not is_everywhere(error):
-            end_all_ranks(error)
+        comm = self.comm
+        if not isinstance(comm, MpiComm) or comm.size == 1 or is_everywhere(error):
+            return
+        if comm.is_freed:
+            raise failure(EinmpiError.status, FREED, everywhere=True) from error
+        end_all_ranks(error)

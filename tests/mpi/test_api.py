@@ -26,6 +26,29 @@ def test_a_part_of_the_world(world):
     half.Free()
 
 
+def test_a_freed_communicator_is_named_in_one_line_and_the_ranks_go_on(world):
+    own = world.Dup()
+    x = np.ones((40, 4))
+    step = einmpi.compile(einmpi.program("Y[i] = sum(X[i,j])", X=x), own)
+    y = [step(X=x)["Y"] for _ in range(3)][-1]  # the third call is prepared
+    own.Free()
+    line = "MPI: the communicator was freed; expected one that is in use"
+    uses = (
+        lambda: step(X=x),
+        lambda: step(X=x.astype("float32")),
+        lambda: y.gather(),
+        lambda: (y + 1).gather(),
+        lambda: y.sum(),
+        lambda: einmpi.compile(step.job, own),
+        lambda: einmpi.DistArray.from_global(x, own),
+    )
+    for use in uses:
+        with pytest.raises(einmpi.EinmpiError) as caught:
+            use()
+        assert str(caught.value) == line
+    assert world.allreduce(1) == world.size
+
+
 def test_results_feed_the_next_call(world):
     """A DistArray stays on the ranks between calls, and einsum takes it as it is."""
     x = np.random.default_rng(3).standard_normal((24, 18))
