@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.comm.threads import run_threads
+from einmpi.kernels.cpu.updates import row_writes
 from einmpi.kernels.prepared import address_of
 from einmpi.kernels.updates.placed_rows import find_placed_rows
 
@@ -194,3 +195,31 @@ def test_a_place_between_two_indices_writes_nothing(place):
         current = step({**used, "cache": current})["next"]
     expected = np.where(is_written[:, :, None], 1.0, cache)
     np.testing.assert_array_equal(current.gather(), expected)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("factor", [1, 2])
+def test_values_that_take_much_memory_are_not_computed_at_once(monkeypatch, factor, fits):
+    """No plan counts them. Values that are rows of an input need no memory of their own."""
+    cache = np.zeros((3, 5, 64))
+    row = np.arange(3 * 64.0).reshape(3, 64)
+    at = np.array([4, 0, 2])
+    made = []
+    empty = np.empty
+
+    def counted_empty(*arguments):
+        made.append(empty(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(row_writes, "MOST_VALUE_BYTES", row.nbytes if fits else row.nbytes - 1)
+    monkeypatch.setattr(row_writes.np, "empty", counted_empty)
+    value = "row[b,d]" if factor == 1 else "row[b,d] * 2"
+    text = f"next[b,u,d] = where(u == at[b], {value}, cache[b,u,d])"
+    job = einmpi.program(text, cache=cache, row=row, at=at)
+    step = einmpi.compile(job, carry={"cache": "next"}, donate=True)
+    current = einmpi.DistArray.from_global(cache)
+    for _ in range(3):
+        current = step({"cache": current, "row": row, "at": at})["next"]
+    np.testing.assert_array_equal(current.gather(), written_by_numpy(cache, at, factor * row))
+    computes_all_rows = any(array.shape == row.shape for array in made)
+    assert computes_all_rows == (fits and factor == 2)

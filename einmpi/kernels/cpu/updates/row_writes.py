@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from einmpi.kernels.ufuncs import apply
 from einmpi.kernels.updates.placed_rows import PlacedRows, find_placed_rows
 from einmpi.schedule.regions import indices, one_run
 from einmpi.schedule.steps import Kernel
+
+MOST_VALUE_BYTES = 2**25  # of the values of all rows, which no plan counts
 
 
 def prepare_row_writes(
@@ -39,6 +42,8 @@ def prepare_row_writes(
     if places_of(operands).dtype.kind not in "biu":
         return None  # such as at[b] / 2, which may lie between two indices
     values_of = _prepare_values(rows, kernel, operands, target, strict, repetition)
+    if values_of is None:
+        return None
     output = kernel.einsum.output
     others = [label for label in output if label != rows.label]
     own = [label for label in others if label not in rows.place_labels]
@@ -88,8 +93,11 @@ def _prepare_values(
     target: Array,
     strict: bool,
     repetition: int,
-) -> Callable[[Sequence[Array]], Array]:
-    """Return what gives the values of all rows, given the operands of the kernel."""
+) -> Callable[[Sequence[Array]], Array] | None:
+    """Return what gives the values of all rows, given the operands of the kernel.
+
+    None if they have to be computed and take too much memory.
+    """
     einsum = rows.value
     chosen = [operands[position] for position in rows.value_operands]
     if isinstance(einsum.function, Arg):
@@ -107,6 +115,8 @@ def _prepare_values(
             return view
     dtype = target.dtype
     shape = einsum.bound
+    if prod(shape) * dtype.itemsize > MOST_VALUE_BYTES:
+        return None
     numbers = einsum.labels_as_numbers
     index = {label: indices(runs) for label, runs in kernel.index if label in numbers}
     example = np.empty(shape, dtype)
