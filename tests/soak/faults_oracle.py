@@ -19,6 +19,7 @@ from .faults_files import read_outputs
 from .fuzz_oracle import Outcome
 
 SECONDS_TO_END = 15.0  # for processes, after the command has returned
+NAME_LENGTH = 15  # of a process; the system cuts longer ones
 
 
 @dataclass
@@ -202,7 +203,7 @@ def _name_of(found: bytes | str, states: dict[str, bytes | str]) -> str:
 
 
 def _are_gone(mark: str) -> bool:
-    """Wait until no process has this mark in its environment; return whether all are gone."""
+    """Wait until no process has this mark; return whether all are gone."""
     deadline = time.monotonic() + SECONDS_TO_END
     while True:
         if not _marked_processes(mark):
@@ -215,11 +216,15 @@ def _are_gone(mark: str) -> bool:
 
 
 def _marked_processes(mark: str) -> list[int]:
+    """Return the processes that have a mark in their environment, or as the name of a fork."""
+    name = mark[:NAME_LENGTH]
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if f"MARK={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+            environment = (folder / "environ").read_bytes()
+            is_fork = (folder / "comm").read_text().strip() == name
         except OSError:
             continue
+        if is_fork or f"MARK={mark}".encode() in environment:
+            found.append(int(folder.name))
     return found

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import uuid
+from threading import Thread
 
 import numpy as np
 import pytest
 
-from tests.soak import faults, faults_oracle, fuzz
+from tests.soak import faults, faults_bench, faults_oracle, fuzz
 from tests.soak.faults_files import Outputs
 
 pytestmark = pytest.mark.slow
@@ -60,6 +62,23 @@ def test_every_fault_is_there_and_every_part_of_a_run_is_reached(bench):
             bench.impossible.clear()
             possible = faults.possible_actions(bench, way, list(faults.ACTIONS))
             assert possible == list(faults.ACTIONS)
+
+
+def test_ranks_that_are_forks_are_found_until_they_end(bench):
+    """A rank that was killed may hold its locks for a moment after mpirun has returned."""
+    way = faults.Way("run", faults.ALONE, 1, 0)
+    bench.prepare(way.scenario, bench.memory)
+    fault = bench.fault(way, "kill", faults_bench.NO_STEP, bench.memory)
+    mark = str(uuid.uuid4())
+    seen = []
+    run = Thread(target=bench.run, args=(way, bench.memory, fault, mark))
+    run.start()
+    while run.is_alive():
+        seen += faults_oracle._marked_processes(mark)
+    run.join()
+    bench.take_note()
+    assert len(set(seen)) == 1
+    assert faults_oracle._are_gone(mark)
 
 
 def test_a_run_that_loses_its_data_is_seen(bench, monkeypatch):
