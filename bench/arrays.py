@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from results import write_results
 
 from einmpi import DistArray
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=10**6)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     side = math.isqrt(options.size)
     x = DistArray.random(side * side)
@@ -50,6 +52,7 @@ def main() -> None:
     comm = x.own_comm
     if comm.rank == 0:
         print("| call | milliseconds | bytes received, most of any rank |\n|---|---|---|")
+    rows = []
     for name, case in CASES.items():
         case(x, m)  # plans what has to be planned
         times: list[float] = []
@@ -63,8 +66,11 @@ def main() -> None:
             received = comm.received - received_before
         slowest = max(map(float, comm.allgather_text(str(min(times)))))
         most = max(map(int, comm.allgather_text(str(received))))
+        rows.append({"call": name, "milliseconds": slowest * 1e3, "bytes": most})
         if comm.rank == 0:
             print(f"| `{name}` | {slowest * 1e3:.1f} | {most} |")
+    if options.json and comm.rank == 0:
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

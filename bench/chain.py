@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 from node import PAUSE, Peer
 from node_peers import bind, blocks_of_plan
+from results import write_results
 
 import einmpi
 from einmpi.api import options_of
@@ -101,7 +102,9 @@ def main() -> None:
     parser.add_argument(
         "--strategies", nargs="*", default=["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
     )
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
+    rows = []
     cores = bind_ranks()
     for kind, skew in (("uniform", 1), ("skewed", 10)):
         job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=skew)
@@ -125,10 +128,13 @@ def main() -> None:
         for name, way in ways.items():
             median = statistics.median(times[name])
             row = f"  {name:16} {median:8.3f} s  "
+            found = {"chain": kind, "way": name, "seconds": median}
+            rows.append(found)
             if isinstance(way, Ours):
                 moved = way.moved()
                 bound = way.plan.lower_bound * np.dtype(options.dtype).itemsize
                 ratio = median / base if base else 0
+                found |= {"ratio": ratio, "bytes": moved, "bytes_bound": bound}
                 row += f"{ratio:5.2f} × numpy   moved {show_bytes(moved):>10}, "
                 row += f"bound {show_bytes(bound):>10}"
             if WORLD.rank == 0:
@@ -136,6 +142,8 @@ def main() -> None:
                     row if isinstance(way, Ours) else f"{row}with {len(cores)} BLAS threads",
                     flush=True,
                 )
+    if options.json and WORLD.rank == 0:
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ by CuPy.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from daily_cases import CASES, Case
+from results import write_results
 from threadpoolctl import threadpool_limits
 
 import einmpi
@@ -115,8 +115,7 @@ def main() -> None:
             flush=True,
         )
     if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

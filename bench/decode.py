@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from packages import Missing, package
+from results import write_results
 from threadpoolctl import threadpool_limits
 
 import einmpi
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of compiled kernels
     threadpool_limits(options.threads)
@@ -164,9 +166,13 @@ def main() -> None:
         kind = "processor time" if options.cpu_time else "time"
         print(f"{comm.size} ranks, {options.threads} threads each, median {kind} of a token")
         medians = {name: float(np.median(taken[FIRST_STEPS:])) for name, taken in seconds.items()}
+        rows = []
         for name, median in medians.items():
             ratio = medians["einmpi"] / median
+            rows.append({"way": name, "milliseconds": 1e3 * median, "ratio": ratio})
             print(f"{1e3 * median:9.2f} ms  {name:12}  einmpi takes {ratio:.2f} times as long")
+        if options.json:
+            write_results(options.json, rows)
 
 
 if __name__ == "__main__":

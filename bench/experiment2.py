@@ -37,6 +37,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from results import write_results
 
 Array = Any  # of numpy
 RATE = 0.1
@@ -419,8 +420,7 @@ def main() -> None:
                     for row in rows:
                         print(shown(row, rows[0]), flush=True)
         if given.json and world.rank == 0:
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump(found, file, indent=1)
+            write_results(given.json, found)
     except BaseException:
         traceback.print_exc()
         world.Abort(1)  # the other ranks wait for this one

@@ -19,7 +19,6 @@ of all strategies. Strategies take turns; times are medians, of the slowest rank
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from typing import Any
@@ -29,13 +28,13 @@ from llama_jobs import (
     LOGITS,
     MODELS,
     call_inputs,
-    environment,
     model_of,
     on_host,
     prefill_job,
     show_row,
     wait_for,
 )
+from results import write_results
 
 import einmpi
 from einmpi.comm.programs import comm_of_program
@@ -270,8 +269,7 @@ def main() -> None:
         parse_bytes(memory, "--devices")
     rows = run_all(given) if given.run else make_plans(given)
     if given.json and rows:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump({**environment(), "rows": rows}, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

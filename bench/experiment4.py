@@ -19,7 +19,6 @@ the bytes that a rank reads of the weights. The paper's server had eight GPUs of
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -33,7 +32,6 @@ from llama_jobs import (
     MODELS,
     TOKENS,
     call_inputs,
-    environment,
     model_of,
     on_host,
     prefill_job,
@@ -41,6 +39,7 @@ from llama_jobs import (
     weight_spread,
 )
 from llama_peers import PEERS, Call, Prepared, Skipped
+from results import write_results
 
 import einmpi
 from einmpi.comm.local import ALONE
@@ -293,8 +292,7 @@ def main() -> None:
         make = measure
     rows = make(given)
     if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump({**environment(), "rows": rows}, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

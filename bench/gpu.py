@@ -10,7 +10,6 @@ until the GPU is done. All candidates take turns; a ratio compares the medians.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from packages import package
+from results import write_results
 
 import einmpi
 from einmpi.comm.local import ALONE
@@ -238,7 +238,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [found for part in options.part for found in PARTS[part](options)]
     if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the first peer.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from packages import package
+from results import write_results
 
 import einmpi
 from einmpi.kernels.cuda import dispatch, group
@@ -322,8 +322,7 @@ def main() -> None:
                 f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {rate}  {peers}", flush=True
             )
     if given.json:
-        with open(given.json, "w") as file:
-            json.dump(rows, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

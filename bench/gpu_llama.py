@@ -9,16 +9,15 @@ activations, and whole calls are timed; they can take no less than the bus needs
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import replace
 from math import prod, sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from packages import package
+from results import write_results
 
 import einmpi
 from einmpi.comm.local import ALONE
@@ -140,7 +139,7 @@ def main() -> None:
     print(f"{sum(prod(shapes[name]) for name in names) / 1e9:.2f} G weights", flush=True)
     rows = [measure(options, batch, weights) for batch in options.batches]
     if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

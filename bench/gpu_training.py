@@ -13,16 +13,15 @@ Candidates take turns; a ratio compares the medians, and is above 1 where einmpi
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gpu import Candidate, row
 from packages import package
+from results import write_results
 
 import einmpi
 from einmpi.comm.local import ALONE
@@ -296,7 +295,7 @@ def main() -> None:
     sizes = Sizes(*options.sizes, options.causal)
     rows = [compare(sizes, dtype, options) for dtype in options.dtypes]
     if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

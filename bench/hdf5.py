@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from hdf5_read import measure_reading
 from mpi4py import MPI
+from results import write_results
 
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.dist_array import DistArray
@@ -186,7 +188,11 @@ WRITERS: dict[str, Callable[[Task], None]] = {
 } | ({"HDF5 with MPI": parallel_hdf5} if h5py.get_config().mpi else {})
 
 
-def measure_writing(arrays: dict[str, DistArray], folder: Path, repeats: int, fsync: bool) -> None:
+def measure_writing(
+    arrays: dict[str, DistArray], folder: Path, repeats: int, fsync: bool
+) -> list[dict[str, Any]]:
+    """Print the times of all ways, and return a row for each on rank 0."""
+    rows: list[dict[str, Any]] = []
     for kind, array in arrays.items():
         times: dict[str, list[float]] = {name: [] for name in WRITERS}
         for turn in range(repeats + 1):
@@ -211,6 +217,10 @@ def measure_writing(arrays: dict[str, DistArray], folder: Path, repeats: int, fs
                 f"medians of {repeats}"
             )
             show(times, nbytes, "gather to rank 0")
+            for name, seconds in times.items():
+                rate = nbytes / statistics.median(seconds) / 1e9
+                rows.append({"what": "writing", "blocks": kind, "way": name, "GB/s": rate})
+    return rows
 
 
 def check(task: Task, name: str) -> None:
@@ -259,24 +269,27 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a temporary one by default")
     parser.add_argument("--fsync", action="store_true", help="everybody waits for the disk")
     parser.add_argument("--only", nargs="*", help="of the ways")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     for name in set(WRITERS) - {"gather to rank 0", *(options.only or WRITERS)}:
         del WRITERS[name]
     if not options.fsync:
         os.fsync = lambda descriptor: None
     size = parse_bytes(options.size, "--size")
+    rows = []
     if not options.write:
-        measure_reading(size, options.repeats, options.folder)
-    if options.read:
-        return
-    arrays = {
-        kind: matrix(size, dimension)
-        for dimension, kind in enumerate(("row blocks", "column blocks"))
-    }
-    with tempfile.TemporaryDirectory(dir=options.folder) as made:
-        folder = Path(WORLD.bcast(made))
-        measure_writing(arrays, folder, options.repeats, options.fsync)
-        WORLD.barrier()
+        rows += measure_reading(size, options.repeats, options.folder)
+    if not options.read:
+        arrays = {
+            kind: matrix(size, dimension)
+            for dimension, kind in enumerate(("row blocks", "column blocks"))
+        }
+        with tempfile.TemporaryDirectory(dir=options.folder) as made:
+            folder = Path(WORLD.bcast(made))
+            rows += measure_writing(arrays, folder, options.repeats, options.fsync)
+            WORLD.barrier()
+    if options.json and WORLD.rank == 0:
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,9 @@ WAYS: dict[str, Callable[..., Any]] = {
 }
 
 
-def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
+def measure_reading(size: int, repeats: int, parent: str | None = None) -> list[dict[str, Any]]:
+    """Print the rates of all ways, and return a row for each on rank 0."""
+    found: list[dict[str, Any]] = []
     columns = 16 * CHUNK[1]
     rows = max(1, size // (8 * columns * CHUNK[0] * RANKS)) * CHUNK[0] * RANKS
     folder = WORLD.bcast(tempfile.mkdtemp(dir=parent) if RANK == 0 else None)
@@ -185,9 +187,15 @@ def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
                     way: gigabytes / statistics.median(times) if times else 0.0
                     for way, times in seconds.items()
                 }
+                for way, rate in rates.items():
+                    if rate:
+                        blocks = f"{name}, {cut}"
+                        row = {"what": "reading", "blocks": blocks, "way": way, "GB/s": rate}
+                        found.append(row)
                 cells = "".join(f"{rate:9.2f}" if rate else f"{'–':>9}" for rate in rates.values())
                 print(f"{name:8} {cut:9}{cells}{rates['einmpi'] / rates['raw']:12.2f}", flush=True)
     WORLD.Barrier()
     if RANK == 0:
         os.remove(file)
         os.rmdir(folder)
+    return found

@@ -29,6 +29,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
+
+from results import write_results
 
 import einmpi
 from einmpi.api import options_of
@@ -153,7 +156,10 @@ def share_of_moving(compiled: Compiled, plan: Plan, schedule: Schedule, inputs: 
 # ---- on the hosts --------------------------------------------------------------------------------
 
 
-def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> None:
+def measure(
+    run: Run, per_host: int, job: Path, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Print a line for each strategy, and return a row for each."""
     machine = str(job.with_name(f"machine{per_host}.toml"))
     finished(run(per_host, ["-m", "einmpi", "calibrate", "--save", machine]))
     size, repeat = options.size, options.repeat
@@ -184,8 +190,12 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
         f"{'seconds':>9}{'predicted':>11}{'ratio':>7}"
     )
     base = statistics.median(seconds for seconds, _ in rows[0]["runs"])
+    found = []
     for row in rows:
         median = statistics.median(seconds for seconds, _ in row["runs"])
+        found.append({"hosts": 2, "ranks": 2 * per_host, "strategy": row["name"]})
+        found[-1] |= {"bytes_between": row["planned"], "seconds": median}
+        found[-1]["predicted"] = row["predicted"]
         counted = {between for _, between in row["runs"]}
         shown = (
             "the same"
@@ -198,9 +208,14 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
             f"{median / base:>7.2f}{row['note']}",
             flush=True,
         )
+    return found
 
 
-def measure_overlap(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> None:
+def measure_overlap(
+    run: Run, per_host: int, job: Path, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Print a line for each size, and return a row for each."""
+    found = []
     print(f"chain, 2 hosts × {per_host}, {options.rate} between them; of {options.repeat} runs")
     print("   s  between hosts  moving  without  with overlap  ratio  of the fastest  hidden  bits")
     for size in options.overlap:
@@ -210,6 +225,7 @@ def measure_overlap(run: Run, per_host: int, job: Path, options: argparse.Namesp
         off = statistics.median(row["off"])
         auto = statistics.median(row["auto"])
         fastest = min(row["off"]) / min(row["auto"])
+        found.append({"ranks": 2 * per_host, "size": size, "without": off, "seconds": auto})
         hidden = statistics.median(row["hidden"])
         bits = "the same" if row["same"] else "other"
         print(
@@ -217,6 +233,7 @@ def measure_overlap(run: Run, per_host: int, job: Path, options: argparse.Namesp
             f"{off / auto:>7.2f}{fastest:>16.2f}{hidden:>8.3f}  {bits}",
             flush=True,
         )
+    return found
 
 
 def finished(done: subprocess.CompletedProcess[str]) -> str:
@@ -235,6 +252,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="on each host")
     parser.add_argument("--overlap", type=int, nargs="*", metavar="SIZE", help="compare overlap")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     parser.add_argument("--on-ranks", nargs=2, metavar=("JOB", "MACHINE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.on_ranks and options.overlap:
@@ -251,11 +269,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, hosts(options.rate) as run:
         job = Path(folder, "chain.toml")
         job.write_text((ROOT / "jobs" / "chain.toml").read_text() + ROLES)
-        for per_host in options.ranks:
-            if options.overlap:
-                measure_overlap(run, per_host, job, options)
-                continue
-            measure(run, per_host, job, options)
+        compare = measure_overlap if options.overlap else measure
+        rows = [row for per_host in options.ranks for row in compare(run, per_host, job, options)]
+    if options.json:
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

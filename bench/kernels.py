@@ -13,7 +13,6 @@ as it releases the interpreter's lock. Softmax and the norms run as jobs, all ve
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from results import write_results
 from scipy.spatial.distance import cdist
 from scipy.special import erf
 from threadpoolctl import threadpool_limits
@@ -430,8 +430,7 @@ def main() -> None:
         figures = f"{row['seconds'] * 1e3:10.2f}{part:>8}  {peers}"
         print(f"{row['kernel']:13}{row['dtype']:9}{row['threads']:7}{figures}", flush=True)
     if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+        write_results(given.json, found)
 
 
 if __name__ == "__main__":

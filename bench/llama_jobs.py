@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import replace
-from datetime import date
 from math import sqrt
 from typing import Any
 
@@ -101,16 +98,6 @@ def wait_for(backend: str) -> None:
 def on_host(array: Any) -> npt.NDArray[np.float64]:
     """Return an array of numpy or CuPy as numbers in host memory."""
     return np.asarray(array.get() if hasattr(array, "get") else array, np.float64)
-
-
-def environment() -> dict[str, Any]:
-    """Return where and when something is measured."""
-    return {
-        "einmpi": einmpi.__version__,
-        "date": date.today().isoformat(),
-        "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
 
 
 def show_row(cells: dict[str, str], widths: dict[str, int]) -> str:

@@ -12,7 +12,6 @@ to single cores (Open MPI: --bind-to none). Planning, and what is computed once,
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -27,6 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from mpi4py import MPI
+from results import write_results
 from threadpoolctl import threadpool_limits
 
 import einmpi
@@ -329,8 +329,7 @@ def main() -> None:
         if WORLD.rank == 0:
             print(shown(row), flush=True)
     if given.json and WORLD.rank == 0:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from results import processor_name, write_results
 
 from einmpi.process.software import blas_name, loaded_blas
 
@@ -164,17 +165,9 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
         print(f"  {name:16} {place:>8} {row['seconds']:9.4f} s {ratio:6.2f}", flush=True)
 
 
-def describe_machine(cores: int) -> dict[str, Any]:
-    model = platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
+def describe_run(cores: int) -> dict[str, Any]:
     return {
-        "processor": model,
+        "processor": processor_name(),
         "cores": cores,
         "numpy's BLAS": blas_name(loaded_blas()),
         "date": datetime.now(UTC).date().isoformat(),
@@ -197,8 +190,8 @@ def main() -> None:
     parser.add_argument("--json", help="write all times to a file")
     options = parser.parse_args()
     mpirun = options.mpirun.split()
-    machine = describe_machine(options.cores)
-    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    described = describe_run(options.cores)
+    print(", ".join(f"{name}: {value}" for name, value in described.items()), flush=True)
     alone = [name for name in ("numpy", "torch", "jax") if name in options.peers]
     alone = [name for name in alone if find_spec(name) is not None]
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
@@ -213,7 +206,7 @@ def main() -> None:
         if "mpi4py" in options.peers and ranks not in with_mpi4py:
             peers.append((group, "mpi4py"))
             with_mpi4py.add(ranks)
-    results: dict[str, Any] = {"machine": machine, "chain": [], "attention": [], "calls": {}}
+    results: list[dict[str, Any]] = []
     try:
         for size in options.sizes:
             for skew in options.skews:
@@ -221,18 +214,18 @@ def main() -> None:
                 rows = take_turns(peers, order, options.repeat)
                 kind = "uniform" if skew == 1 else f"skewed by {skew}"
                 print_rows(f"chain, {kind}, s = {size}, float64", rows)
-                results["chain"] += rows
+                results += rows
     finally:
         for peer, _ in peers:
             peer.end()
     if options.sequence:
         rows = attention(options, cores)
         print_rows(f"attention, 8 heads of 64, S = {options.sequence}, float32", rows)
-        results["attention"] = rows
+        results += rows
     if options.calls:
-        results["calls"] = small_calls(options.calls, cores, mpirun)
+        results += small_calls(options.calls, cores, mpirun)
     if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1))
+        write_results(options.json, results)
 
 
 def attention(options: argparse.Namespace, cores: Sequence[int]) -> list[dict[str, Any]]:
@@ -249,11 +242,9 @@ def attention(options: argparse.Namespace, cores: Sequence[int]) -> list[dict[st
             peer.end()
 
 
-def small_calls(
-    repeat: int, cores: Sequence[int], mpirun: list[str]
-) -> dict[str, dict[str, float]]:
+def small_calls(repeat: int, cores: Sequence[int], mpirun: list[str]) -> list[dict[str, Any]]:
     """Print and return the microseconds of small calls, on one rank and on two."""
-    found = {}
+    found = []
     print("calls with 10×10 matrices, µs")
     for ranks in range(1, min(2, len(cores)) + 1):
         peer = Peer("einmpi", cores[:ranks], mpirun, ranks)
@@ -264,8 +255,9 @@ def small_calls(
             continue
         finally:
             peer.end()
-        found[str(ranks)] = calls
         for name, microseconds in calls.items():
+            row = {"case": "calls", "peer": name, "ranks": ranks, "seconds": microseconds / 1e6}
+            found.append(row)
             print(f"  {name:14} {ranks} × 1 {microseconds:9.1f}", flush=True)
     return found
 

@@ -13,8 +13,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
+from results import write_results
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
@@ -128,9 +130,8 @@ GRAPHS: dict[str, Callable[[], EinGraph]] = {
 ALL_STRATEGIES = ("chain", "chain-skewed", "attention", "llama-layer")
 
 
-def rows(
-    graphs: list[str], ranks: list[int], repeat: int
-) -> Iterator[tuple[str, int, str, int, int, str, float, float]]:
+def plan_rows(graphs: list[str], ranks: list[int], repeat: int) -> Iterator[dict[str, Any]]:
+    """Plan all graphs, and yield a row for each strategy."""
     for name in graphs:
         start = time.perf_counter()
         graph = GRAPHS[name]()
@@ -139,24 +140,30 @@ def rows(
         resident = tuple(vertex.name for vertex in graph.inputs if vertex.name == "y")
         for count in ranks:
             for strategy in STRATEGIES if name in ALL_STRATEGIES else (DEFAULT_STRATEGY,):
+                options = Options(strategy, roles=ROLES, carry=carry, resident=resident)
                 try:
-                    plans = [
-                        make_plan(
-                            graph,
-                            count,
-                            Options(strategy, roles=ROLES, carry=carry, resident=resident),
-                        )
-                        for _ in range(repeat)
-                    ]
+                    plans = [make_plan(graph, count, options) for _ in range(repeat)]
                 except einmpi.InputError:
                     continue  # the graph has no label of a role the strategy needs
-                bound = lower_bound_words(graph, count, (*carry, *resident))
-                plan = plans[0]
-                is_useful = bound > plan.words_predicted // 100
-                ratio = f"{plan.words_predicted / bound:.3f}" if is_useful else "–"
-                seconds = statistics.median(plan.seconds for plan in plans)
-                words = plan.words_predicted
-                yield name, count, strategy, words, bound, ratio, seconds_to_read, seconds
+                yield {
+                    "graph": name,
+                    "ranks": count,
+                    "strategy": strategy,
+                    "words": plans[0].words_predicted,
+                    "bound": lower_bound_words(graph, count, (*carry, *resident)),
+                    "seconds_to_read": seconds_to_read,
+                    "seconds": statistics.median(plan.seconds for plan in plans),
+                }
+
+
+def show(row: dict[str, Any]) -> str:
+    """Return the line of a row; there is no ratio to a bound that says nothing."""
+    words, bound = row["words"], row["bound"]
+    ratio = f"{words / bound:.3f}" if bound > words // 100 else "–"
+    return (
+        f"{row['graph']:22}{row['ranks']:6}  {row['strategy']:16}{words:18,}{bound:18,}{ratio:>8}"
+        f"{row['seconds_to_read']:8.3f}{row['seconds']:8.3f}"
+    )
 
 
 def main() -> None:
@@ -166,18 +173,18 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 1024, 4096])
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     given = parser.parse_args()
     print(
         f"{'graph':22}{'ranks':>6}  {'strategy':16}{'words':>18}{'lower bound':>18}"
         f"{'ratio':>8}{'read':>8}{'plan':>8}"
     )
-    for row in rows(given.graphs, given.ranks, given.repeat):
-        name, count, strategy, words, bound, ratio, seconds_to_read, seconds = row
-        print(
-            f"{name:22}{count:6}  {strategy:16}{words:18,}{bound:18,}{ratio:>8}"
-            f"{seconds_to_read:8.3f}{seconds:8.3f}",
-            flush=True,
-        )
+    rows = []
+    for row in plan_rows(given.graphs, given.ranks, given.repeat):
+        rows.append(row)
+        print(show(row), flush=True)
+    if given.json:
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from results import write_results
+
 import einmpi
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.report.html import write_report
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     program, shapes, _ = llama_program(MODELS["7B"], 4, 2048, options.layers)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), options.ranks)
@@ -79,13 +82,19 @@ def main() -> None:
         write_report(file, plan, timeline=timeline, program=program, title="LLaMA")
         tensors = len(plan.graph.vertices)
         print(f"{tensors:,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans")
-        print(f"written in {time.perf_counter() - start:.2f} s, {show_bytes(file.stat().st_size)}")
+        row: dict[str, Any] = {"tensors": tensors, "ranks": plan.ranks}
+        row["seconds_to_write"] = time.perf_counter() - start
+        row["bytes"] = file.stat().st_size
+        print(f"written in {row['seconds_to_write']:.2f} s, {show_bytes(row['bytes'])}")
         if shutil.which("chromium") and shutil.which("chromedriver"):
             seconds = opening_times(file, options.repeat)
+            row["seconds_to_open"] = statistics.median(seconds)
             each = ", ".join(f"{value:.2f}" for value in seconds)
             print(f"opened in {statistics.median(seconds):.2f} s ({each})")
         else:
             print("not opened: Chromium or its driver is not installed")
+    if options.json:
+        write_results(options.json, [row])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from results import write_results
 
 import einmpi
 from einmpi.api import options_of
@@ -57,6 +58,7 @@ def main() -> None:
         help="the limit is the plan's peak over this",
     )
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=options.skew)
     free = Ours(job, None)
@@ -68,11 +70,24 @@ def main() -> None:
             assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max(), "the results differ"
     print(f"chain, s = {options.size}, {options.dtype}, {free.compiled.work.text}")
     print(f"no limit: {show_bytes(free.plan.peak)}, {free.seconds:.2f} s")
+    rows = [{"limit": "none", "seconds": free.seconds, "ratio": 1.0, "bytes_peak": free.plan.peak}]
     for part, ours in limited.items():
         last = ours.runs[-1]
         ratio = f"{ours.seconds:.2f} s, {ours.seconds / free.seconds:.2f} times as long"
         moved = f"{show_bytes(last.spilled)} written, {show_bytes(last.fetched)} read"
         print(f"1/{part}: {show_bytes(last.peak)}, {ratio}; {moved}")
+        rows.append(
+            {
+                "limit": f"1/{part}",
+                "seconds": ours.seconds,
+                "ratio": ours.seconds / free.seconds,
+                "bytes_peak": last.peak,
+                "bytes_written": last.spilled,
+                "bytes_read": last.fetched,
+            }
+        )
+    if options.json:
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

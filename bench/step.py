@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from results import write_results
 
 import einmpi
 from einmpi.api import options_of
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--calls", type=int, default=500, help="of a repeat")
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     comm = comm_of()
     watch = Stopwatch(options.repeat, options.calls, options.cpu_time)
@@ -137,6 +139,9 @@ def main() -> None:
         print(f"n = {options.size}, {comm.size} ranks, least {clock} in microseconds")
         for text, microseconds in rows:
             print(f"{microseconds:9.1f}  {text}")
+    if options.json and comm.rank == 0:
+        found = [{"what": text.strip(), "microseconds": taken} for text, taken in rows]
+        write_results(options.json, found)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import statistics
 import time
 from pathlib import Path
 
+from results import write_results
+
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.base import Comm
@@ -66,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--size", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     runs = Runs(options.size, comm_of())
     runs.seconds(True)
@@ -75,13 +78,17 @@ def main() -> None:
             taken[record].append(runs.seconds(record))
     if runs.comm.rank == 0:
         print(f"s = {options.size}, {runs.comm.size} ranks, {len(runs.schedule.steps)} steps")
+        rows = []
         for k, name in enumerate(("the run", "with comparing clocks and gathering")):
             without, recorded = (
                 statistics.median(each[k] for each in taken[record]) for record in (False, True)
             )
             more = 100 * (recorded / without - 1)
+            rows.append({"what": name, "seconds": without, "recorded": recorded, "percent": more})
             print(f"{name}: without {without:.4f} s, recorded {recorded:.4f} s, {more:+.2f} %")
         print(f"a call of the recorder takes {1e9 * cost_of_a_call():.0f} ns")
+        if options.json:
+            write_results(options.json, rows)
 
 
 if __name__ == "__main__":

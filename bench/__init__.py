@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench list` names them, and each is a script of its own."""

@@ -1,0 +1,168 @@
+"""python -m bench: the names, the runs of all, the one form of results, the page and its plots."""
+
+import importlib
+import json
+import math
+import os
+import re
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from mpi_helpers import finished
+from paths import ROOT
+
+GOOD = {
+    "bench": "spill",
+    "machine": {"cores": 2},
+    "date": "2026-11-17",
+    "command": "python bench/spill.py",
+    "rows": [{"way": "a", "seconds": 1.5, "times": [1.0, 2], "peers": {"numpy": None}}],
+}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return a function that imports a module of bench/ as its scripts do."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    return importlib.import_module
+
+
+def run_bench(*arguments, cwd=ROOT):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return finished([sys.executable, "-m", "bench", *arguments], cwd=cwd, env=environment)
+
+
+def test_list_names_every_script():
+    done = run_bench("list")
+    assert done.returncode == 0, done.stderr
+    listed = [line.split()[0] for line in done.stdout.splitlines()]
+    scripts = []
+    for file in sorted((ROOT / "bench").glob("[a-z]*.py")):
+        if "\ndef main() -> None:" in file.read_text() and file.stem != "node_peers":
+            scripts.append(file.stem)
+    assert set(scripts) <= set(listed) and "results" not in listed and "plots" not in listed
+
+
+def test_a_name_is_a_script():
+    by_name = run_bench("step", "--help")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    by_file = finished([sys.executable, "bench/step.py", "--help"], cwd=ROOT, env=environment)
+    assert by_name.returncode == by_file.returncode == 0
+    assert by_name.stdout == by_file.stdout
+
+
+def test_an_unknown_name_is_refused():
+    done = run_bench("steps")
+    assert done.returncode == 1
+    assert done.stderr.startswith("there is no benchmark 'steps'; usage: python -m bench list")
+
+
+def test_all(tmp_path):
+    done = run_bench("all", "--quick", "--only", "spill", "array_api", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, _ = done.stdout.splitlines()
+    assert re.fullmatch(r"spill +4 rows in \d+ s", first)
+    assert re.fullmatch(r"array_api +skipped: it needs a copy of the suite: .*", second)
+    record = json.loads((tmp_path / "spill.json").read_text())
+    assert list(record) == ["bench", "machine", "date", "command", "rows"]
+    assert record["command"] == "python bench/spill.py --size 300 --repeat 2"
+    assert [row["limit"] for row in record["rows"]] == ["none", "1/2", "1/4", "1/8"]
+    page = (tmp_path / "index.html").read_text()
+    assert "<svg" in page and "it needs a copy of the suite" in page
+    assert not re.search(r"(src|href)=|url\(|@import|<script", page)  # nothing from elsewhere
+
+
+def test_a_failing_benchmark_is_named_and_the_others_go_on(bench, tmp_path, monkeypatch, capsys):
+    catalogue = bench("catalogue")
+    module = bench("all")
+    benches = (
+        catalogue.Bench("wrong", "spill", quick="--size none"),
+        catalogue.Bench("slow", "spill", quick="--size 3000 --repeat 1000"),
+        catalogue.Bench("missing", "no_such_script"),
+    )
+    outcomes = module.run_all(benches[:1] + benches[2:], tmp_path, True, 60)
+    outcomes += module.run_all(benches[1:2], tmp_path, True, 0.2)
+    assert [bool(outcome.failed) for outcome in outcomes] == [True, False, True]
+    wrong, missing, slow = capsys.readouterr().out.splitlines()
+    assert "failed: status 2: " in wrong and "--size" in wrong
+    assert missing.endswith("skipped: there is no bench/no_such_script.py")
+    assert slow.endswith("failed: it was not done after 0.2 s")
+
+
+def test_every_benchmark_of_all_is_there_and_takes_json(bench):
+    benches = bench("catalogue").BENCHES
+    assert len({each.name for each in benches}) == len(benches)
+    for each in benches:
+        text = (ROOT / "bench" / f"{each.script}.py").read_text()
+        assert '"--json"' in text or each.script == "array_api", each.name
+        assert "write_results(" in text or each.script == "array_api", each.name
+
+
+def change(name, value):
+    return {**GOOD, name: value}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {"rows": []},
+        {**GOOD, "more": 1},
+        change("bench", 3),
+        change("date", "17.11.2026"),
+        change("rows", [[]]),
+        change("rows", [{}]),
+        change("rows", [{"way": object()}]),
+        change("rows", [{"peers": {"numpy": {1, 2}}}]),
+    ],
+)
+def test_other_forms_of_results_are_refused(bench, record):
+    results = bench("results")
+    results.check_results(GOOD)
+    with pytest.raises(ValueError, match=r".+"):
+        results.check_results(record)
+
+
+# ---- plots ---------------------------------------------------------------------------------------
+
+
+def places(svg, shape):
+    """Return the points of the first shape of a kind."""
+    root = ET.fromstring(svg)
+    found = root.find(f"{{http://www.w3.org/2000/svg}}{shape}")
+    return [tuple(map(float, pair.split(","))) for pair in found.get("points").split()]
+
+
+def test_lines_are_straight_where_both_axes_are_logarithmic(bench):
+    points = [(8, 4.0), (64, 0.5), (512, 0.0625)]
+    svg = bench("plots").line_plot("a <title>", "ranks", "s", {"one & two": points})
+    (x0, y0), (x1, y1), (x2, y2) = places(svg, "polyline")
+    assert x0 < x1 < x2 and y0 < y1 < y2  # SVG counts from the top
+    assert math.isclose(x1 - x0, x2 - x1, abs_tol=0.2)
+    assert math.isclose(y1 - y0, y2 - y1, abs_tol=0.2)
+    assert "a &lt;title&gt;" in svg and "one &amp; two" in svg
+
+
+def test_bars_are_as_long_as_their_numbers(bench):
+    svg = bench("plots").bar_plot("times", "s", [("a", 1.0), ("b", 4.0), ("c", 0.0)])
+    root = ET.fromstring(svg)
+    bars = root.findall("{http://www.w3.org/2000/svg}rect")[1:]
+    lengths = [float(bar.get("width")) for bar in bars]
+    assert lengths[1] == 4 * lengths[0] > lengths[2] == 0
+
+
+def test_nothing_to_plot(bench):
+    plots = bench("plots")
+    assert plots.line_plot("t", "x", "y", {}) == plots.bar_plot("t", "s", []) == ""
+
+
+def test_the_page_has_all_rows(bench, tmp_path):
+    page = bench("results_page")
+    catalogue = bench("catalogue")
+    spill = catalogue.Bench("spill", "spill", plot=catalogue.Bars(("way",), "seconds"))
+    outcomes = [page.Outcome(spill, record=GOOD), page.Outcome(spill, skipped="a < b")]
+    page.write_page(tmp_path / "index.html", outcomes)
+    text = (tmp_path / "index.html").read_text()
+    assert "<td class='number'>1.5</td>" in text and "a &lt; b" in text
+    assert "<th>peers numpy</th>" in text and "times" not in text.partition("<table>")[2]
