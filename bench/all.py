@@ -11,6 +11,7 @@ should run on the machine.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from catalogue import BENCHES, FOLDER, Bench, reason_to_skip
-from results import read_results, write_json
+from results import write_record
 from results_page import Outcome, write_page
 
 ROOT = FOLDER.parent
@@ -61,10 +62,8 @@ def run_bench(bench: Bench, folder: Path, is_quick: bool, limit: float) -> Outco
         lines = printed.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")
         return Outcome(bench, failed=f"status {status}: {last}")
-    record = read_results(file)
-    record["bench"] = bench.name
-    record["command"] = shlex.join(command)
-    write_json(file, record)
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    record = write_record(file, bench.name, shlex.join(command), rows)
     return Outcome(bench, record=record, seconds=seconds)
 
 

@@ -80,7 +80,6 @@ NEEDS: dict[str, Callable[[], str]] = {
     "gpu": lacks_gpu,
     "hosts": lacks_hosts,
     "mpirun": lacks_program("mpirun"),
-    "smpirun": lacks_program("smpirun"),
     "sklearn": lacks_package("sklearn"),
     "suite": lambda: "it needs a copy of the suite: python -m bench array_api FOLDER",
 }
@@ -99,6 +98,11 @@ def reason_to_skip(bench: Bench) -> str:
 # ---- the benchmarks ------------------------------------------------------------------------------
 
 BENCHES = (
+    Bench(
+        "experiment1",
+        "experiment1",
+        quick="--parts words --count-ranks 2 4",
+    ),
     Bench(
         "experiment2",
         "experiment2",
@@ -136,13 +140,6 @@ BENCHES = (
         quick="--backend numpy --dtype float32 --model tiny --layers 2 --batches 1 "
         "--sequences 32 --repeat 1",
         plot=Bars(("batch", "sequence", "way"), "seconds"),
-    ),
-    Bench(
-        "scaling",
-        "scaling",
-        quick="--ranks 8 16 --programs chain --platforms fat-tree",
-        needs=("smpirun",),
-        plot=Lines(("program", "scaling", "platform"), "strategy", "ranks", "seconds"),
     ),
     Bench(
         "chain",
@@ -233,5 +230,6 @@ BENCHES = (
     Bench("gpu", "gpu", needs=("gpu",)),
     Bench("gpu_kernels", "gpu_kernels", needs=("gpu",)),
     Bench("gpu_llama", "gpu_llama", needs=("gpu",)),
+    Bench("gpu_model", "gpu_model", needs=("gpu",)),
     Bench("gpu_training", "gpu_training", needs=("gpu",)),
 )

@@ -11,7 +11,6 @@ computes one more token of each sequence, with caches of `sequence` + `new` posi
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gpu_llama import print_kernels
-from llama_jobs import MODELS, environment, model_of
+from llama_jobs import MODELS, model_of
 from packages import Missing, package
+from results import write_results
 
 import einmpi
 from einmpi.comm.local import ALONE
@@ -269,8 +269,7 @@ def main() -> None:
                     flush=True,
                 )
     if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump({**environment(), "rows": rows}, file, indent=1)
+        write_results(given.json, rows)
 
 
 if __name__ == "__main__":

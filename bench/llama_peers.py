@@ -151,7 +151,7 @@ def flexgen(prepared: Prepared) -> Call:
     """FlexGen, whose published versions have the models of OPT only."""
     if find_spec("flexgen") is None and find_spec("flexllmgen") is None:
         raise Skipped("flexgen is not installed")
-    raise Skipped("the installed FlexGen has no LLaMA, only OPT")
+    raise Skipped("the newest FlexGen on PyPI, 0.1.8, has the models of OPT and no LLaMA")
 
 
 def prefetched(prepared: Prepared) -> Call:

@@ -165,7 +165,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
         print(f"  {name:16} {place:>8} {row['seconds']:9.4f} s {ratio:6.2f}", flush=True)
 
 
-def describe_run(cores: int) -> dict[str, Any]:
+def describe_machine(cores: int) -> dict[str, Any]:
     return {
         "processor": processor_name(),
         "cores": cores,
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--json", help="write all times to a file")
     options = parser.parse_args()
     mpirun = options.mpirun.split()
-    described = describe_run(options.cores)
+    described = describe_machine(options.cores)
     print(", ".join(f"{name}: {value}" for name, value in described.items()), flush=True)
     alone = [name for name in ("numpy", "torch", "jax") if name in options.peers]
     alone = [name for name in alone if find_spec(name) is not None]

@@ -27,26 +27,23 @@ FIELDS: dict[str, type] = {
 
 def write_results(file: str | os.PathLike[str], rows: list[dict[str, Any]]) -> None:
     """Write the rows of the benchmark that this process is."""
+    name = Path(sys.argv[0]).stem
+    write_record(file, name, shlex.join(["python", *sys.argv]), rows)
+
+
+def write_record(
+    file: str | os.PathLike[str], bench: str, command: str, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write rows that a command has just made on this machine, and return all that is written."""
     record = {
-        "bench": Path(sys.argv[0]).stem,
+        "bench": bench,
         "machine": describe_machine(),
         "date": datetime.now(UTC).date().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command,
         "rows": rows,
     }
     check_results(record)
-    write_json(file, record)
-
-
-def write_json(file: str | os.PathLike[str], record: dict[str, Any]) -> None:
-    """Write a record, so that two runs with the same numbers have the same text."""
     Path(file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def read_results(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `write_results` has written, after checking its form."""
-    record: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-    check_results(record)
     return record
 
 
