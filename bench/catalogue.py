@@ -189,7 +189,7 @@ BENCHES = (
         "planning",
         full="--ranks 8 64 1024",
         quick="--ranks 8 --graphs chain chain-skewed attention --repeat 1",
-        plot=Bars(("graph", "ranks", "strategy"), "seconds"),
+        plot=Lines(("graph",), "strategy", "ranks", "seconds"),
     ),
     Bench(
         "step",

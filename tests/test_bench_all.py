@@ -168,3 +168,17 @@ def test_the_page_has_all_rows(bench, tmp_path):
     text = (tmp_path / "index.html").read_text()
     assert "<td class='number'>1.5</td>" in text and "a &lt; b" in text
     assert "<th>peers numpy</th>" in text and "times" not in text.partition("<table>")[2]
+
+
+def test_lines_of_a_page_are_those_of_its_rows(bench):
+    page = bench("results_page")
+    catalogue = bench("catalogue")
+    lines = catalogue.Lines(("graph",), "strategy", "ranks", "words")
+    rows = []
+    for graph in ("chain", "layer"):
+        for ranks in (8, 64):
+            rows.append({"graph": graph, "strategy": "sqrt", "ranks": ranks, "words": 2 * ranks})
+    rows.append({"graph": "layer", "strategy": "data", "ranks": 8, "words": None})  # no plan
+    found = page.plots_of(catalogue.Bench("planning", "planning", plot=lines), rows)
+    assert len(found) == 2 and "chain" in found[0] and "layer" in found[1]
+    assert len(places(found[0], "polyline")) == 2 and "data" not in found[1]
