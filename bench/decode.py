@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from llama_peers import hugging_face_settings
 from packages import Missing, package
 from results import write_results
 from threadpoolctl import threadpool_limits
@@ -79,19 +80,7 @@ def prepare_transformers(config: Config, weights: dict[str, Array], threads: int
     if isinstance(torch, Missing) or isinstance(transformers, Missing):
         return None
     torch.set_num_threads(threads)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.groups,
-            intermediate_size=config.hidden,
-            vocab_size=config.vocabulary,
-            rms_norm_eps=config.epsilon,
-            attn_implementation="sdpa",
-            tie_word_embeddings=False,
-        )
-    ).eval()
+    model = transformers.LlamaForCausalLM(hugging_face_settings(config)).eval()
     state = {}
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name, weight in decode_program(config, 1, 1, "float32").weights.items():

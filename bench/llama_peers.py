@@ -50,14 +50,11 @@ def need_gpu(prepared: Prepared) -> None:
         raise Skipped("it needs a GPU")
 
 
-def hugging_face_model(prepared: Prepared) -> Any:
-    """Return transformers' model on the CPU; its weights are the arrays themselves, not copies."""
-    need("torch", "transformers")
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def hugging_face_settings(config: Config) -> Any:
+    """Return a model's configuration as transformers has it."""
+    from transformers import LlamaConfig
 
-    config = prepared.config
-    settings = LlamaConfig(
+    return LlamaConfig(
         hidden_size=config.width,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -66,9 +63,18 @@ def hugging_face_model(prepared: Prepared) -> Any:
         vocab_size=config.vocabulary,
         rms_norm_eps=config.epsilon,
         max_position_embeddings=8192,
+        attn_implementation="sdpa",
         tie_word_embeddings=False,
     )
-    settings._attn_implementation = "sdpa"
+
+
+def hugging_face_model(prepared: Prepared) -> Any:
+    """Return transformers' model on the CPU; its weights are the arrays themselves, not copies."""
+    need("torch", "transformers")
+    import torch
+    from transformers import LlamaForCausalLM
+
+    settings = hugging_face_settings(prepared.config)
     with torch.device("meta"):
         model = LlamaForCausalLM(settings)
     tensors = {name: torch.from_numpy(array) for name, array in prepared.weights.items()}

@@ -33,9 +33,10 @@ def names_passed_on(job: Job) -> NamesPassedOn:
         made = set(names_made(each))
         read = {vertex.name for vertex in each.written.inputs}
         # What it carries is saved as such; what it makes anew is not needed from before.
-        before = (needed - made) | (read - set(loop_of(each).carry))
+        carried = set(loop_of(each).carry)
+        before = (needed - made) | (read - carried)
         kept.append(frozenset(before))
-        needed = before | set(loop_of(each).carry)
+        needed = before | carried
     return NamesPassedOn(final, tuple(reversed(kept)))
 
 

@@ -130,9 +130,8 @@ def _prepare_pick(
     strict: bool,
 ) -> PreparedCall | None:
     """Return the call that reads only what an index picks; None if it cannot be done so."""
-    runs = dict(index).get(
-        einsum.required_pick.label, whole(einsum.extent[einsum.required_pick.label])
-    )
+    label = einsum.required_pick.label
+    runs = dict(index).get(label, whole(einsum.extent[label]))
     if len(runs) != 1:
         return None  # the label's indices have gaps here
     gather = as_gather(einsum, runs[0][0], tuple([array.dtype for array in operands]))
