@@ -384,6 +384,20 @@ def test_banners(capfd, name, piece):
     assert failure.explain_failure(9, empty, stream, [], records) == (line, 1)
 
 
+def test_text_that_appears_token_by_token_is_not_held_back(capfd):
+    stream = output.OutputFilter(1, passes_everything=False)
+    stream.feed(b"a list ")
+    for token in (b"[", b"mpi", b"]", b" = ", b"="):
+        stream.feed(token)
+        assert capfd.readouterr().out.endswith(token.decode())
+    stream.feed(b"\n[x")
+    assert capfd.readouterr().out.endswith("\n[x")
+    stream.feed(b"]\n[mpiexec@host] Sending Ctrl-C\n")
+    stream.end()
+    assert capfd.readouterr().out == "]\n"
+    assert stream.launcher_lines == ["[mpiexec@host] Sending Ctrl-C"]
+
+
 # ---- what ranks do -------------------------------------------------------------------------------
 
 

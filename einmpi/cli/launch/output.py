@@ -32,18 +32,20 @@ _LAUNCHER_PATTERNS = {
     2: re.compile(b"|".join(_LAUNCHER_LINES)),
 }
 # An incomplete line that begins like one of these waits for its end; any other is passed on.
-_SPECIAL_STARTS = (
+_HYDRA_STARTS = (
     _HYDRA_RULE,
     b"=   ",
     b"YOUR APPLICATION",
     b"This typically",
     b"Please see",
-    b"[",
-    _OPEN_MPI_RULE,
-    b"Abort(",
+    b"[mpiexec@",
     ERROR_PREFIX.encode(),
     b"\0",
 )
+_SPECIAL_STARTS = {
+    1: _HYDRA_STARTS,
+    2: (*_HYDRA_STARTS, b"[", _OPEN_MPI_RULE, b"Abort("),
+}
 
 
 class OutputFilter:
@@ -75,7 +77,7 @@ class OutputFilter:
         *lines, rest = (self._incomplete + data).split(b"\n")
         for line in lines:
             self._take_line(line + b"\n")
-        if rest and not self._is_in_block and not _may_be_special(rest):
+        if rest and not self._is_in_block and not self._may_be_special(rest):
             self._pass_on(rest)
             self._is_line_begun = True
             rest = b""
@@ -124,10 +126,14 @@ class OutputFilter:
         self._previous = data
         self.has_passed = True
 
+    def _may_be_special(self, incomplete: bytes) -> bool:
+        """Return whether a line may become one of a launcher, or the last one of a rank.
 
-def _may_be_special(incomplete: bytes) -> bool:
-    """Return whether an incomplete line may become one of a launcher, or the last one of a rank."""
-    for start in _SPECIAL_STARTS:
-        if start.startswith(incomplete) or incomplete.startswith(start):
-            return True
-    return False
+        What goes on with a line of standard output does not: text appears token by token.
+        """
+        if self._is_line_begun and self.target == 1:
+            return False
+        for start in _SPECIAL_STARTS[self.target]:
+            if start.startswith(incomplete) or incomplete.startswith(start):
+                return True
+        return False
