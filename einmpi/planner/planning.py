@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
-from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, States
+from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, States
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Factored, Name
 from einmpi.planner.mesh import Mesh
@@ -73,6 +74,16 @@ class Planning:
         # The graph whose bills were computed last, and these bills.
         self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
 
+    @cached_property
+    def without_price(self) -> Solution:
+        """The best cuts if memory costs nothing."""
+        return self.search.solve(0)
+
+    @cached_property
+    def trade_offs(self) -> TradeOffs:
+        """The cuts that need less memory and move more."""
+        return TradeOffs(self.search, self.without_price)
+
     def plan(self) -> Plan:
         """Return the plan that moves least among those that fit into memory.
 
@@ -80,12 +91,11 @@ class Planning:
         memory at times.
         """
         limit = self.options.memory
-        found = self.search.solve(0)
+        found = self.without_price
         cut = self.cut_graph(found.states)
         if limit is None or cut.peak <= limit:
             exact = found.exact and not self.search.prescribed
             return self.finished(cut, limit, exact)
-        self.trade_offs = TradeOffs(self.search, found)
         attempts = [_Attempt(cut, self.memory.least(cut))]
         recomputing: list[Plan] = []  # plans that fit because they compute tensors again
         self.try_recomputing(cut, limit, recomputing)

@@ -53,6 +53,7 @@ from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
 from einmpi.job.generated import RANDOM
 from einmpi.language.vocabulary import CONSTANTS
+from einmpi.planner.text.explain import as_json
 
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -697,11 +698,19 @@ def test_json_keys_of_plans_equal_the_code(tmp_path):
         A[s,t] = exp(T[s,t] - max[t](T[s,t]))
         O[s,d] = sum[t](A[s,t] * X[t,d])
         '''
-        inputs.X = { shape = [1200, 8], random = "uniform" }
+        inputs.X = { shape = [1200, 8], random = "uniform", resident = "fit" }
         """
     )
     found = json_keys(tmp_path, "-n", "1", command="plan")
-    keys |= {key for key in found if key.startswith("fused.")}
+    keys |= {key for key in found if key.startswith(("fused.", "resident."))}
+    inputs = {"X": {"shape": [4], "random": "ones"}}
+    job = einmpi.program("Y[i] = 2 * X[i]", inputs=inputs, resident=True)
+    first = einmpi.compile(job)
+    first()
+    second = einmpi.compile(job, share=first)
+    second()
+    ((plan, _),) = second.ready.values()
+    keys |= {f"shared.{key}" for key in as_json(plan)["shared"]}
     shown = []
     for row in table_after("job_file.md", "### The JSON of a plan"):
         shown += row[0].split(", ")

@@ -46,6 +46,16 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    if plan.shared is not None:
+        data["shared"] = {
+            "inputs": list(plan.shared.names),
+            "words_more": plan.shared.words_more,
+        }
+    if plan.fitted is not None:
+        data["resident"] = {
+            "kept": list(plan.fitted.kept),
+            "loaded_each_call": list(plan.fitted.loaded),
+        }
     if plan.chains:
         data["fused"] = [_chain_json(chain) for chain in plan.chains]
     if plan.recomputed is not None:
