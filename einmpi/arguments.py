@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
 
 
 def path_name(where: str, given: str | os.PathLike[str]) -> str:
@@ -22,6 +22,22 @@ def as_int(given: Any) -> Any:
     """Return an integer of another library, such as np.int64, as an int; all else as it is."""
     if isinstance(given, Integral) and not isinstance(given, bool):
         return int(given)
+    return given
+
+
+def integer_from(where: str, given: Any, least: int) -> int:
+    """Return an integer that a caller gave, if it is not below another."""
+    if not isinstance(given, Integral) or isinstance(given, bool) or given < least:
+        raise InputError(where, f"{given!r:.60} requested", f"an integer from {least} on")
+    return int(given)
+
+
+def known_name(where: str, given: Any, known: Iterable[str]) -> str:
+    """Return a name that a caller gave, if it is one of those that are known."""
+    names = [*known]
+    if not isinstance(given, str) or given not in names:
+        wrong = given if isinstance(given, str) else ""
+        raise InputError(where, f"unknown {where} {given!r:.60}", one_of(names, wrong))
     return given
 
 

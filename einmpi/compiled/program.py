@@ -24,6 +24,8 @@ from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.donated import take_donated
 from einmpi.compiled.given_inputs import (
+    GivenArray,
+    InputKind,
     Kinds,
     checked_inputs,
     is_array,
@@ -336,6 +338,19 @@ class Compiled:
                 given[name] = array if array.layout == layout else array.redistribute(layout)
         self.find_files(given, self._staying(plan))
         return plan, schedule, given
+
+    def plan_for_arrays(self) -> None:
+        """Plan a call that gives arrays for all inputs that the job does not bring itself.
+
+        All ranks call it, before a first call that need not succeed: no plan may fit into memory.
+        """
+        specs = {spec.name for spec in self.job.inputs}
+        kinds: list[tuple[str, InputKind]] = []
+        for vertex in self.job.graph.inputs:
+            if vertex.name not in specs and vertex.name not in self.options.carry:
+                kinds.append((vertex.name, GivenArray(on_gpu=False)))
+        if tuple(kinds) not in self.ready:
+            self.ready[tuple(kinds)] = self.make_ready(tuple(kinds))
 
     def make_ready(self, kinds: Kinds = ()) -> Ready:
         """Return the plan for inputs that are given in this way, and this rank's schedule.

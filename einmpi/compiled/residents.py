@@ -29,6 +29,7 @@ class Residents:
     layouts: dict[str, Layout] = field(default_factory=dict)
     sources: dict[str, InputSpec] = field(default_factory=dict)  # where jobs say they come from
     is_shared: bool = False
+    is_decided: bool = False  # whether a plan has chosen which inputs stay loaded
     times_forgotten: int = 0  # how often what was loaded has been given up
 
     @property
@@ -58,6 +59,7 @@ class Residents:
 
     def add_layouts(self, plan: Plan, names: tuple[str, ...]) -> None:
         """Note how a plan cuts inputs that stay loaded, unless an earlier plan has cut them."""
+        self.is_decided = True
         if self.mesh not in (None, plan.mesh):
             return  # this plan leaves other ranks idle
         for name in names:
@@ -78,7 +80,7 @@ class Residents:
             mesh=self.mesh or options.mesh,
             given={**options.given, **layouts},
             resident=tuple(name for name in options.resident if name not in layouts),
-            fitting=() if self.layouts else options.fitting,
+            fitting=() if self.is_decided else options.fitting,
             pins={name: parts for name, parts in options.pins.items() if name not in layouts},
             shared=tuple(layouts),
         )

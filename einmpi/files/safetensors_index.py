@@ -26,9 +26,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
         raise InputError(where, f"there is no tensor {tensor} in {file}", expected)
     _check_shard_name(file, tensor, shard, where)
     path = os.path.join(os.path.dirname(file), shard)
-    if not os.path.exists(path):
-        what = f"there is no file {path}, which has {tensor} according to {file}"
-        raise InputError(where, what, "all files of the model, beside their index")
+    _check_is_there(file, tensor, path, where)
     check_file(path, place, "a safetensors file")
     try:
         shard_identity = identity_from(os.stat(path))
@@ -49,10 +47,22 @@ def files_of_tensors(file: str, place: str) -> dict[str, str]:
     """Return the path of the file that an index names for each of its tensors."""
     folder = os.path.dirname(file)
     files = {}
+    known = set()
     for tensor, shard in _read_index(file, place)[1].items():
         _check_shard_name(file, tensor, shard, place or file)
-        files[tensor] = os.path.join(folder, shard)
+        path = os.path.join(folder, shard)
+        if path not in known:
+            _check_is_there(file, tensor, path, place or file)
+            known.add(path)
+        files[tensor] = path
     return files
+
+
+def _check_is_there(file: str, tensor: str, path: str, where: str) -> None:
+    """Refuse an index that names a file which does not exist."""
+    if not os.path.exists(path):
+        what = f"there is no file {path}, which has {tensor} according to {file}"
+        raise InputError(where, what, "all files of the model, beside their index")
 
 
 def _read_index(file: str, place: str) -> tuple[FileIdentity, dict[str, str]]:

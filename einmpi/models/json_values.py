@@ -86,6 +86,9 @@ class Values:
         if default is not None and not self.has(key):
             return default
         expected = "a number from 0 on" if zero else "a positive number"
+        given = self.values.get(key)
+        if isinstance(given, int | float) and given > MOST:
+            expected += f" up to {MOST}"
         value = self.checked(key, lambda value: _is_number(value, zero), expected)
         assert isinstance(value, int | float)
         return float(value)

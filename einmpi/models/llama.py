@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from einmpi.api import compile as compile_job
 from einmpi.api import plan as plan_job
+from einmpi.api.planning import truth_value
+from einmpi.arguments import integer_from, path_name
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError, one_of
-from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
-from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
-from einmpi.models.checkpoint import check_folder, random_inputs, weight_inputs
-from einmpi.models.config import NAMED, Config, read_config
+from einmpi.models.checkpoint import random_inputs, weight_inputs
+from einmpi.models.config import Config
+from einmpi.models.known_programs import KnownPrograms, Wanted
 from einmpi.models.modules import AT
 from einmpi.models.programs import (
     FREQUENCIES,
@@ -40,15 +39,14 @@ from einmpi.models.prompts import (
     checked_layers,
     checked_stop_tokens,
     make_prompts,
+    rounded_length,
 )
 from einmpi.models.sampling import Sampling, Tokens, check_sampling, choose_tokens
-from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
-from einmpi.units import parse_bytes
+from einmpi.models.settings import Settings, checked_settings, config_of
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.compiled.dist_array import DistArray
-    from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Plan
 
 CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused
@@ -104,47 +102,15 @@ def load(
     own_comm = comm_of_program(comm)
 
     def read() -> Model:
-        path = os.fspath(folder)
-        config = _config_of(path, random)
-        chosen_dtype = config.dtype if dtype is None else dtype
-        if chosen_dtype not in CONVERTIBLE_DTYPES:
-            problem = f"unknown dtype {chosen_dtype!r}"
-            raise InputError("dtype", problem, one_of(CONVERTIBLE_DTYPES, chosen_dtype))
-        if backend not in backend_names():
-            problem = f"unknown backend {backend!r}"
-            raise InputError("backend", problem, one_of(backend_names(), backend))
-        if strategy is not None and strategy not in STRATEGIES:
-            problem = f"unknown strategy {strategy!r}"
-            raise InputError("strategy", problem, one_of(STRATEGIES, strategy))
-        limit = None if memory is None else parse_bytes(str(memory), "memory")
-        settings = Settings(chosen_dtype, backend, limit, strategy or DEFAULT_STRATEGY)
-        model = Model(path, config, settings, own_comm, random)
+        path = path_name("load", folder)
+        has_random_weights = truth_value("random", random)
+        config = config_of(path, has_random_weights)
+        settings = checked_settings(config, dtype, backend, memory, strategy)
+        model = Model(path, config, settings, own_comm, has_random_weights)
         model.job(1, 1)  # all tensors are there and have the right shapes
         return model
 
     return together(own_comm, read, lambda model: repr((model.config, model.settings)))
-
-
-def _config_of(path: str, random: bool) -> Config:
-    """Return the config of a folder, or of a named size with random weights."""
-    if path in NAMED and not os.path.isdir(path):
-        if not random:
-            problem = "a size has no weights"
-            hint = "use random weights: --random, or random=True in Python"
-            raise InputError(path, problem, "the folder of a checkpoint", hint)
-        return NAMED[path]
-    check_folder(path)
-    return read_config(path)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is computed: its dtype, and what its jobs say about backend and plan."""
-
-    dtype: str
-    backend: str
-    memory: int | None
-    strategy: str
 
 
 class Model:
@@ -169,8 +135,7 @@ class Model:
         self.comm = comm
         self.random = random
         self.frequencies = config.rope.inverse_frequencies(config.head_width)
-        self.compiled: dict[Any, tuple[ModelProgram, Compiled]] = {}
-        self.last_compiled: Compiled | None = None  # of the latest call
+        self.programs = KnownPrograms(comm, settings.memory, self.make_job)
 
     def __repr__(self) -> str:
         return f"<Model {self.folder}: {self.config.layers} layers, {self.settings.dtype}>"
@@ -255,7 +220,8 @@ class Model:
         tokens, lengths
             As for `logits`.
         new : int, optional
-            The most tokens to generate for a sequence.
+            The most tokens to generate for a sequence. The last of them needs no position of the
+            model: a prompt may fill all positions if one token is asked for.
         temperature : float, optional
             0 chooses the likeliest token; with larger values unlikely ones become more likely.
         top_k : int, optional
@@ -281,9 +247,9 @@ class Model:
             An argument is wrong; the same error on all ranks.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
-        prompts, stop_tokens = self._checked(tokens, lengths, new, sampling, stop)
-        by_sequence = np.full((len(prompts.tokens), new), ENDED, np.int64)
-        for number, step in enumerate(self._steps(prompts, new, sampling, stop_tokens)):
+        batch, steps = self._begin(tokens, new, stop, lengths, sampling)
+        by_sequence = np.full((batch, new), ENDED, np.int64)
+        for number, step in enumerate(steps):
             if on_tokens is not None:
                 on_tokens(step)
             by_sequence[:, number] = step
@@ -293,14 +259,18 @@ class Model:
         self,
         tokens: Any,
         new: int = 64,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
         stop: Sequence[int] | None = None,
         lengths: Any = None,
+        **sampling: Any,
     ) -> Iterator[Tokens]:
-        """Generate tokens one after another, as `generate`. All ranks go through the iterator.
+        """Generate tokens one after another. All ranks go through the iterator.
+
+        Parameters
+        ----------
+        tokens, new, stop, lengths
+            As for `generate`.
+        **sampling
+            `temperature`, `top_k`, `top_p` and `seed`, as for `generate`.
 
         Returns
         -------
@@ -312,9 +282,7 @@ class Model:
         InputError
             An argument is wrong; the same error on all ranks.
         """
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        prompts, stop_tokens = self._checked(tokens, lengths, new, sampling, stop)
-        return self._steps(prompts, new, sampling, stop_tokens)
+        return self._begin(tokens, new, stop, lengths, Sampling(**sampling))[1]
 
     # ---- plans and jobs --------------------------------------------------------------------------
 
@@ -332,9 +300,20 @@ class Model:
         -------
         Job
             The job. Its inputs are the tokens, and the weights, which come from their files.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong.
         """
         positions = self.config.positions if sequence is None else sequence
-        return self.make_job(self._prefill_program(batch, positions, every=every))
+        return self.make_job(
+            self._prefill_program(
+                integer_from("batch", batch, 1),
+                integer_from("sequence", positions, 1),
+                every=truth_value("every", every),
+            )
+        )
 
     def plan(
         self,
@@ -360,12 +339,20 @@ class Model:
         -------
         Plan
             The plan of a prefill. ``print(plan)`` explains it.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or no plan stays within the memory limit.
         """
         job = self.job(batch, sequence)
         return plan_job(job, ranks, strategy=strategy, memory=memory, machine=machine)
 
-    def make_job(self, program: ModelProgram) -> Job:
-        """Return the job of a program over the weights of this model."""
+    def make_job(self, program: ModelProgram, weights_stay: bool = True) -> Job:
+        """Return the job of a program over the weights of this model.
+
+        They stay loaded between calls, as many as the memory limit allows, or they do not.
+        """
         settings = self.settings
         inputs: dict[str, tuple[Sequence[int], str]] = dict(program.inputs)
         for name, weight in program.weights.items():
@@ -374,16 +361,18 @@ class Model:
         return replace(
             job,
             title=os.path.basename(os.path.abspath(self.folder)),
-            inputs=self._weights(program),
+            inputs=self._weights(program, weights_stay),
             roles=program.roles,
             strategy=settings.strategy,
             memory=settings.memory,
             backend=settings.backend,
         )
 
-    def _weights(self, program: ModelProgram) -> tuple[InputSpec, ...]:
-        """Return where weights come from. They stay loaded, as many as the memory limit allows."""
-        resident: Resident = True if self.settings.memory is None else "fit"
+    def _weights(self, program: ModelProgram, stay: bool) -> tuple[InputSpec, ...]:
+        """Return where weights come from."""
+        resident: Resident = stay
+        if stay and self.settings.memory is not None:
+            resident = "fit"
         dtype = self.settings.dtype
         if self.random:
             return random_inputs(program.weights, dtype, resident)
@@ -395,76 +384,74 @@ class Model:
     def _prompts(self, tokens: Any, lengths: Any, new: int = 0) -> Prompts:
         return together(self.comm, lambda: make_prompts(tokens, lengths, self.config, new))
 
-    def _checked(
-        self, tokens: Any, lengths: Any, new: int, sampling: Sampling, stop: Sequence[int] | None
-    ) -> tuple[Prompts, Tokens]:
-        """Return the prompts and the stop tokens; refuse arguments that are wrong."""
+    def _begin(
+        self,
+        tokens: Any,
+        new: int,
+        stop: Sequence[int] | None,
+        lengths: Any,
+        sampling: Sampling,
+    ) -> tuple[int, Iterator[Tokens]]:
+        """Return the number of prompts, and the steps after them; refuse wrong arguments."""
         together(self.comm, lambda: check_sampling(sampling))
         prompts = self._prompts(tokens, lengths, new)
         wanted = self.config.stop_tokens if stop is None else stop
-        return prompts, together(self.comm, lambda: checked_stop_tokens(wanted))
+        stop_tokens = together(self.comm, lambda: checked_stop_tokens(wanted))
+        return len(prompts.tokens), self._steps(prompts, new, sampling, stop_tokens)
 
     def _prefill_program(self, batch: int, sequence: int, **options: Any) -> ModelProgram:
         return prefill_program(self.config, batch, sequence, self.settings.dtype, **options)
+
+    def _wanted_prefill(self, batch: int, sequence: int, **options: Any) -> Wanted:
+        key = ("prefill", batch, sequence, tuple(sorted(options.items())))
+        return Wanted(key, partial(self._prefill_program, batch, sequence, **options))
 
     def _run_prefill(self, prompts: Prompts, **options: Any) -> dict[str, DistArray]:
         """Compute the outputs of a prefill."""
         batch, sequence = prompts.tokens.shape
         options["lengths"] = prompts.is_padded and not options.get("every")
-        key = ("prefill", batch, sequence, tuple(sorted(options.items())))
-        make_program = partial(self._prefill_program, batch, sequence, **options)
-        _, compiled = self._compile(key, make_program)
+        ((_, compiled),) = self.programs.ready(self._wanted_prefill(batch, sequence, **options))
         given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: self.frequencies}
         if options["lengths"]:
             given[LENGTHS] = prompts.lengths
         return compiled(given)
 
-    def _decode(self, batch: int, length: int) -> tuple[ModelProgram, Compiled]:
-        """Return the compiled program for the next token, with caches for `length` positions."""
-        dtype = self.settings.dtype
-        key = ("decode", batch, length)
-        return self._compile(key, lambda: decode_program(self.config, batch, length, dtype))
-
-    def _compile(
-        self, key: Any, make_program: Callable[[], ModelProgram]
-    ) -> tuple[ModelProgram, Compiled]:
-        known = self.compiled.get(key)
-        if known is None:
-            program = make_program()
-            carry = dict(program.carry)
-            job = self.make_job(program)
-            compiled = compile_job(
-                job,
-                self.comm,
-                carry=carry,
-                donate=bool(carry),
-                share=self.last_compiled,  # the weights are loaded once for all programs
-            )
-            known = self.compiled[key] = program, compiled
-        self.last_compiled = known[1]
-        return known
-
     def _steps(
         self, prompts: Prompts, new: int, sampling: Sampling, stop: Tokens
     ) -> Iterator[Tokens]:
         """Prefill, then decode token by token until all sequences have ended."""
-        batch, sequence = prompts.tokens.shape
         if new == 0:
             return
-        room = -(-(sequence + new) // CACHE_STEP) * CACHE_STEP
-        length = min(room, self.config.positions)
-        outputs = self._run_prefill(prompts, caches=length)
-        program, decode = self._decode(batch, length)
+        positions = self.config.positions
+        longest = int(prompts.lengths.max())
+        prompts = prompts.padded(min(rounded_length(longest), positions))
+        batch, sequence = prompts.tokens.shape
+        room = -(-max(sequence, longest + new) // CACHE_STEP) * CACHE_STEP
+        length = min(room, positions)
+        (_, prefill), (program, decode) = self.programs.ready(
+            self._wanted_prefill(batch, sequence, caches=length, lengths=True),
+            Wanted(
+                ("decode", batch, length),
+                partial(decode_program, self.config, batch, length, self.settings.dtype),
+            ),
+        )
+        outputs = prefill(
+            {
+                TOKENS: prompts.tokens,
+                LENGTHS: prompts.lengths,
+                FREQUENCIES: self.frequencies,
+            }
+        )
         caches = {name: outputs[name] for name in program.carry}
-        positions = prompts.lengths.copy()  # of the tokens that are chosen next
+        places = prompts.lengths.copy()  # of the tokens that are chosen next
         has_ended = np.zeros(batch, bool)
         for step in range(new):
-            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, positions)
+            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places)
             yield np.where(has_ended, ENDED, chosen)
             has_ended |= np.isin(chosen, stop)
             if has_ended.all() or step == new - 1:
                 return
-            given = {TOKENS: chosen, AT: positions, FREQUENCIES: self.frequencies}
+            given = {TOKENS: chosen, AT: places, FREQUENCIES: self.frequencies}
             outputs = decode({**given, **caches})
             caches = {name: outputs[output] for name, output in program.carry.items()}
-            positions = positions + 1
+            places = places + 1

@@ -230,6 +230,20 @@ def _mlp(layer: Layer) -> str:
     return f"u_{k}[{at},f] = silu({gate}) * ({up})\nx_{k}[{at},a] = y_{k}[{at},a] + {down}\n"
 
 
+def _linear(condition: str, *projections: tuple[str, str, str, str]) -> tuple[Parameter, ...]:
+    """Return a weight of each projection, and a bias of each where `condition` holds.
+
+    A projection is the end of the inputs' names, its place in a layer, the labels of what it
+    computes, and those of what it sums over.
+    """
+    weights = []
+    biases = []
+    for end, place, computed, summed in projections:
+        weights.append(Parameter(f"w{end}", f"{place}.weight", computed + summed))
+        biases.append(Parameter(f"b{end}", f"{place}.bias", computed, condition))
+    return (*weights, *biases)
+
+
 LAYER: tuple[Module, ...] = (
     Module(
         "norm before attention",
@@ -238,13 +252,11 @@ LAYER: tuple[Module, ...] = (
     ),
     Module(
         "queries, keys and values",
-        (
-            Parameter("wq", "self_attn.q_proj.weight", "grda"),
-            Parameter("wk", "self_attn.k_proj.weight", "gda"),
-            Parameter("wv", "self_attn.v_proj.weight", "gda"),
-            Parameter("bq", "self_attn.q_proj.bias", "grd", "qkv_bias"),
-            Parameter("bk", "self_attn.k_proj.bias", "gd", "qkv_bias"),
-            Parameter("bv", "self_attn.v_proj.bias", "gd", "qkv_bias"),
+        _linear(
+            "qkv_bias",
+            ("q", "self_attn.q_proj", "grd", "a"),
+            ("k", "self_attn.k_proj", "gd", "a"),
+            ("v", "self_attn.v_proj", "gd", "a"),
         ),
         _projections,
     ),
@@ -262,10 +274,7 @@ LAYER: tuple[Module, ...] = (
     Module("attention", (), _attention),
     Module(
         "output of attention",
-        (
-            Parameter("wo", "self_attn.o_proj.weight", "agrd"),
-            Parameter("bo", "self_attn.o_proj.bias", "a", "output_bias"),
-        ),
+        _linear("output_bias", ("o", "self_attn.o_proj", "a", "grd")),
         _attention_output,
     ),
     Module(
@@ -275,13 +284,11 @@ LAYER: tuple[Module, ...] = (
     ),
     Module(
         "MLP",
-        (
-            Parameter("w1", "mlp.gate_proj.weight", "fa"),
-            Parameter("w3", "mlp.up_proj.weight", "fa"),
-            Parameter("w2", "mlp.down_proj.weight", "af"),
-            Parameter("b1", "mlp.gate_proj.bias", "f", "mlp_bias"),
-            Parameter("b3", "mlp.up_proj.bias", "f", "mlp_bias"),
-            Parameter("b2", "mlp.down_proj.bias", "a", "mlp_bias"),
+        _linear(
+            "mlp_bias",
+            ("1", "mlp.gate_proj", "f", "a"),
+            ("3", "mlp.up_proj", "f", "a"),
+            ("2", "mlp.down_proj", "a", "f"),
         ),
         _mlp,
     ),

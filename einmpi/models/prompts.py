@@ -32,6 +32,23 @@ class Prompts:
         """Whether a sequence is shorter than the array."""
         return bool((self.lengths < self.tokens.shape[1]).any())
 
+    def padded(self, width: int) -> Prompts:
+        """Return the prompts in an array of another width."""
+        count = min(width, self.tokens.shape[1])
+        tokens = np.zeros((len(self.tokens), width), np.int64)
+        tokens[:, :count] = self.tokens[:, :count]
+        return Prompts(tokens, self.lengths)
+
+
+def rounded_length(length: int) -> int:
+    """Return the length that prompts of this length are padded to: at most an eighth is added.
+
+    Prompts of all lengths then need few programs, each of which has to be planned.
+    """
+    power = 1 << (length - 1).bit_length()  # the lowest power of two that is not below
+    step = max(1, power // 16)
+    return -(-length // step) * step
+
 
 def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Prompts:
     """Return the prompts as an array; refuse tokens and lengths that the model cannot take.
@@ -56,7 +73,8 @@ def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Pro
             problem = f"token {int(counting[outside][0])} is outside of the vocabulary"
             raise InputError("tokens", problem, f"tokens from 0 to {config.vocabulary - 1}")
         padded[number, :count] = counting
-    if max(counts) + new > config.positions:
+    # The last token is chosen, but nothing is computed with it.
+    if max(counts) + max(0, new - 1) > config.positions:
         problem = f"{counted(max(counts), 'token')} in a prompt"
         if new:
             problem += f" and {counted(new, 'new one')}"

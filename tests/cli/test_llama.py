@@ -53,6 +53,12 @@ def test_text_follows_the_prompt(folder):
     assert printed(folder, "--prompt", "the cat", "--new", "2", "--quiet") == ""
 
 
+def test_nothing_is_printed_before_an_error(folder):
+    done = einmpi_here(folder, ["llama", "tiny", "--prompt", "the cat", "--new", "999"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "and 999 new ones" in done.stderr
+
+
 def test_tokens_from_a_file(folder):
     lines = printed(folder, "--prompts", "in.h5:/tokens", "--new", "10").splitlines()
     expected = in_file(folder, "greedy")[:, :10]
@@ -70,6 +76,14 @@ def test_logits_and_hidden_states_in_files(folder):
     last = in_file(folder, "last", "out.h5")
     np.testing.assert_allclose(last[1], logits[1, 4], rtol=0, atol=1e-4)
     np.testing.assert_allclose(last[0], logits[0, 19], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("logits", ["/h", "/h/2", "/h/2/x"])
+def test_logits_and_hidden_states_in_one_place(folder, logits):
+    words = ["--logits", f"both.h5:{logits}", "--hidden", "both.h5:/h/", "--layers", "2"]
+    done = einmpi_here(folder, ["llama", "tiny", "--prompts", "in.h5:/tokens", *words])
+    assert done.returncode == 2 and done.stderr.startswith("--hidden both.h5:/h/: layer 2 and")
+    assert not (folder / "both.h5").exists()
 
 
 def test_the_job_file_runs_and_gives_the_same_logits(folder):
@@ -119,7 +133,8 @@ def test_measurements(folder):
     ]
     for row in rows:
         assert row["bytes_moved"] == row["bytes_predicted"] == 0
-        assert len(row["seconds_all"]) == 1 and row["flops"] > 0
+        assert len(row["seconds_all"]) == 1
+        assert row["flops"] == row["operations_max_rank"] > 0  # of a single rank
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_tokens_are_given_to_a_callback_step_by_step(model):
 
 def test_caches_are_updated_in_place(model):
     model.generate([1, 2, 3], new=3)
-    decode = model.compiled["decode", 1, 64][1]
+    decode = model.programs.compiled["decode", 1, 64][1]
     ((plan, _),) = decode.ready.values()
     assert len(plan.in_place) == 2 * model.config.layers
 
@@ -139,7 +139,7 @@ def test_all_programs_of_a_model_share_the_weights(random):
     found = load(LLAMA, random=random)
     found.generate([1, 2, 3], new=2)
     found.logits([[1, 2]])
-    first, *others = [compiled.residents.blocks for _, compiled in found.compiled.values()]
+    first, *others = [compiled.residents.blocks for _, compiled in found.programs.compiled.values()]
     assert len(others) == 2 and len(first) == 9 * found.config.layers + 3
     for blocks in others:
         assert blocks.keys() == first.keys()
@@ -152,7 +152,7 @@ def test_less_memory_than_the_weights_need():
     model = load(LLAMA, memory="120KiB")
     generated = model.generate(expected["tokens"], new=6)
     np.testing.assert_array_equal(np.stack(generated), expected["greedy"][:, :6])
-    for _, compiled in model.compiled.values():
+    for _, compiled in model.programs.compiled.values():
         assert 0 < len(compiled.residents.blocks) < 9 * model.config.layers + 3
         assert compiled.measured.peak <= 120 * 1024
 
@@ -195,7 +195,7 @@ def test_the_plan_and_the_job_of_a_model(model):
         ({"tokens": []}, "tokens: there are no prompts"),
         ({"tokens": [[1], []]}, "tokens: prompt 1 is empty"),
         ({"tokens": [1.5]}, "tokens: a prompt is float64"),
-        ({"tokens": [1] * 200, "new": 57}, "tokens: 200 tokens in a prompt and 57 new ones"),
+        ({"tokens": [1] * 200, "new": 58}, "tokens: 200 tokens in a prompt and 58 new ones"),
         ({"tokens": [[1, 2]], "lengths": [3]}, "lengths: prompt 0 has length 3"),
         ({"tokens": [[1, 2]], "lengths": [1, 2]}, "lengths: they are int64[2]"),
         ({"tokens": [1], "new": -1}, "new: -1 tokens requested"),

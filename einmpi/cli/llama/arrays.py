@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -61,6 +62,9 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     tokens, lengths = together(comm, lambda: read_prompts(options))
     model = load_model(options, comm)
     layers = _layers(options, model)
+    if logits_target is not None and hidden_target is not None:
+        pair = logits_target, hidden_target
+        together(comm, lambda: _check_separate(*pair, layers))
     logits, states = model.prefill(tokens, lengths, options.every_position, layers)
     targets = {}
     if logits_target is not None:
@@ -70,7 +74,7 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     if hidden_target is not None:
         file, folder = hidden_target
         for layer, state in zip(layers, states, strict=True):
-            dataset = f"{folder.rstrip('/')}/{layer}"
+            dataset = _dataset_of(folder, layer)
             state.to_hdf5(file, dataset)
             targets[f"layer {layer}"] = (f"{file}:{dataset}", state)
     lines = []
@@ -80,6 +84,27 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
         shape = list(array.shape)
         data[name] = {"shape": shape, "dtype": str(array.dtype), "target": target}
     on_first_rank(comm, lambda: print_or_write(options, "\n".join(lines), data))
+
+
+def _dataset_of(folder: str, layer: int) -> str:
+    """Return the path of a layer's hidden states in a file."""
+    return f"{folder.rstrip('/')}/{layer}"
+
+
+def _check_separate(
+    logits_target: tuple[str, str], hidden_target: tuple[str, str], layers: Sequence[int]
+) -> None:
+    """Refuse hidden states that would replace the logits, or would have to lie inside of them."""
+    logits_file, logits = logits_target
+    hidden_file, folder = hidden_target
+    if os.path.realpath(logits_file) != os.path.realpath(hidden_file):
+        return
+    for layer in layers:
+        one = "/" + logits.strip("/") + "/"
+        other = "/" + _dataset_of(folder, layer).strip("/") + "/"
+        if one.startswith(other) or other.startswith(one):
+            problem = f"layer {layer} and the logits would be the same dataset, or one in the other"
+            raise InputError(f"--hidden {hidden_file}:{folder}", problem, "separate datasets")
 
 
 def _layers(options: argparse.Namespace, model: Model) -> list[int]:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.models.llama import Model
 
-_HEAD = ("strategy", "batch", "sequence", "seconds", "words", "operations", "received", "peak")
+_HEAD = (
+    "strategy",
+    "batch",
+    "sequence",
+    "seconds",
+    "words",
+    "operations a rank",
+    "received",
+    "peak",
+)
 
 
 def measure(options: argparse.Namespace, comm: Comm) -> None:
@@ -44,7 +53,7 @@ def measure(options: argparse.Namespace, comm: Comm) -> None:
                     str(sequence),
                     show_seconds(found["seconds"]),
                     show_count(found["words_predicted"]),
-                    show_count(found["flops"]),
+                    show_count(found["operations_max_rank"]),
                     show_bytes(found["bytes_moved"]),
                     show_bytes(found["bytes_peak"]),
                 )
@@ -59,7 +68,7 @@ def _measure_prefill(model: Model, batch: int, sequence: int, repeat: int) -> di
     tokens = generator.integers(0, model.config.vocabulary, (batch, sequence))
     comm = model.comm
     model.logits(tokens)
-    compiled = model.last_compiled
+    compiled = model.programs.last
     assert compiled is not None
     seconds = []
     for _ in range(repeat):
@@ -82,5 +91,6 @@ def _measure_prefill(model: Model, batch: int, sequence: int, repeat: int) -> di
         "bytes_predicted": plan.bytes_predicted,
         "bytes_moved": sum(received),
         "flops": plan.graph.operations(),
+        "operations_max_rank": plan.operations_busiest,
         "bytes_peak": max(peaks),
     }

@@ -62,17 +62,21 @@ def write_text(options: argparse.Namespace, comm: Comm) -> None:
 
 
 class StreamPrinter:
-    """Prints a prompt, and then each token's text as soon as it is known."""
+    """Prints a prompt with its first token, and then each token's text as soon as it is known.
+
+    A model that cannot take the prompt has printed nothing before its error.
+    """
 
     def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[int], prompt: str) -> None:
         from einmpi.models.tokens import TextStream
 
         self.stream = TextStream(tokenizer, tokens)
-        self._write(prompt)
+        self.prompt = prompt  # as long as it is not printed
 
     def add(self, step: Tokens) -> None:
         """Print the text of the next token."""
-        self._write(self.stream.add(int(step[0])))
+        self._write(self.prompt + self.stream.add(int(step[0])))
+        self.prompt = ""
 
     def finish(self) -> None:
         """Print the rest of the text, and end the line."""
