@@ -53,6 +53,11 @@ EXAMPLES = {
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long", ""),
     ),
+    "simulate": (
+        ("einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB", ""),
+        ("einmpi simulate jobs/chain.toml -n 64 --cluster topology=torus --compare", ""),
+        ("einmpi simulate jobs/chain.toml -n 64 --platform cluster.xml", ""),
+    ),
     "new": (
         ("einmpi new mine.toml", "asks for program, inputs and outputs"),
         ("einmpi new mine.toml --from data.h5", "all datasets as inputs"),

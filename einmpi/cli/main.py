@@ -20,6 +20,7 @@ from einmpi.cli.new.command import new
 from einmpi.cli.options import RANKS_FLAGS
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
 from einmpi.cli.sbatch.command import sbatch
+from einmpi.cli.simulate.command import simulate
 from einmpi.errors import InputError, one_of
 from einmpi.process.terminal import open_closed_streams
 
@@ -145,6 +146,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Comm], int]] = {
     "plan": plan,
     "verify": verify,
     "sbatch": sbatch,
+    "simulate": simulate,
     "new": new,
     "llama": llama,
     "examples": examples,

@@ -18,6 +18,7 @@ SUMMARIES = {
     "plan": "show how a job is partitioned over ranks: EXPLAIN",
     "verify": "run a job and compare with the reference; writes no outputs",
     "sbatch": "write a Slurm script with memory and time from the plan",
+    "simulate": "replay a plan on a simulated network, of any size",
     "new": "write a job file: from your answers, or for the tensors of a file",
     "llama": "run or plan a language model: from a folder to text",
     "examples": "copy the example jobs into a folder",
@@ -35,8 +36,8 @@ RANKS_FLAGS = ("-n", "-np", "--ranks")
 PING_SECONDS = 30.0
 CALIBRATION_SECONDS = 5.0
 
-_WITH_JOB = ("run", "check", "plan", "verify", "sbatch")
-_WITH_PLAN = ("run", "plan", "verify", "sbatch")
+_WITH_JOB = ("run", "check", "plan", "verify", "sbatch", "simulate")
+_WITH_PLAN = ("run", "plan", "verify", "sbatch", "simulate")
 
 
 def options_of(command: str) -> list[Option]:
@@ -85,11 +86,27 @@ OPTIONS = (
     Option(
         RANKS_FLAGS,
         "ranks",
-        ("plan",),
+        ("plan", "simulate"),
         "number of ranks",
         metavar="P",
         type=int,
         is_required=True,
+    ),
+    Option(
+        ("--cluster",),
+        "ranks",
+        ("simulate",),
+        "nodes, cores, bw, lat, inside_bw, inside_lat, speed, topology",
+        metavar="KEY=VALUE,…",
+        excludes="place",
+    ),
+    Option(
+        ("--platform",),
+        "ranks",
+        ("simulate",),
+        "a platform file of SimGrid, instead of --cluster",
+        metavar="FILE.xml",
+        excludes="place",
     ),
     Option(
         ("--nodes",),
@@ -192,6 +209,16 @@ OPTIONS = (
         "all strategies side by side",
         is_switch=True,
         excludes="strategy",
+    ),
+    Option(
+        ("--compare",),
+        "plan",
+        ("simulate",),
+        "simulate these strategies, or all of them",
+        metavar="STRATEGY",
+        nargs="*",
+        excludes="strategy",
+        suggestions=tuple(STRATEGIES),
     ),
     Option(("--memory",), "plan", _WITH_PLAN, "limit of a rank, such as 4GiB", metavar="BYTES"),
     Option(
@@ -330,7 +357,7 @@ OPTIONS = (
     Option(
         ("--json",),
         "output",
-        ("run", "plan", "verify", "doctor", "calibrate"),
+        ("run", "plan", "verify", "simulate", "doctor", "calibrate"),
         "write the results as JSON; - is standard output",
         metavar="FILE",
     ),
@@ -354,6 +381,13 @@ OPTIONS = (
         ("run",),
         "write what every rank did when, for Perfetto",
         metavar="FILE.json",
+    ),
+    Option(
+        ("--traces",),
+        "output",
+        ("simulate",),
+        "keep the files that SimGrid replays in a new folder",
+        metavar="DIR",
     ),
     Option(
         ("--trace-steps",),

@@ -99,7 +99,7 @@ def comm_of(comm: Any = None) -> Comm:
     return attached
 
 
-def _is_gathered_directly(group: Group, buffer: Array) -> bool:
+def is_gathered_directly(group: Group, buffer: Array) -> bool:
     """Return whether each member of a group sends its piece to every other one itself.
 
     All members decide alike. MPI's own gather pays for larger groups and larger messages.
@@ -192,7 +192,7 @@ class MpiComm:
         self._wait(requests)
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        if _is_gathered_directly(group, buffer):
+        if is_gathered_directly(group, buffer):
             self.prepare_allgatherv(group, buffer, counts)()
             return
         count_received(self, allgatherv_bytes(self, group, buffer, counts))
@@ -287,7 +287,7 @@ class MpiComm:
         return self._prepare_messages(receives, sends, received)
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
-        if not _is_gathered_directly(group, buffer):
+        if not is_gathered_directly(group, buffer):
             return partial(self.allgatherv, group, buffer, counts)
         received = allgatherv_bytes(self, group, buffer, counts)
         place = group.index(self.rank)

@@ -12,7 +12,7 @@ A page is run from top to bottom in a temporary folder with a copy of jobs/. The
                  block
     ```console   `$ command` lines, each followed by its output, standard error included; einmpi
                  alone, or before a filter, runs in this process; commands that start ranks need
-                 mpirun
+                 mpirun, and einmpi simulate needs SimGrid
     ```errors    programs, each followed by its message, with a blank line between them
     ```job-errors  the same for job files, saved as job.toml
     ```pycon     a Python session: `>>> ` lines, each followed by its output
@@ -211,6 +211,8 @@ class Page:
         environment = shell_environment(self.folder)
         for command, shown in commands(text):
             if STARTS_RANKS.search(command) and not MPIRUN.exists():
+                continue
+            if command.startswith("einmpi simulate ") and shutil.which("smpirun") is None:
                 continue
             printed = self.printed_here(command, environment)
             if printed is None:

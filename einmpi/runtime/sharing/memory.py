@@ -3,7 +3,7 @@ together, and used again from run to run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,6 +176,29 @@ def set_up_shared_memory(schedule: Schedule, comm: Comm) -> SharedMemory | None:
     Each group shares as much as fits: no member needs more memory than its schedule needs without.
     """
     nodes = sharing_nodes(comm)
+    choice = choose_shared_slots(schedule, nodes)
+    answer: bool | None = None
+    while True:
+        try:
+            group, fits = choice.send(answer)
+        except StopIteration as end:
+            chosen: SharedSlots = end.value
+            break
+        answer = all_agree(comm, group, fits)
+    memory = SharedMemory(chosen, comm)
+    if memory.most_bytes_anywhere and not memory.allocate_everywhere():
+        memory = SharedMemory(SharedSlots(), comm)
+    memory.inputs = find_shared_inputs(schedule, nodes)
+    return memory if memory.most_bytes_anywhere or memory.inputs else None
+
+
+def choose_shared_slots(
+    schedule: Schedule, nodes: Sequence[int]
+) -> Generator[tuple[Group, bool], bool | None, SharedSlots]:
+    """Choose what each group shares, given the node of each rank.
+
+    Yield whether a choice fits on this rank, and take whether it does on all members of the group.
+    """
     everything = find_shared_slots(schedule, nodes)
     gathered = find_shared_slots(schedule, nodes, with_published=False)
     limit = peak_bytes(schedule)
@@ -184,14 +207,10 @@ def set_up_shared_memory(schedule: Schedule, comm: Comm) -> SharedMemory | None:
         for candidate in (everything, gathered):
             more = chosen.joined(candidate.of_group(group))
             fits = scheduled_bytes(schedule, more) <= limit
-            if all_agree(comm, group, fits):
+            if (yield group, fits):
                 chosen = more
                 break
-    memory = SharedMemory(chosen, comm)
-    if memory.most_bytes_anywhere and not memory.allocate_everywhere():
-        memory = SharedMemory(SharedSlots(), comm)
-    memory.inputs = find_shared_inputs(schedule, nodes)
-    return memory if memory.most_bytes_anywhere or memory.inputs else None
+    return chosen
 
 
 def scheduled_bytes(schedule: Schedule, found: SharedSlots) -> int:

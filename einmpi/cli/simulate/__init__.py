@@ -1,0 +1,1 @@
+"""`einmpi simulate`: replay a plan on a simulated network."""

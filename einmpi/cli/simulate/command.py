@@ -1,0 +1,170 @@
+"""The command `einmpi simulate`: plan a job and replay it on a network that SimGrid simulates."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from einmpi.cli.job_options import load_job
+from einmpi.cli.output_files import check_files, print_or_write
+from einmpi.errors import InputError, one_of
+from einmpi.units import counted, show_bytes, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from einmpi.comm.base import Comm
+    from einmpi.job.job import Job
+    from einmpi.planner.machine import Machine
+    from einmpi.simulate.simulation import Place, Simulated
+
+
+def simulate(options: argparse.Namespace, comm: Comm) -> int:
+    """Replay a job on a simulated network."""
+    from einmpi.comm.agreement import on_first_rank
+
+    on_first_rank(comm, lambda: _simulate(options))
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from einmpi.planner.make_plan import MAX_RANKS
+    from einmpi.simulate.replay import find_smpirun
+
+    if not 1 <= options.ranks <= MAX_RANKS:
+        raise InputError(
+            "-n", f"{options.ranks} ranks requested", f"a number from 1 to {MAX_RANKS}"
+        )
+    job = load_job(options)
+    check_files(options, job)
+    if job.loop is not None and len(job.one_after_another()) > 1:
+        raise InputError(options.job, "several loops follow one another", "a job with one loop")
+    names = _strategies(options)
+    place = _place(options, job)
+    find_smpirun()
+    done: list[Simulated] = []
+    refused: list[str] = []
+    for name in names:
+        try:
+            done.append(_simulate_strategy(options, job, name, place))
+        except InputError as error:
+            if len(names) == 1:
+                raise
+            refused.append(f"{name}: {error}")
+    if options.compare is None:
+        print_or_write(options, _text(done[0], job), done[0].as_json())
+        return
+    text = "\n".join([*_comparison(done), *refused])
+    print_or_write(options, text, [each.as_json() for each in done])
+
+
+def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
+    """Return the strategies to simulate; None is that of the job."""
+    from einmpi.planner.strategies import STRATEGIES
+
+    if options.compare is None:
+        return [options.strategy]
+    for name in options.compare:
+        if name not in STRATEGIES:
+            raise InputError("--compare", f"unknown strategy {name!r}", one_of(STRATEGIES, name))
+    return options.compare or list(STRATEGIES)
+
+
+def _place(options: argparse.Namespace, job: Job) -> Place:
+    """Return where the ranks are simulated."""
+    from einmpi.simulate.cluster import make_cluster
+    from einmpi.simulate.platform_file import read_platform
+    from einmpi.simulate.simulation import Place
+
+    machine = _machine(options, job)
+    if options.platform is None:
+        cluster = make_cluster(options.cluster or "", options.ranks, machine)
+        text, hosts, cores = cluster.platform(), cluster.hosts(), cluster.cores
+    else:
+        platform = read_platform(options.platform)
+        text, hosts, cores = platform.text, platform.hosts, platform.cores
+        if len(hosts) * cores < options.ranks:
+            problem = f"{counted(len(hosts), 'host')} × {cores} cores for {options.ranks} ranks"
+            raise InputError(options.platform, problem, "a core for each rank")
+    nodes = ceil(options.ranks / cores)
+    if options.ranks % nodes:
+        problem = f"{options.ranks} ranks on nodes of {cores} cores"
+        raise InputError("-n", problem, "the same number of ranks on each node")
+    return Place(text, hosts[:nodes], machine)
+
+
+def _machine(options: argparse.Namespace, job: Job) -> Machine | None:
+    from einmpi.planner.machine import read_machine
+
+    file = options.machine or job.machine
+    return None if file is None else read_machine(file)
+
+
+def _simulate_strategy(
+    options: argparse.Namespace, job: Job, strategy: str | None, place: Place
+) -> Simulated:
+    from einmpi import api
+    from einmpi.simulate.simulation import simulate_plan
+
+    plan = api.plan(
+        job,
+        options.ranks,
+        strategy=strategy,
+        memory=options.memory,
+        nodes=len(place.hosts),
+        machine=options.machine,
+    )
+    folder = None
+    if options.traces is not None:
+        folder = Path(options.traces)
+        if options.compare is not None:
+            folder /= plan.strategy
+        _make_empty(folder)
+    return simulate_plan(plan, place, shared=job.shared == "auto", folder=folder)
+
+
+def _make_empty(folder: Path) -> None:
+    """Make a folder for traces; refuse one that has files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise InputError(f"--traces {folder}", problem, "a folder to write to") from None
+    if not is_empty:
+        raise InputError(f"--traces {folder}", "the folder has files", "a new or an empty folder")
+
+
+def _text(done: Simulated, job: Job) -> str:
+    plan = done.plan
+    place = f"{counted(plan.ranks, 'rank')} on {counted(plan.nodes, 'node')}"
+    unit = " a step of the loop" if job.loop is not None else ""
+    moved = f"{show_bytes(done.nbytes)} in {show_count(done.messages)} messages"
+    if done.shared:
+        moved += f"; {show_bytes(done.shared)} of them in shared memory, without messages"
+    lines = [
+        f"{plan.strategy} on {place}",
+        f"simulated    {show_seconds(done.seconds)}{unit}",
+    ]
+    if plan.seconds_predicted is not None:
+        lines.append(f"predicted    {show_seconds(plan.seconds_predicted)} by the planner")
+    lines += [f"moved        {moved}", f"digest       {plan.digest}"]
+    return "\n".join(lines)
+
+
+def _comparison(done: Sequence[Simulated]) -> list[str]:
+    from einmpi.planner.text.tables import table_lines
+
+    rows = [("strategy", "simulated", "words", "bytes", "messages")]
+    for each in done:
+        rows.append(
+            (
+                each.plan.strategy,
+                show_seconds(each.seconds),
+                show_count(each.plan.words_predicted),
+                show_bytes(each.nbytes),
+                show_count(each.messages),
+            )
+        )
+    return table_lines(rows)

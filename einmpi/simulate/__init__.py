@@ -1,0 +1,1 @@
+"""Replay the schedules of all ranks on a network that SimGrid simulates: the command `simulate`."""

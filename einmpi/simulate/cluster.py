@@ -1,0 +1,211 @@
+"""A cluster in words, such as nodes=128,cores=8,bw=12.5GB, and the platform that SimGrid reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from math import ceil, isqrt
+
+from einmpi.errors import InputError, one_of
+from einmpi.planner.machine import Machine
+from einmpi.units import parse_bandwidth, parse_latency, parse_speed
+
+PICOSECONDS = 10**12
+TOPOLOGIES: dict[str, Callable[[int], tuple[str, int]]] = {}  # name → (parameters, hosts)
+MOST_NODES = 2**20
+HOST_PREFIX = "node-"
+
+# What SimGrid would otherwise add to the numbers of a platform: factors that were measured on a
+# cluster with a network of 1 Gbit/s, and the traffic of acknowledgements.
+_CONFIG = {
+    "smpi/bw-factor": "0:1",
+    "smpi/lat-factor": "0:1",
+    "network/weight-S": "0",
+    "network/crosstraffic": "0",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equally many cores, with a rank on each core, and a network between them.
+
+    Times are whole numbers, as in a Machine.
+    """
+
+    nodes: int
+    cores: int  # ranks of a node
+    between: int  # ps for a byte that a node sends or receives
+    latency_between: int  # ns for a message to a node at the same switch
+    inside: int  # ps for a byte that a rank sends to another of its node
+    latency_inside: int  # ns
+    operation: int  # fs for an operation of a kernel
+    topology: str
+
+    def platform(self) -> str:
+        """Return the text of its platform file."""
+        parameters, hosts = TOPOLOGIES[self.topology](self.nodes)
+        # A message between two nodes at one switch passes two links; in a torus it passes one.
+        links = 1 if self.topology == "torus" else 2
+        attributes = {
+            "id": "cluster",
+            "prefix": HOST_PREFIX,
+            "radical": f"0-{hosts - 1}",
+            "suffix": "",
+            "speed": f"{10**15 / self.operation:.9g}f",
+            "core": str(self.cores),
+            "bw": f"{PICOSECONDS / self.between:.9g}Bps",
+            "lat": f"{self.latency_between / links:.9g}ns",
+            "sharing_policy": "SPLITDUPLEX",
+            "loopback_bw": f"{PICOSECONDS / self.inside:.9g}Bps",
+            "loopback_lat": f"{self.latency_inside}ns",
+        }
+        if parameters:
+            attributes["topology"] = self.topology.replace("-", "_").upper()
+            attributes["topo_parameters"] = parameters
+        properties = "".join(f'<prop id="{key}" value="{_CONFIG[key]}"/>' for key in _CONFIG)
+        cluster = " ".join(f'{key}="{value}"' for key, value in attributes.items())
+        return "\n".join(
+            [
+                "<?xml version='1.0'?>",
+                '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
+                '<platform version="4.1">',
+                f"<config>{properties}</config>",
+                f'<zone id="all" routing="Full"><cluster {cluster}/></zone>',
+                "</platform>",
+                "",
+            ]
+        )
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names of the nodes, in order."""
+        return tuple(f"{HOST_PREFIX}{number}" for number in range(self.nodes))
+
+
+# ---- topologies ----------------------------------------------------------------------------------
+
+
+def _flat(nodes: int) -> tuple[str, int]:
+    """All nodes at one switch that is never the bottleneck."""
+    return "", nodes
+
+
+def _fat_tree(nodes: int) -> tuple[str, int]:
+    """Two levels of switches, with as many links up as down: any pairs of nodes at full speed."""
+    down = max(1, isqrt(max(nodes - 1, 0)) + 1)
+    switches = ceil(nodes / down)
+    return f"2;{down},{switches};1,{down};1,1", down * switches
+
+
+def _torus(nodes: int) -> tuple[str, int]:
+    """Three rings, as equal as the number of nodes allows; nodes pass on messages of others."""
+    side = next(number for number in count(1) if number**3 >= nodes)
+    second = next(number for number in count(1) if side * number * number >= nodes)
+    third = ceil(nodes / (side * second))
+    return f"{side},{second},{third}", side * second * third
+
+
+def _dragonfly(nodes: int) -> tuple[str, int]:
+    """Groups of switches: inside a group all are connected, and every two groups by one link."""
+    at_switch = next(number for number in count(1) if 4 * number**3 >= nodes)
+    switches = 2 * at_switch
+    groups = ceil(nodes / (switches * at_switch))
+    return f"{groups},1;1,1;{switches},1;{at_switch}", groups * switches * at_switch
+
+
+TOPOLOGIES.update({"flat": _flat, "fat-tree": _fat_tree, "torus": _torus, "dragonfly": _dragonfly})
+
+# ---- from text -----------------------------------------------------------------------------------
+
+_WHERE = "--cluster"
+_RATES = ("bw", "inside_bw")
+_LATENCIES = ("lat", "inside_lat")
+KEYS = ("nodes", "cores", *_RATES, *_LATENCIES, "speed", "topology")
+DEFAULTS = {
+    "bw": "12.5 GB/s",
+    "lat": "1 us",
+    "inside_bw": "5 GB/s",
+    "inside_lat": "500 ns",
+    "speed": "20 Gop/s",
+    "topology": "fat-tree",
+}
+
+
+def make_cluster(text: str, ranks: int, machine: Machine | None) -> Cluster:
+    """Return a cluster for so many ranks; what the text does not say is that of the machine."""
+    given = _given(text)
+    cores = _number(given, "cores", 1)
+    nodes = _number(given, "nodes", ceil(ranks / cores))
+    if "cores" not in given:
+        cores = ceil(ranks / nodes)
+    if nodes * cores < ranks:
+        problem = f"{nodes} × {cores} cores for {ranks} ranks"
+        raise InputError(_WHERE, problem, "a core for each rank")
+    topology = given.get("topology", DEFAULTS["topology"])
+    if topology not in TOPOLOGIES:
+        problem = f"unknown topology {topology!r:.60}"
+        raise InputError(_WHERE, problem, one_of(TOPOLOGIES, topology))
+    times = _times(given)
+    if machine is not None:
+        if machine.between and "bw" not in given:
+            times["bw"] = max(1, machine.between // cores)  # of all ranks of a node together
+        if machine.between and "lat" not in given:
+            times["lat"] = machine.latency_between
+        if machine.inside and "inside_bw" not in given:
+            times["inside_bw"] = machine.inside
+        if machine.inside and "inside_lat" not in given:
+            times["inside_lat"] = machine.latency_inside
+    return Cluster(
+        nodes=nodes,
+        cores=cores,
+        between=times["bw"],
+        latency_between=times["lat"],
+        inside=times["inside_bw"],
+        latency_inside=times["inside_lat"],
+        operation=times["speed"],
+        topology=topology,
+    )
+
+
+def _given(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else []:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or key not in KEYS:
+            problem = f"{part.strip()!r:.60} is not KEY=VALUE"
+            if equals:
+                problem = f"unknown key {key!r:.60}"
+            raise InputError(_WHERE, problem, one_of(KEYS, key))
+        if key in found:
+            raise InputError(_WHERE, f"{key} is given twice", "each key once")
+        found[key] = value.strip()
+    return found
+
+
+def _number(given: Mapping[str, str], key: str, default: int) -> int:
+    text = given.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MOST_NODES):
+        problem = f"{key}={text:.60}"
+        raise InputError(_WHERE, problem, f"a number from 1 to {MOST_NODES}")
+    return int(text)
+
+
+def _times(given: Mapping[str, str]) -> dict[str, int]:
+    """Return the times of bytes, messages and operations; GB, GBps and GB/s are the same."""
+    found = {}
+    for key in (*_RATES, *_LATENCIES, "speed"):
+        text = given.get(key, DEFAULTS[key])
+        where = f"{_WHERE} {key}"
+        if key in _LATENCIES:
+            found[key] = parse_latency(text, where)
+            continue
+        bare = text.removesuffix("/s").removesuffix("ps")
+        if key == "speed":
+            bare = bare.removesuffix("lop").removesuffix("f").removesuffix("op")
+            found[key] = parse_speed(f"{bare}flop/s", where)
+        else:
+            found[key] = parse_bandwidth(f"{bare}/s", where)
+    return found

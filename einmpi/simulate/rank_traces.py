@@ -1,0 +1,196 @@
+"""The trace of each rank: a dry run of its schedule that notes messages and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.comm.local import spread_over_nodes
+from einmpi.planner.plan import Plan
+from einmpi.planner.prices import Prices
+from einmpi.runtime.backend import Array, ShapeBackend
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.execute import execute
+from einmpi.runtime.sharing.arrays import SharedArrays
+from einmpi.runtime.sharing.memory import choose_shared_slots
+from einmpi.runtime.sharing.slots import SharedSlots
+from einmpi.schedule.lower import lower
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
+from einmpi.simulate.trace_comm import TraceComm
+
+
+@dataclass
+class RankTrace:
+    """What one rank does, as SimGrid replays it, and how much it is."""
+
+    rank: int
+    lines: list[str]
+    received: int  # bytes of elements from other ranks
+    received_shared: int  # those of them in shared memory, without messages
+    messages: int  # that it sends
+    operations: int
+    # The steps, and the number of lines before each of them.
+    steps: list[tuple[int, Step]] = field(default_factory=list)
+
+
+def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[RankTrace]:
+    """Yield the traces of all ranks, one rank after another.
+
+    Kernels take the time that a measured machine needs, or are written as operations without one.
+    `shared` says whether the ranks of a node share memory.
+    """
+    nodes = spread_over_nodes(plan.ranks, plan.nodes)
+    speeds = _KernelTimes(plan, prices)
+    first = 0
+    while first < plan.ranks:
+        # What the ranks of a node share depends on all of them.
+        stop = first
+        while stop < plan.ranks and nodes[stop] == nodes[first]:
+            stop += 1
+        schedules = [lower(plan, rank) for rank in range(first, stop)]
+        found = [SharedSlots()] * len(schedules)
+        if shared:
+            found = _agreed_slots(schedules, nodes)
+        for schedule, slots in zip(schedules, found, strict=True):
+            yield _trace_of(schedule, slots, nodes, speeds)
+        first = stop
+
+
+def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
+    """Return what each rank of a node shares, as the ranks would agree on it."""
+    choices = [choose_shared_slots(schedule, nodes) for schedule in schedules]
+    first = schedules[0].rank
+    chosen = [SharedSlots()] * len(schedules)
+    questions: dict[int, tuple[tuple[int, ...], bool]] = {}
+
+    def ask(place: int, answer: bool | None) -> None:
+        try:
+            questions[place] = choices[place].send(answer)
+        except StopIteration as end:
+            questions.pop(place, None)
+            chosen[place] = end.value
+
+    for place in range(len(schedules)):
+        ask(place, None)
+    while questions:
+        # A group answers when all its members have come to it.
+        for group in [group for group, _ in questions.values()]:
+            members = [rank - first for rank in group]
+            present = [place for place in members if questions.get(place, ((), 0))[0] == group]
+            if len(present) == len(members):
+                answer = all(questions[place][1] for place in members)
+                for place in members:
+                    ask(place, answer)
+                break
+        else:
+            raise AssertionError("the groups of a node wait for each other")
+    return chosen
+
+
+def _trace_of(
+    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], speeds: _KernelTimes
+) -> RankTrace:
+    comm = TraceComm(schedule.rank, nodes)
+    backend = ShapeBackend()
+    backend.shared = _SharedNotes(slots)
+    trace = RankTrace(schedule.rank, comm.lines, 0, 0, 0, 0)
+
+    def on_step(step: Step) -> None:
+        trace.steps.append((len(comm.lines), step))
+        trace.operations += speeds.add(step, comm)
+
+    comm.add("init")
+    for group in slots.groups:
+        comm.barrier_among(group)  # nobody may still read what the last run has left
+    execute(schedule, backend, comm, _NoInputs(), on_step)
+    comm.add("finalize")
+    trace.received = comm.received
+    trace.received_shared = comm.received_shared
+    trace.messages = comm.messages
+    return trace
+
+
+class _KernelTimes:
+    """Writes kernels to a trace: in seconds of a measured machine, or in operations."""
+
+    def __init__(self, plan: Plan, prices: Prices | None) -> None:
+        self.plan = plan
+        self.prices = prices
+        self.times: dict[str, int] = {}  # femtoseconds of an operation, by vertex
+
+    def add(self, step: Step, comm: TraceComm) -> int:
+        """Add the kernels of a step; return their operations."""
+        operations = 0
+        femtoseconds = 0
+        for kernel in step.kernels:
+            count = kernel.einsum.operations()
+            operations += count
+            if self.prices is not None:
+                femtoseconds += count * self._time_of(kernel.tensor)
+        if femtoseconds:
+            comm.add(f"sleep {femtoseconds / 10**15:.9g}")
+        elif operations and self.prices is None:
+            comm.add(f"compute {operations}")
+        return operations
+
+    def _time_of(self, name: str) -> int:
+        assert self.prices is not None
+        if name not in self.times:
+            self.times[name] = self.prices.operation(self.plan.graph[name])
+        return self.times[name]
+
+
+class _SharedNotes(SharedArrays):
+    """The transfers in shared memory of a dry run: barriers, and what a rank copies."""
+
+    def __init__(self, slots: SharedSlots) -> None:
+        super().__init__()
+        for step in slots.steps:
+            self.transfers[id(step)] = partial(_note_transfer, step)
+            self.transfers_beside[id(step)] = partial(_note_beside, step)
+
+
+def _note_transfer(step: Exchange | Reduce, buffers: Buffers, comm: TraceComm) -> None:
+    is_gather = isinstance(step, Exchange) and step.moves.same_to_all
+    if isinstance(step, Exchange):
+        buffers.make(step.target)
+    comm.barrier_among(step.group)
+    # What is gathered is read where it is.
+    comm.read_shared(step.nbytes, 0 if is_gather else step.nbytes)
+
+
+def _note_beside(
+    step: Exchange | Reduce, arriving: Sequence[Slot | None], buffers: Buffers, comm: TraceComm
+) -> None:
+    for slot in arriving:
+        if slot is not None:
+            buffers.make(slot)
+    comm.barrier_among(step.group)
+    comm.read_shared(step.nbytes, step.nbytes)
+
+
+class _NoInputs:
+    """Inputs without values; reading them takes no time."""
+
+    array_type: type[Any] = np.ndarray
+
+    def begin(self, step: Load, make: Any, comm: Comm, outside: bool) -> None:
+        pass
+
+    def fill(self, step: Load, target: Array, comm: Comm) -> None:
+        pass
+
+    def block(self, step: Load, comm: Comm) -> Array:
+        return np.broadcast_to(np.zeros((), step.slot.dtype), step.slot.shape)
+
+    def close(self) -> None:
+        pass
+
+    def takes_messages(self, step: Load) -> bool:
+        return False

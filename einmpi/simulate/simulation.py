@@ -1,0 +1,87 @@
+"""The simulated run of a plan: traces of all ranks, a platform, and the seconds of their replay."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from einmpi.comm.local import spread_over_nodes
+from einmpi.planner.machine import Machine
+from einmpi.planner.plan import Plan
+from einmpi.planner.prices import Prices
+from einmpi.simulate.rank_traces import rank_traces
+from einmpi.simulate.replay import replay
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks are simulated."""
+
+    platform: str  # the text of the file that SimGrid reads
+    hosts: tuple[str, ...]  # one for each node, in order
+    machine: Machine | None = None  # how long kernels take; None: as long as the platform says
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulated run took and moved."""
+
+    plan: Plan
+    seconds: float
+    nbytes: int  # that all ranks receive, those in shared memory included
+    shared: int  # those in shared memory
+    messages: int  # of elements, between all ranks
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what --json writes."""
+        return {
+            "ranks": self.plan.ranks,
+            "nodes": self.plan.nodes,
+            "strategy": self.plan.strategy,
+            "digest": self.plan.digest,
+            "seconds_simulated": self.seconds,
+            "seconds_predicted": self.plan.seconds_predicted,
+            "words_predicted": self.plan.words_predicted,
+            "bytes_predicted": self.plan.bytes_predicted,
+            "bytes_moved": self.nbytes,
+            "bytes_shared": self.shared,
+            "messages": self.messages,
+        }
+
+
+def simulate_plan(
+    plan: Plan, place: Place, *, shared: bool = True, folder: Path | None = None
+) -> Simulated:
+    """Replay the schedules of all ranks; the nodes of the plan are the hosts of the place.
+
+    `shared` says whether ranks of a node share memory. With `folder`, the files of the replay are
+    left there.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="einmpi-simulate-")))
+        (folder / "platform.xml").write_text(place.platform)
+        nodes = spread_over_nodes(plan.ranks, plan.nodes)
+        (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
+        counted = _write_traces(plan, place.machine, shared, folder)
+        return replace(counted, seconds=replay(folder, plan.ranks))
+
+
+def _write_traces(plan: Plan, machine: Machine | None, shared: bool, folder: Path) -> Simulated:
+    """Write a file for each rank and the list of them; return what they move."""
+    prices = None if machine is None else Prices.of(machine)
+    nbytes = 0
+    in_shared_memory = 0
+    messages = 0
+    with open(folder / "traces", "w") as names:
+        for trace in rank_traces(plan, prices, shared):
+            name = f"rank-{trace.rank}.txt"
+            (folder / name).write_text("\n".join(trace.lines) + "\n")
+            names.write(f"{name}\n")
+            nbytes += trace.received
+            in_shared_memory += trace.received_shared
+            messages += trace.messages
+    return Simulated(plan, 0.0, nbytes, in_shared_memory, messages)

@@ -1,0 +1,82 @@
+"""Replays by SimGrid: times that can be computed by hand, the same each time."""
+
+import json
+import shutil
+
+import pytest
+from in_process import einmpi_here
+from paths import ROOT
+
+import einmpi
+from einmpi.planner.machine import Machine
+from einmpi.simulate.cluster import make_cluster
+from einmpi.simulate.simulation import Place, simulate_plan
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("smpirun") is None, reason="SimGrid is not installed (libsimgrid-dev)"
+)
+
+
+def place_of(spec, ranks, machine=None):
+    cluster = make_cluster(spec, ranks, machine)
+    nodes = -(-ranks // cluster.cores)
+    return Place(cluster.platform(), cluster.hosts()[:nodes], machine)
+
+
+def seconds_of(job, ranks, spec, machine=None, **options):
+    place = place_of(spec, ranks, machine)
+    plan = einmpi.plan(job, ranks, nodes=len(place.hosts))
+    return simulate_plan(plan, place, **options).seconds
+
+
+def test_one_rank_computes():
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(100, 100), B=(100, 100))
+    assert seconds_of(job, 1, "speed=1Gf") == pytest.approx(2e6 / 1e9)
+
+
+@pytest.mark.parametrize("spec, bandwidth, latency", [
+    ("nodes=2,topology=flat,bw=1GB,lat=10us", 1e9, 10e-6),
+    ("nodes=2,topology=flat,bw=2GB,lat=30us", 2e9, 30e-6),
+    ("nodes=1,cores=2,inside_bw=500MB,inside_lat=40us", 5e8, 40e-6),
+])  # fmt: skip
+def test_two_ranks_exchange(spec, bandwidth, latency):
+    """Both need all of B and have half of it: 40 kB each way, at the same time."""
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(4000, 100), B=(100, 100))
+    operations = 2 * 2000 * 100 * 100
+    expected = operations / 1e12 + latency + 40_000 / bandwidth
+    found = seconds_of(job, 2, f"{spec},speed=1000Gf", shared=False)
+    assert found == pytest.approx(expected, rel=1e-3)  # SimGrid adds headers
+
+
+def test_the_ranks_of_a_node_share_its_link():
+    """On 2 × 2 ranks, both ranks of a node receive at the same time."""
+    machine = Machine(1, 1, 1, 1000, {"float64": 1}, 1, "fast but for the network")
+    job = einmpi.load(ROOT / "jobs" / "chain.toml")
+    alone = seconds_of(job, 4, "cores=2,topology=flat", machine)
+    halved = seconds_of(job, 4, "cores=2,topology=flat,bw=1GB", machine)
+    assert halved == pytest.approx(2 * alone, rel=0.01)
+
+
+@pytest.mark.parametrize("topology", ["flat", "fat-tree", "torus", "dragonfly"])
+def test_the_same_seconds_twice(topology):
+    job = einmpi.load(ROOT / "jobs" / "chain.toml")
+    spec = f"cores=4,topology={topology}"
+    assert seconds_of(job, 32, spec) == seconds_of(job, 32, spec)
+
+
+def test_the_command(tmp_path):
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    words = ["simulate", "chain.toml", "-n", "8", "--cluster", "cores=4", "--traces", "kept"]
+    done = einmpi_here(tmp_path, [*words, "--compare", "eindecomp", "sqrt", "--json", "-"])
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["strategy"] for row in rows] == ["eindecomp", "sqrt"]
+    for row in rows:
+        assert row["bytes_moved"] == row["bytes_predicted"]
+        assert row["seconds_simulated"] > 0
+    # The files that are kept can be replayed again, on another platform.
+    folder = tmp_path / "kept" / "sqrt"
+    assert len(list(folder.glob("rank-*.txt"))) == 8
+    words = ["simulate", "chain.toml", "-n", "8", "--platform", "kept/sqrt/platform.xml"]
+    done = einmpi_here(tmp_path, [*words, "--strategy", "sqrt", "--json", "-"])
+    assert json.loads(done.stdout)["seconds_simulated"] == rows[1]["seconds_simulated"]
