@@ -43,6 +43,8 @@ def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tupl
         yield options.checkpoint, "the folder of --checkpoint"
     if options.machine is not None:
         yield options.machine, "the file of --machine"
+    if getattr(options, "platform", None) is not None:
+        yield options.platform, "the file of --platform"
     if job is None:
         return
     yield job.path, "the job file"

@@ -63,7 +63,9 @@ class _Reader:
     def read(self, data: bytes) -> None:
         try:
             self.parser.Parse(data, True)
-        except (expat.ExpatError, ValueError) as error:
+        except InputError:
+            raise
+        except (expat.ExpatError, ValueError, LookupError) as error:
             raise InputError(self.path, f"this is not XML: {error}", _EXPECTED) from None
 
     def _refuse(self, problem: str, expected: str = _EXPECTED) -> None:
