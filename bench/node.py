@@ -46,14 +46,23 @@ class Peer:
         mpirun: Sequence[str] = (),
         ranks: int = 0,
         blas: str = "auto",
+        program: Sequence[str] = (sys.executable, str(PEERS)),
+        settings: Sequence[str] = (),
     ) -> None:
         self.kind = kind  # what it computes with: einmpi, numpy, …
         self.ranks = ranks  # 0: a process without MPI
-        self.threads = len(cores) // max(1, ranks)
+        self.threads = max(1, len(cores) // max(1, ranks))
         self.blas = blas
-        self.process = self._start(cores, mpirun)
+        self.process = self._start(cores, mpirun, program, settings)
 
-    def _start(self, cores: Sequence[int], mpirun: Sequence[str]) -> subprocess.Popen[str]:
+    def _start(
+        self,
+        cores: Sequence[int],
+        mpirun: Sequence[str],
+        program: Sequence[str],
+        settings: Sequence[str],
+    ) -> subprocess.Popen[str]:
+        """Start a program; `settings` are variables of its ranks, each as NAME=VALUE."""
         root = str(PEERS.parents[1])
         environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
         environment["EINMPI_BLAS"] = self.blas
@@ -62,10 +71,10 @@ class Peer:
             devices = f"--xla_force_host_platform_device_count={self.threads}"
             environment["XLA_FLAGS"] = devices
         numbers = ",".join(str(core) for core in cores)
-        command = [sys.executable, str(PEERS), "--cores", numbers]
-        command += ["--threads", str(self.threads)]
+        command = [*program, "--cores", numbers, "--threads", str(self.threads)]
         if self.ranks:
-            command = [*mpirun, "-n", str(self.ranks), *command, "--ranks"]
+            start = [*mpirun, "-n", str(self.ranks), "env", *settings]
+            command = [*start, *command, "--ranks"]
         return subprocess.Popen(
             command,
             env=environment,
@@ -106,7 +115,7 @@ class Peer:
 
 
 def take_turns(
-    peers: list[tuple[Peer, str]], order: dict[str, Any], repeat: int
+    peers: list[tuple[Peer, str]], order: dict[str, Any], repeat: int, tolerance: float = 1e-3
 ) -> list[dict[str, Any]]:
     """Return a row for each peer that can compute an order: its times, and their median.
 
@@ -134,7 +143,7 @@ def take_turns(
                 seconds[number].append(taken)
     rows = []
     for number, (peer, kind) in enumerate(ready):
-        if not math.isclose(checks[number], checks[0], rel_tol=1e-3, abs_tol=1e-3):
+        if not math.isclose(checks[number], checks[0], rel_tol=1e-3, abs_tol=tolerance):
             print(f"  {kind} differs: {checks[number]} and {checks[0]}", file=sys.stderr)
         row = {"peer": kind, "ranks": peer.ranks or 1, "threads": peer.threads, **order}
         if kind == "einmpi":

@@ -72,15 +72,17 @@ def numpy_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tu
     return timed_chain(matrices)
 
 
-def torch_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+def torch_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    matrices = {name: torch.from_numpy(m) for name, m in whole_matrices(size, skew).items()}
+    matrices = {
+        name: torch.from_numpy(m.astype(dtype)) for name, m in whole_matrices(size, skew).items()
+    }
     return timed_chain(matrices)
 
 
-def jax_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+def jax_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
     """Return the chain on one device a core, with all matrices in 2-D blocks."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -92,7 +94,9 @@ def jax_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
 
     mesh = Mesh(np.array(devices).reshape(rows, columns), ("x", "y"))
     blocks = NamedSharding(mesh, PartitionSpec("x", "y"))
-    matrices = {n: jax.device_put(m, blocks) for n, m in whole_matrices(size, skew).items()}
+    matrices = {}
+    for name, matrix in whole_matrices(size, skew).items():
+        matrices[name] = jax.device_put(matrix.astype(dtype), blocks)
     chain = jax.jit(lambda a, b, c, d, e: a @ b + c @ (d @ e), out_shardings=blocks)
 
     def compute() -> tuple[float, float]:
@@ -157,7 +161,29 @@ def grid(ranks: int) -> tuple[int, int]:
     return rows, ranks // rows
 
 
-def mpi4py_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+def timed_on_ranks(work: Callable[[], Any]) -> Callable[[], tuple[float, float]]:
+    """Return a function that does work on all ranks; it returns the seconds and the sum.
+
+    The work returns the rank's own elements of the result. Only its messages are counted, where
+    bench/pmpi/count.c is loaded.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def compute() -> tuple[float, float]:
+        world.Barrier()
+        start = time.perf_counter()
+        MPI.Pcontrol(1)
+        result = work()
+        MPI.Pcontrol(0)
+        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+        return seconds, float(world.allreduce(float(result.sum())))
+
+    return compute
+
+
+def mpi4py_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
     """Return the chain as people write it: 2-D blocks, an all-gather along rows and columns."""
     import numpy as np
     from mpi4py import MPI
@@ -173,28 +199,27 @@ def mpi4py_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
         width = n // grid_columns
         rows = range(my_row * height, (my_row + 1) * height)
         columns = range(my_column * width, (my_column + 1) * width)
-        blocks[name] = values(name, rows, columns)
+        blocks[name] = values(name, rows, columns).astype(dtype)
 
     def multiply(left: Any, right: Any) -> Any:
-        panels = np.empty((grid_columns, *left.shape))
+        panels = np.empty((grid_columns, *left.shape), dtype)
         row.Allgather(left, panels)
-        whole_columns = np.empty((grid_rows, *right.shape))
+        whole_columns = np.empty((grid_rows, *right.shape), dtype)
         column.Allgather(right, whole_columns)
         return np.concatenate(list(panels), axis=1) @ whole_columns.reshape(-1, right.shape[1])
 
-    def compute() -> tuple[float, float]:
-        world.Barrier()
-        start = time.perf_counter()
+    def chain() -> Any:
         a, b, c, d, e = (blocks[name] for name in NAMES)
-        result = multiply(a, b) + multiply(c, multiply(d, e))
-        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
-        return seconds, float(world.allreduce(result.sum()))
+        return multiply(a, b) + multiply(c, multiply(d, e))
 
-    return compute
+    return timed_on_ranks(chain)
 
 
-def blocks_of_plan(step: Any) -> Mapping[str, Any]:
-    """Return the inputs of a compiled chain as DistArrays, in the blocks that its plan reads."""
+def blocks_of_plan(step: Any, values: Callable[..., Any] = values) -> Mapping[str, Any]:
+    """Return the inputs of a compiled program as DistArrays, in the blocks that its plan reads.
+
+    `values` gives the elements of a tensor at some indices of each dimension.
+    """
     import numpy as np
 
     from einmpi.compiled.dist_array import DistArray
@@ -214,33 +239,35 @@ def blocks_of_plan(step: Any) -> Mapping[str, Any]:
         layout = Layout(load.layout.mesh, load.layout.bound, tuple(cuts))
         region = layout.block(step.comm.rank)
         assert region is not None, "every rank has a block"
-        rows, columns = (np.asarray(indices(runs)) for runs in region)
-        block = aligned_empty((len(rows), len(columns)), load.slot.dtype)
-        block[...] = values(load.tensor, rows, columns)
+        places = [np.asarray(indices(runs)) for runs in region]
+        block = aligned_empty(tuple(map(len, places)), load.slot.dtype)
+        block[...] = values(load.tensor, *places)
         inputs[load.tensor] = DistArray(block, layout, step.comm)
     return inputs
 
 
-def einmpi_chain(size: int, skew: int) -> Callable[[], tuple[float, float]]:
+def einmpi_chain(
+    size: int,
+    skew: int,
+    dtype: str = "float64",
+    strategy: str = "eindecomp",
+    shared: str = "auto",
+) -> Callable[[], tuple[float, float]]:
     """Return the chain by einmpi."""
-    from mpi4py import MPI
+    from dataclasses import replace
 
     import einmpi
+    from einmpi.api import options_of
+    from einmpi.comm.mpi import comm_of
+    from einmpi.compiled.program import Compiled
 
-    world = MPI.COMM_WORLD
     here = os.path.dirname(os.path.abspath(__file__))
-    job = einmpi.load(os.path.join(here, os.pardir, "jobs", "chain.toml"), s=size, skew=skew)
-    step = einmpi.compile(job)
+    path = os.path.join(here, os.pardir, "jobs", "chain.toml")
+    job = replace(einmpi.load(path, dtype=dtype, s=size, skew=skew), shared=shared)
+    step = Compiled(job, comm_of(), options_of(job, strategy))
     inputs = blocks_of_plan(step)
 
-    def compute() -> tuple[float, float]:
-        world.Barrier()
-        start = time.perf_counter()
-        result = step(inputs)["Z"]
-        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
-        return seconds, float(world.allreduce(result.local.sum()))
-
-    return compute
+    return timed_on_ranks(lambda: step(inputs)["Z"].local)
 
 
 def small_calls(repeat: int) -> dict[str, float]:
@@ -289,10 +316,9 @@ CHAINS = {
 
 def prepare(order: dict[str, Any]) -> Callable[[], tuple[float, float]]:
     """Return the computation that an order names."""
-    if order["peer"] == "numpy" and "dtype" in order:
-        return numpy_chain(order["size"], order["skew"], order["dtype"])
     if order["case"] == "chain":
-        return CHAINS[order["peer"]](order["size"], order["skew"])
+        dtype = order.get("dtype", "float64")
+        return CHAINS[order["peer"]](order["size"], order["skew"], dtype)
     if order["peer"].startswith("einmpi"):
         return einmpi_attention(order["sequence"], order["peer"] == "einmpi")
     return torch_attention(order["sequence"], order["peer"] == "torch, fused")
@@ -312,7 +338,8 @@ def next_order(world: Any) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def serve(prepare: Callable[[dict[str, Any]], Callable[[], Any]]) -> None:
+    """Wait for orders and answer them, until there are no more."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cores", required=True, help="of all ranks: their numbers")
     parser.add_argument("--threads", type=int, required=True, help="of a rank")
@@ -324,7 +351,7 @@ def main() -> None:
             local_rank = int(os.environ[name])
             break
     cores = [int(number) for number in options.cores.split(",")]
-    first = local_rank * options.threads
+    first = local_rank * options.threads % len(cores)
     bind(cores[first : first + options.threads])
     world = None
     if options.ranks:
@@ -350,4 +377,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -6,12 +6,13 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import fake_cupy
 import pytest
-from mpi_helpers import MPIRUN, finished, needs_mpirun, run_mpi
+from mpi_helpers import MPIRUN, environment, finished, needs_mpirun, run_mpi
 from paths import ROOT
 
 
@@ -287,7 +288,7 @@ for path in sys.argv[1:]:
 
 def test_help_needs_neither_a_gpu_nor_peers():
     paths = sorted(str(path) for path in (ROOT / "bench").glob("gpu*.py"))
-    paths += ["bench/experiment3.py", "bench/experiment4.py"]
+    paths += ["bench/experiment1.py", "bench/experiment3.py", "bench/experiment4.py"]
     command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
@@ -301,3 +302,150 @@ def test_a_missing_package_is_named():
     )
     assert done.returncode == 1
     assert done.stderr == "this benchmark needs cupy, which is not installed here\n"
+
+
+# ---- experiment 1 --------------------------------------------------------------------------------
+
+MPICC = MPIRUN.with_name("mpicc")
+needs_mpicc = pytest.mark.skipif(
+    not MPICC.exists() or shutil.which("cc") is None, reason="there is no mpicc, or no compiler"
+)
+
+# What each call receives over all ranks, in elements; p is the number of ranks.
+CALLS_OF_MPI = """
+import sys
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+p, rank = world.size, world.rank
+six, many = np.zeros(6), np.zeros(6 * p)
+following, preceding = (rank + 1) % p, (rank - 1) % p
+lengths = [r + 1 for r in range(p)]
+pieces = np.zeros(sum(lengths))
+prepared = world.Send_init(six, following), world.Recv_init(np.zeros(6), preceding)
+pair = world.Split(rank % 2, -rank)  # its ranks have other numbers than in the world
+
+
+def start_twice():
+    for _ in range(2):
+        MPI.Prequest.Startall(prepared)
+        MPI.Request.Waitall(prepared)
+
+
+def send_in_pair():
+    if pair.size > 1 and pair.rank < 2:
+        pair.Sendrecv(six, 1 - pair.rank, 0, np.zeros(6), 1 - pair.rank)
+
+
+calls = {
+    "sendrecv": lambda: world.Sendrecv(six, following, 0, np.zeros(6), preceding),
+    "control": lambda: world.Sendrecv(six, following, 1, np.zeros(6), preceding, 1),
+    "prepared": start_twice,
+    "self": lambda: world.Sendrecv(six, rank, 0, np.zeros(6), rank),
+    "pair": send_in_pair,
+    "bcast": lambda: world.Bcast(six, root=p - 1),
+    "gather": lambda: world.Gather(six, many, root=0),
+    "scatter": lambda: world.Scatter(many, six, root=0),
+    "allgather": lambda: world.Allgather(six, many),
+    "allgatherv": lambda: world.Allgatherv(np.zeros(rank + 1), [pieces, lengths]),
+    "in place": lambda: world.Iallgatherv(MPI.IN_PLACE, [pieces, lengths]).Wait(),
+    "alltoall": lambda: world.Alltoall(many, many.copy()),
+    "reduce": lambda: world.Reduce(six, np.zeros(6), root=0),
+    "allreduce": lambda: world.Allreduce(six, np.zeros(6)),
+    "reduce_scatter": lambda: world.Reduce_scatter(pieces, np.zeros(rank + 1), lengths),
+}
+for name, call in calls.items():
+    MPI.Pcontrol(1)
+    call()
+    MPI.Pcontrol(0)
+"""
+
+
+def received_elements(p):
+    """Return what the calls above receive over all ranks."""
+    everything = p * (p + 1) // 2
+    in_pairs = sum(12 for parity in range(2) if len(range(parity, p, 2)) > 1)
+    return {
+        "sendrecv": 6 * p,
+        "control": 0,
+        "prepared": 12 * p,
+        "self": 0,
+        "pair": in_pairs,
+        "bcast": 6 * (p - 1),
+        "gather": 6 * (p - 1),
+        "scatter": 6 * (p - 1),
+        "allgather": 6 * p * (p - 1),
+        "allgatherv": (p - 1) * everything,
+        "in place": (p - 1) * everything,
+        "alltoall": 6 * p * (p - 1),
+        "reduce": 6 * (p - 1),
+        "allreduce": 12 * (p - 1),
+        "reduce_scatter": (p - 1) * everything,
+    }
+
+
+@needs_mpirun
+@needs_mpicc
+@pytest.mark.mpirun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_calls_of_mpi_are_counted(monkeypatch, tmp_path, ranks):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    counts = importlib.import_module("pmpi_counts")
+    layer = counts.build_layer(str(MPICC), tmp_path)
+    script = tmp_path / "calls.py"
+    script.write_text(CALLS_OF_MPI)
+    command = [str(MPIRUN), "-n", str(ranks), "env", *counts.settings(layer, tmp_path, True)]
+    done = finished([*command, sys.executable, str(script)], cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    sections = counts.read_counts(tmp_path)
+    wanted = received_elements(ranks)
+    assert len(sections) == len(wanted)
+    for (name, elements), counted in zip(wanted.items(), sections, strict=True):
+        assert sum(counted.payload) == 8 * elements, name
+        assert sum(counted.control) == (48 * ranks if name == "control" else 0), name
+
+
+@needs_mpirun
+@needs_mpicc
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_experiment1_counts_what_is_predicted(tmp_path):
+    """The benchmark ends with status 1 if a plan said something else."""
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/experiment1.py", "--parts", "words", "contractions"]
+    command += ["--count-size", "40", "--count-ranks", "2", "3", "--contraction-ranks", "2", "4"]
+    command += ["--peers", "mpi4py", "cosma", "--scale", "0.2", "--repeat", "1"]
+    command += ["--mpirun", str(MPIRUN), "--json", str(target)]
+    done = finished(command, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "cosma is left out: " in done.stdout
+    found = json.loads(target.read_text())
+    assert set(found) == {"bench", "machine", "date", "command", "rows"}
+    chains = [row for row in found["rows"] if row["part"] == "words"]
+    assert len(chains) == 2 * 2 * 5
+    own = [row for row in chains if row["peer"].startswith("einmpi")]
+    for row in own:
+        assert row["words"] == row["predicted"] > 0
+    contractions = [row for row in found["rows"] if row["part"] == "contractions"]
+    assert len(contractions) == 14
+    for row in contractions:
+        assert [words["ranks"] for words in row["words"]] == [2, 4]
+        assert all(words["words"] == words["predicted"] for words in row["words"])
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_experiment1_times(tmp_path):
+    """Every way has the same result, which the benchmark checks itself."""
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/experiment1.py", "--parts", "time", "--sizes", "60"]
+    command += ["--dtypes", "float64", "--repeat", "1", "--peers", "numpy", "mpi4py", "ctf"]
+    command += ["--mpirun", str(MPIRUN), "--json", str(target)]
+    done = finished(command, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "differs" not in done.stderr and "has ended" not in done.stderr
+    rows = json.loads(target.read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["uniform"] * 6 + ["skewed"] * 6
+    assert rows[0]["peer"] == "einmpi eindecomp" and rows[0]["ratio"] == 1

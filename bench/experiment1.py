@@ -1,0 +1,461 @@
+"""The paper's experiment 1: the matrix chain (A·B) + (C·(D·E)), in seconds and in words.
+
+    python bench/experiment1.py --json experiment1.json --plot experiment1.png
+    python bench/experiment1.py --parts words --count-ranks 2 4 8 16
+
+There are three parts:
+
+time           The chain with two ranks, by default, under every strategy of einmpi, and by numpy,
+               hand-written mpi4py, ScaLAPACK, Heat, DTensor, Dask and JAX. All have as many threads
+               in all as there are ranks, and take turns. Inputs are in memory: in the blocks that
+               its plan reads for einmpi, cut as the name says for others.
+words          What the ranks of MPI programs send each other for a chain, counted by a layer under
+               MPI (bench/pmpi). For einmpi that must be what its plan predicts; ranks share no
+               memory here. ScaLAPACK has the best of all grids and of the sizes of --blocks.
+contractions   The ten kernels of Deinsum and four terms of coupled cluster: predicted words,
+               counted words, and time on ranks beside opt_einsum in one process.
+
+A peer that is not installed is named and left out. ScaLAPACK is a small program in C, which is
+built with the MPI library that Debian's ScaLAPACK has, and started by that library's mpirun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.experiment1
+
+from contractions import CONTRACTIONS
+from node import Peer, describe_machine, take_turns
+from pmpi_counts import (
+    CONTROL_CALLS,
+    BuildError,
+    Counted,
+    build_layer,
+    compile_c,
+    mpicc_of,
+    read_counts,
+    settings,
+)
+
+import einmpi
+
+HERE = Path(__file__).resolve().parent
+JOB = HERE.parent / "jobs" / "chain.toml"
+PROGRAM = (sys.executable, str(HERE / "chain_peers.py"))
+STRATEGIES = ("eindecomp", "eindecomp-paper", "sqrt", "replicate")
+PARTS = ("time", "words", "contractions")
+SKEWS = {"uniform": 1, "skewed": 10}
+# Peers and the packages that they need; the first ones are processes without MPI.
+ALONE = {"numpy": "numpy", "jax": "jax", "dask": "distributed"}
+ON_RANKS = {"mpi4py": "mpi4py", "heat": "heat", "dtensor": "torch"}
+NOWHERE = {  # peers that are known but that no registry has
+    "cosma": "neither PyPI nor Debian has it",
+    "ctf": "neither PyPI nor Debian has it",
+}
+PEERS = (*ALONE, *ON_RANKS, "scalapack", *NOWHERE)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all parts need: options, the cores, built programs, a folder for files."""
+
+    options: argparse.Namespace
+    cores: list[int]
+    folder: Path
+    peers: list[str]  # those that are here
+
+    @property
+    def mpirun(self) -> list[str]:
+        return str(self.options.mpirun).split()
+
+    @property
+    def scalapack_mpirun(self) -> list[str]:
+        return str(self.options.scalapack_mpirun).split()
+
+    @property
+    def scalapack(self) -> Path:
+        return self.folder / "scalapack_chain"
+
+
+# ---- peers that are here -------------------------------------------------------------------------
+
+
+def find_peers(names: Sequence[str], options: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the peers that can run here; say of each other one why it is left out."""
+    found = []
+    for name in names:
+        problem = NOWHERE.get(name, "")
+        package = {**ALONE, **ON_RANKS}.get(name)
+        if package is not None:
+            problem = problem_with(package)
+        if name == "scalapack":
+            problem = build_scalapack(options, folder)
+        if problem:
+            print(f"{name} is left out: {problem}", flush=True)
+        else:
+            found.append(name)
+    return found
+
+
+def problem_with(package: str) -> str:
+    """Return why a package cannot be imported, or nothing."""
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    command = [sys.executable, "-c", f"import {package}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return f"import {package}: {done.stderr.strip().splitlines()[-1]}"
+    return ""
+
+
+def build_scalapack(options: argparse.Namespace, folder: Path) -> str:
+    """Build the chain by ScaLAPACK; return why that is impossible, or nothing."""
+    launcher = str(options.scalapack_mpirun).split()[0]
+    if shutil.which(launcher) is None:
+        return f"there is no {launcher}"
+    library = str(options.scalapack_library)
+    source = HERE / "scalapack_chain.c"
+    target = folder / "scalapack_chain"
+    try:
+        compile_c(mpicc_of(launcher), source, target, f"-l{library}", "-lm")
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
+def grids(ranks: int) -> list[tuple[int, int]]:
+    """Return all grids of so many ranks."""
+    return [(rows, ranks // rows) for rows in range(1, ranks + 1) if ranks % rows == 0]
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def start_peers(setup: Setup) -> list[tuple[Peer, str]]:
+    """Start all peers that are compared in time."""
+    options = setup.options
+    cores = setup.cores[: options.ranks]
+    group = Peer("einmpi", cores, setup.mpirun, options.ranks, program=PROGRAM)
+    found = [(group, f"einmpi {strategy}") for strategy in options.strategies]
+    for name in setup.peers:
+        if name in ALONE:
+            found.append((Peer(name, cores, program=PROGRAM), name))
+        elif name == "mpi4py":
+            found.append((group, name))
+        elif name in ON_RANKS:
+            peer = Peer(name, cores, setup.mpirun, options.ranks, program=PROGRAM)
+            found.append((peer, name))
+    if "scalapack" in setup.peers:
+        bound = [*setup.scalapack_mpirun, "-bind-to", "core"]
+        if options.ranks > len(cores):
+            bound = setup.scalapack_mpirun
+        for rows, columns in grids(options.ranks):
+            numbers = [str(options.blocks[-1]), str(rows), str(columns)]
+            program = [str(setup.scalapack), *numbers]
+            name = f"scalapack {rows}×{columns}"
+            found.append((Peer(name, cores, bound, options.ranks, program=program), name))
+    return found
+
+
+def measure_time(setup: Setup) -> list[dict[str, Any]]:
+    """Return a row for each case and peer: medians, and ratios to einmpi's first strategy."""
+    options = setup.options
+    peers = start_peers(setup)
+    rows = []
+    try:
+        for size in options.sizes:
+            for dtype in options.dtypes:
+                for kind, skew in SKEWS.items():
+                    order = {"case": "chain", "size": size, "skew": skew, "dtype": dtype}
+                    # Sums in single precision differ by their rounding.
+                    tolerance = 1e-3 if dtype == "float64" else 1e-3 * size
+                    order["shared"] = "auto"
+                    found = take_turns(peers, order, options.repeat, tolerance)
+                    rows += add_ratios(found, {"part": "time", "kind": kind})
+                    show_times(f"chain, {kind}, s = {size}, {dtype}", found)
+    finally:
+        for peer in dict.fromkeys(peer for peer, _ in peers):
+            peer.end()
+    return rows
+
+
+def add_ratios(rows: list[dict[str, Any]], more: dict[str, Any]) -> list[dict[str, Any]]:
+    """Add to each row its time divided by that of the first one, and other facts."""
+    first = rows[0]["seconds"]
+    for row in rows:
+        row["ratio"] = row["seconds"] / first
+        row.update(more)
+    return rows
+
+
+def show_times(title: str, rows: list[dict[str, Any]]) -> None:
+    print(f"\n{title}; medians of {len(rows[0]['all'])}, and their ratio to the first")
+    for row in sorted(rows, key=lambda row: float(row["seconds"])):
+        place = f"{row['ranks']} × {row['threads']}"
+        seconds = f"{row['seconds']:9.4f} s {row['ratio']:6.2f}"
+        print(f"  {row['peer']:24} {place:>8} {seconds}", flush=True)
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def count(
+    setup: Setup, orders: Sequence[dict[str, Any]], ranks: int, block: str = "", grid: str = ""
+) -> list[Counted]:
+    """Return what the ranks of one program send each other for each of some orders.
+
+    With a block and a grid, ROWS×COLUMNS, the program is ScaLAPACK.
+    """
+    launcher = setup.mpirun
+    program: Sequence[str] = PROGRAM
+    if block:
+        launcher = setup.scalapack_mpirun
+        program = [str(setup.scalapack), block, *grid.split("×")]
+    layer = setup.folder / f"libcount-{Path(mpicc_of(launcher[0])).name}.so"
+    if not layer.exists():
+        build_layer(mpicc_of(launcher[0]), setup.folder)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as name:
+        folder = Path(name)
+        has_control = all(order["peer"].startswith("einmpi") for order in orders)
+        wanted = settings(layer, folder, has_control)
+        peer = Peer("counted", setup.cores, launcher, ranks, program=program, settings=wanted)
+        try:
+            for order in orders:
+                peer.ask(do="prepare", name="counted", forget=True, **order)
+                peer.ask(do="compute", name="counted")
+        finally:
+            peer.end()
+        return read_counts(folder, CONTROL_CALLS if has_control else ())
+
+
+def chain_order(peer: str, size: int, skew: int, dtype: str = "float64") -> dict[str, Any]:
+    return {"case": "chain", "peer": peer, "size": size, "skew": skew, "dtype": dtype} | {
+        "shared": "off"  # memory that ranks share moves no messages
+    }
+
+
+def count_chains(setup: Setup) -> list[dict[str, Any]]:
+    """Return a row of words for each chain, number of ranks and MPI program."""
+    options = setup.options
+    size = options.count_size
+    programs = [[f"einmpi {strategy}" for strategy in options.strategies]]
+    programs += [[name] for name in ("mpi4py", "heat") if name in setup.peers]
+    rows = []
+    for ranks in options.count_ranks:
+        rows_here = []
+        for names in programs:
+            cases = [(kind, name) for kind in SKEWS for name in names]
+            orders = [chain_order(name, size, SKEWS[kind]) for kind, name in cases]
+            for (kind, name), counted in zip(cases, count(setup, orders, ranks), strict=True):
+                rows_here.append(words_row(kind, name, ranks, counted, size))
+        if "scalapack" in setup.peers:
+            rows_here += count_scalapack(setup, ranks, size)
+        show_words(ranks, size, rows_here)
+        rows += rows_here
+    return rows
+
+
+def words_row(kind: str, name: str, ranks: int, counted: Counted, size: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": "words", "kind": kind, "peer": name}
+    row |= {"ranks": ranks, "size": size}
+    row |= {"dtype": "float64", "words": sum(counted.payload) // 8}
+    row |= {"control_bytes": sum(counted.control), "calls": counted.calls}
+    program, _, strategy = name.partition(" ")
+    if program == "einmpi":
+        job = einmpi.load(JOB, s=size, skew=SKEWS[kind])
+        row["predicted"] = einmpi.plan(job, ranks, strategy=strategy).words_predicted
+    return row
+
+
+def count_scalapack(setup: Setup, ranks: int, size: int) -> list[dict[str, Any]]:
+    """Return what ScaLAPACK sends with the grid and the block that send least."""
+    orders = [chain_order("scalapack", size, skew) for skew in SKEWS.values()]
+    best: dict[str, dict[str, Any]] = {}
+    for rows, columns in grids(ranks):
+        for block in setup.options.blocks:
+            found = count(setup, orders, ranks, str(block), f"{rows}×{columns}")
+            for kind, counted in zip(SKEWS, found, strict=True):
+                row = words_row(kind, "scalapack", ranks, counted, size)
+                row |= {"grid": [rows, columns], "block": block}
+                if kind not in best or row["words"] < best[kind]["words"]:
+                    best[kind] = row
+    return list(best.values())
+
+
+def show_words(ranks: int, size: int, rows: list[dict[str, Any]]) -> None:
+    print(f"\nwords of the chain, s = {size}, float64, {ranks} ranks")
+    for kind in SKEWS:
+        of_kind = [row for row in rows if row["kind"] == kind]
+        for row in sorted(of_kind, key=lambda row: int(row["words"])):
+            note = f"{row['control_bytes']:>9,} B of control" if row["control_bytes"] else ""
+            if "predicted" in row:
+                equal = "as predicted" if row["predicted"] == row["words"] else "NOT as predicted"
+                note = f"{equal} {note}"
+            if "grid" in row:
+                note = f"grid {row['grid'][0]}×{row['grid'][1]}, blocks up to {row['block']}"
+            print(f"  {kind:8} {row['peer']:24} {row['words']:>14,}  {note}".rstrip(), flush=True)
+
+
+# ---- contractions --------------------------------------------------------------------------------
+
+
+def measure_contractions(setup: Setup) -> list[dict[str, Any]]:
+    """Return a row for each contraction: predicted and counted words, and times."""
+    options = setup.options
+    cores = setup.cores[: options.ranks]
+    names = list(CONTRACTIONS)
+    words = count_contractions(setup, names)
+    peers = [(Peer("einmpi", cores, setup.mpirun, options.ranks, program=PROGRAM), "einmpi")]
+    peers.append((Peer("opt_einsum", cores, program=PROGRAM), "opt_einsum"))
+    rows = []
+    print(f"\n{'contraction':16}{'predicted':>12}{'counted':>12}{'opt_einsum':>13}{'ratio':>7}")
+    try:
+        for name in names:
+            order = {"case": "contraction", "contraction": name, "scale": options.scale}
+            own, other = take_turns(peers, order | {"shared": "auto"}, options.repeat)
+            row = {"part": "contractions", "contraction": name, "scale": options.scale}
+            row |= {"ranks": options.ranks, "threads": own["threads"], "seconds": own["seconds"]}
+            row |= {"all": own["all"], "opt_einsum": other["seconds"]}
+            row |= {"opt_einsum_threads": other["threads"], "opt_einsum_all": other["all"]}
+            row |= {"ratio": own["seconds"] / other["seconds"], "words": words[name]}
+            rows.append(row)
+            counted = words[name][-1]
+            print(
+                f"{name:16}{counted['predicted']:>12,}{counted['words']:>12,}"
+                f"{other['seconds']:>11.4f} s{row['ratio']:>7.2f}",
+                flush=True,
+            )
+    finally:
+        for peer, _ in peers:
+            peer.end()
+    return rows
+
+
+def count_contractions(setup: Setup, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the words of each contraction on each number of ranks."""
+    scale = setup.options.scale
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for ranks in setup.options.contraction_ranks:
+        orders = []
+        for name in names:
+            order = {"case": "contraction", "contraction": name, "scale": scale}
+            orders.append(order | {"peer": "einmpi", "shared": "off"})
+        for name, counted in zip(names, count(setup, orders, ranks), strict=True):
+            plan = einmpi.plan(CONTRACTIONS[name].scaled(scale).job(), ranks)
+            row = {"ranks": ranks, "predicted": plan.words_predicted}
+            row |= {"bound": plan.lower_bound, "words": sum(counted.payload) // 8}
+            found[name].append(row | {"control_bytes": sum(counted.control)})
+    return found
+
+
+# ---- all -----------------------------------------------------------------------------------------
+
+
+def plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Draw the times of all peers, one picture for each case of the chain."""
+    if find_spec("matplotlib") is None:
+        print("no plot: matplotlib is not installed")
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["part"] == "time":
+            title = f"{row['kind']}, s = {row['size']}, {row['dtype']}"
+            cases.setdefault(title, []).append(row)
+    if not cases:
+        print("no plot: it shows the part time")
+        return
+    figure, axes = pyplot.subplots(1, len(cases), figsize=(5 * len(cases), 5), squeeze=False)
+    for axis, (title, found) in zip(axes[0], cases.items(), strict=True):
+        found = sorted(found, key=lambda row: -float(row["seconds"]))
+        axis.barh([row["peer"] for row in found], [row["seconds"] for row in found])
+        axis.set_title(title)
+        axis.set_xlabel("seconds")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--sizes", nargs="+", type=int, default=[2000], help="s of the chains that are timed")
+    add("--dtypes", nargs="+", default=["float64", "float32"])
+    add("--ranks", type=int, default=2, help="with a thread each, where time is measured")
+    add("--repeat", type=int, default=5)
+    add("--strategies", nargs="+", default=list(STRATEGIES))
+    add("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    add("--count-size", type=int, default=480, help="s of the chains whose words are counted")
+    add("--count-ranks", nargs="+", type=int, default=[2, 4, 8, 16])
+    add("--contraction-ranks", nargs="+", type=int, default=[2, 4, 8])
+    add("--scale", type=float, default=1.0, help="of the extents of contractions")
+    add(
+        "--blocks",
+        nargs="+",
+        type=int,
+        default=[60, 250],
+        help="of ScaLAPACK at most; the last is timed",
+    )
+    add("--mpirun", default="mpirun", help="of mpi4py's MPI library")
+    add("--scalapack-mpirun", default="mpirun.mpich", help="of ScaLAPACK's MPI library")
+    add("--scalapack-library", default="scalapack-mpich")
+    add("--json", metavar="FILE", help="write all rows there")
+    add("--plot", metavar="FILE", help="draw the times there, with matplotlib")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure all parts; return 1 if einmpi sent other words than its plans say."""
+    options = make_parser().parse_args(argv)
+    machine = describe_machine(len(os.sched_getaffinity(0)))
+    date = machine.pop("date")
+    command = machine.pop("command")
+    print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        peers = find_peers(options.peers, options, folder)
+        setup = Setup(options, sorted(os.sched_getaffinity(0)), folder, peers)
+        if "time" in options.parts:
+            rows += measure_time(setup)
+        if "words" in options.parts:
+            rows += count_chains(setup)
+        if "contractions" in options.parts:
+            rows += measure_contractions(setup)
+    if options.json:
+        result = {"bench": "experiment1", "machine": machine, "date": date, "command": command}
+        Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1))
+    if options.plot:
+        plot(Path(options.plot), rows)
+    return int(not is_as_predicted(rows))
+
+
+def is_as_predicted(rows: list[dict[str, Any]]) -> bool:
+    """Return whether all plans of einmpi said how many words would be counted."""
+    predictions = [row for row in rows if "predicted" in row]
+    for row in rows:
+        if row["part"] == "contractions":
+            predictions += row["words"]
+    return all(row["predicted"] == row["words"] for row in predictions)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
