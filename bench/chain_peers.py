@@ -7,8 +7,10 @@ They are started by bench/experiment1.py and wait for orders as those of bench/n
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from contractions import CONTRACTIONS, einmpi_contraction, opt_einsum_contraction
@@ -24,7 +26,6 @@ from node_peers import (
 )
 
 Timed = Callable[[], tuple[float, float]]
-FIRST_PORT = 20_000
 
 
 def rows_of_rank(size: int, skew: int, dtype: str, rank: int, ranks: int) -> dict[str, Any]:
@@ -59,9 +60,10 @@ def dtensor_chain(size: int, skew: int, dtype: str) -> Timed:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     world = MPI.COMM_WORLD
     if not torch.distributed.is_initialized():
-        port = world.bcast(FIRST_PORT + os.getpid() % FIRST_PORT)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        meeting = world.bcast(os.path.join(tempfile.mkdtemp(), "gloo"))
         torch.distributed.init_process_group(
-            "gloo", f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size
+            "gloo", f"file://{meeting}", rank=world.rank, world_size=world.size
         )
     mesh = init_device_mesh("cpu", (world.size,))
     blocks = rows_of_rank(size, skew, dtype, world.rank, world.size)
@@ -77,19 +79,27 @@ def dtensor_chain(size: int, skew: int, dtype: str) -> Timed:
     return timed_on_ranks(chain)
 
 
+@cache
+def dask_client(workers: int) -> Any:
+    """Return the client of a new cluster, which is the default of all calls from then on."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+    )
+    return Client(cluster)
+
+
 def dask_chain(size: int, skew: int, dtype: str) -> Timed:
     """Return the chain by Dask on a worker for each core.
 
     A and C are cut by rows, B and E by columns, and D is whole: so no product has to be summed.
     """
     import dask.array
-    from distributed import Client, LocalCluster, wait
+    from distributed import wait
 
     workers = len(os.sched_getaffinity(0))
-    cluster = LocalCluster(
-        n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
-    )
-    client = Client(cluster)  # the default of all calls, while it exists
+    client = dask_client(workers)
     chunks = {"A": (workers, 1), "B": (1, workers), "C": (workers, 1)}
     chunks |= {"D": (1, 1), "E": (1, workers)}
     matrices = {}

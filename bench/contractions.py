@@ -44,12 +44,13 @@ class Contraction:
         """Return it as a program of einmpi."""
         output = self.spec.partition("->")[2]
         factors = []
-        shapes = {}
+        inputs = {}
         for name, labels in zip(TENSORS, self.operands, strict=False):
             factors.append(f"{name}[{','.join(labels)}]")
-            shapes[name] = self.shape(labels)
+            shape = list(self.shape(labels))
+            inputs[name] = {"shape": shape, "dtype": "float64", "random": "normal"}
         text = f"Z[{','.join(output)}] = sum({' * '.join(factors)})"
-        return replace(einmpi.program(text, **shapes), shared=shared)
+        return replace(einmpi.program(text, inputs=inputs), shared=shared)
 
 
 def _contraction(name: str, spec: str, **extents: int) -> Contraction:

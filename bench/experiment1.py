@@ -29,34 +29,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.experiment1
 
+from chain_words import PROGRAM, SKEWS, Setup, count, count_chains, grids
 from contractions import CONTRACTIONS
 from node import Peer, describe_machine, take_turns
-from pmpi_counts import (
-    CONTROL_CALLS,
-    BuildError,
-    Counted,
-    build_layer,
-    compile_c,
-    mpicc_of,
-    read_counts,
-    settings,
-)
+from pmpi_counts import BuildError, compile_c, mpicc_of
 
 import einmpi
 
 HERE = Path(__file__).resolve().parent
-JOB = HERE.parent / "jobs" / "chain.toml"
-PROGRAM = (sys.executable, str(HERE / "chain_peers.py"))
 STRATEGIES = ("eindecomp", "eindecomp-paper", "sqrt", "replicate")
 PARTS = ("time", "words", "contractions")
-SKEWS = {"uniform": 1, "skewed": 10}
 # Peers and the packages that they need; the first ones are processes without MPI.
 ALONE = {"numpy": "numpy", "jax": "jax", "dask": "distributed"}
 ON_RANKS = {"mpi4py": "mpi4py", "heat": "heat", "dtensor": "torch"}
@@ -65,28 +53,6 @@ NOWHERE = {  # peers that are known but that no registry has
     "ctf": "neither PyPI nor Debian has it",
 }
 PEERS = (*ALONE, *ON_RANKS, "scalapack", *NOWHERE)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What all parts need: options, the cores, built programs, a folder for files."""
-
-    options: argparse.Namespace
-    cores: list[int]
-    folder: Path
-    peers: list[str]  # those that are here
-
-    @property
-    def mpirun(self) -> list[str]:
-        return str(self.options.mpirun).split()
-
-    @property
-    def scalapack_mpirun(self) -> list[str]:
-        return str(self.options.scalapack_mpirun).split()
-
-    @property
-    def scalapack(self) -> Path:
-        return self.folder / "scalapack_chain"
 
 
 # ---- peers that are here -------------------------------------------------------------------------
@@ -133,11 +99,6 @@ def build_scalapack(options: argparse.Namespace, folder: Path) -> str:
     except BuildError as error:
         return str(error)
     return ""
-
-
-def grids(ranks: int) -> list[tuple[int, int]]:
-    """Return all grids of so many ranks."""
-    return [(rows, ranks // rows) for rows in range(1, ranks + 1) if ranks % rows == 0]
 
 
 # ---- time ----------------------------------------------------------------------------------------
@@ -206,106 +167,6 @@ def show_times(title: str, rows: list[dict[str, Any]]) -> None:
         place = f"{row['ranks']} × {row['threads']}"
         seconds = f"{row['seconds']:9.4f} s {row['ratio']:6.2f}"
         print(f"  {row['peer']:24} {place:>8} {seconds}", flush=True)
-
-
-# ---- words ---------------------------------------------------------------------------------------
-
-
-def count(
-    setup: Setup, orders: Sequence[dict[str, Any]], ranks: int, block: str = "", grid: str = ""
-) -> list[Counted]:
-    """Return what the ranks of one program send each other for each of some orders.
-
-    With a block and a grid, ROWS×COLUMNS, the program is ScaLAPACK.
-    """
-    launcher = setup.mpirun
-    program: Sequence[str] = PROGRAM
-    if block:
-        launcher = setup.scalapack_mpirun
-        program = [str(setup.scalapack), block, *grid.split("×")]
-    layer = setup.folder / f"libcount-{Path(mpicc_of(launcher[0])).name}.so"
-    if not layer.exists():
-        build_layer(mpicc_of(launcher[0]), setup.folder)
-    with tempfile.TemporaryDirectory(dir=setup.folder) as name:
-        folder = Path(name)
-        has_control = all(order["peer"].startswith("einmpi") for order in orders)
-        wanted = settings(layer, folder, has_control)
-        peer = Peer("counted", setup.cores, launcher, ranks, program=program, settings=wanted)
-        try:
-            for order in orders:
-                peer.ask(do="prepare", name="counted", forget=True, **order)
-                peer.ask(do="compute", name="counted")
-        finally:
-            peer.end()
-        return read_counts(folder, CONTROL_CALLS if has_control else ())
-
-
-def chain_order(peer: str, size: int, skew: int, dtype: str = "float64") -> dict[str, Any]:
-    return {"case": "chain", "peer": peer, "size": size, "skew": skew, "dtype": dtype} | {
-        "shared": "off"  # memory that ranks share moves no messages
-    }
-
-
-def count_chains(setup: Setup) -> list[dict[str, Any]]:
-    """Return a row of words for each chain, number of ranks and MPI program."""
-    options = setup.options
-    size = options.count_size
-    programs = [[f"einmpi {strategy}" for strategy in options.strategies]]
-    programs += [[name] for name in ("mpi4py", "heat") if name in setup.peers]
-    rows = []
-    for ranks in options.count_ranks:
-        rows_here = []
-        for names in programs:
-            cases = [(kind, name) for kind in SKEWS for name in names]
-            orders = [chain_order(name, size, SKEWS[kind]) for kind, name in cases]
-            for (kind, name), counted in zip(cases, count(setup, orders, ranks), strict=True):
-                rows_here.append(words_row(kind, name, ranks, counted, size))
-        if "scalapack" in setup.peers:
-            rows_here += count_scalapack(setup, ranks, size)
-        show_words(ranks, size, rows_here)
-        rows += rows_here
-    return rows
-
-
-def words_row(kind: str, name: str, ranks: int, counted: Counted, size: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": "words", "kind": kind, "peer": name}
-    row |= {"ranks": ranks, "size": size}
-    row |= {"dtype": "float64", "words": sum(counted.payload) // 8}
-    row |= {"control_bytes": sum(counted.control), "calls": counted.calls}
-    program, _, strategy = name.partition(" ")
-    if program == "einmpi":
-        job = einmpi.load(JOB, s=size, skew=SKEWS[kind])
-        row["predicted"] = einmpi.plan(job, ranks, strategy=strategy).words_predicted
-    return row
-
-
-def count_scalapack(setup: Setup, ranks: int, size: int) -> list[dict[str, Any]]:
-    """Return what ScaLAPACK sends with the grid and the block that send least."""
-    orders = [chain_order("scalapack", size, skew) for skew in SKEWS.values()]
-    best: dict[str, dict[str, Any]] = {}
-    for rows, columns in grids(ranks):
-        for block in setup.options.blocks:
-            found = count(setup, orders, ranks, str(block), f"{rows}×{columns}")
-            for kind, counted in zip(SKEWS, found, strict=True):
-                row = words_row(kind, "scalapack", ranks, counted, size)
-                row |= {"grid": [rows, columns], "block": block}
-                if kind not in best or row["words"] < best[kind]["words"]:
-                    best[kind] = row
-    return list(best.values())
-
-
-def show_words(ranks: int, size: int, rows: list[dict[str, Any]]) -> None:
-    print(f"\nwords of the chain, s = {size}, float64, {ranks} ranks")
-    for kind in SKEWS:
-        of_kind = [row for row in rows if row["kind"] == kind]
-        for row in sorted(of_kind, key=lambda row: int(row["words"])):
-            note = f"{row['control_bytes']:>9,} B of control" if row["control_bytes"] else ""
-            if "predicted" in row:
-                equal = "as predicted" if row["predicted"] == row["words"] else "NOT as predicted"
-                note = f"{equal} {note}"
-            if "grid" in row:
-                note = f"grid {row['grid'][0]}×{row['grid'][1]}, blocks up to {row['block']}"
-            print(f"  {kind:8} {row['peer']:24} {row['words']:>14,}  {note}".rstrip(), flush=True)
 
 
 # ---- contractions --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import sys
 
 import fake_cupy
 import pytest
-from mpi_helpers import MPIRUN, environment, finished, needs_mpirun, run_mpi
+from mpi_helpers import MPIRUN, OPEN_MPI, environment, finished, needs_mpirun, run_mpi
 from paths import ROOT
 
 
@@ -288,7 +288,8 @@ for path in sys.argv[1:]:
 
 def test_help_needs_neither_a_gpu_nor_peers():
     paths = sorted(str(path) for path in (ROOT / "bench").glob("gpu*.py"))
-    paths += ["bench/experiment1.py", "bench/experiment3.py", "bench/experiment4.py"]
+    paths += [f"bench/experiment{number}.py" for number in (1, 3, 4)]
+    paths += ["bench/mpi_algorithms.py"]
     command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
@@ -449,3 +450,20 @@ def test_experiment1_times(tmp_path):
     rows = json.loads(target.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["uniform"] * 6 + ["skewed"] * 6
     assert rows[0]["peer"] == "einmpi eindecomp" and rows[0]["ratio"] == 1
+
+
+@needs_mpirun
+@needs_mpicc
+@pytest.mark.slow
+@pytest.mark.mpirun
+@pytest.mark.skipif(OPEN_MPI, reason="it counts what MPICH sends by UCX")
+def test_algorithms_of_mpi_send_no_less_than_the_payload(tmp_path):
+    target = tmp_path / "rows.json"
+    command = [sys.executable, "bench/mpi_algorithms.py", "--ranks", "2", "--kib", "1", "100"]
+    command += ["--mpirun", str(MPIRUN), "--json", str(target)]
+    done = finished(command, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(target.read_text())["rows"]
+    assert len(rows) == 20 and len(done.stdout.splitlines()) == 11
+    for row in rows:
+        assert row["sent"] >= row["payload"] > 0, row
