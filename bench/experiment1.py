@@ -266,7 +266,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     add("--count-size", type=int, default=480, help="s of the chains whose words are counted")
     add("--count-ranks", nargs="+", type=int, default=[2, 4, 8, 16])
-    add("--contraction-ranks", nargs="+", type=int, default=[2, 4, 8])
+    add("--contraction-ranks", nargs="+", type=int, default=[2, 4])
     add("--scale", type=float, default=1.0, help="of the extents of contractions")
     add(
         "--blocks",
