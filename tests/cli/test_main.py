@@ -455,7 +455,7 @@ BAD_ARGUMENTS = {
     "unknown command": (
         ["rum", CHAIN],
         "einmpi: unknown command 'rum'; expected one of run, check, plan, verify, sbatch, "
-        "new, llama, examples, doctor, calibrate, completion, help (did you mean run?)",
+        "simulate, new, llama, examples, doctor, calibrate, completion, help (did you mean run?)",
     ),
     "no ranks": (
         ["plan", CHAIN],
