@@ -336,6 +336,7 @@ VARYING = {
     r"\b\d+ threads? a rank \(.*?\)": "1 thread a rank (reason)",
     r"\n  startup: .* s$": "",  # what was used for the first time
     r"\berror \d\.\de[-+]\d\d\b": "error 0.0e+00",
+    r"^\S+: \d+% .* left\n": "",  # how far a run is, on a slow machine
 }
 
 
