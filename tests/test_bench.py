@@ -12,7 +12,15 @@ import sys
 
 import fake_cupy
 import pytest
-from mpi_helpers import MPIRUN, OPEN_MPI, environment, finished, needs_mpirun, run_mpi
+from mpi_helpers import (
+    MPIRUN,
+    OPEN_MPI,
+    environment,
+    finished,
+    mpi_command,
+    needs_mpirun,
+    run_mpi,
+)
 from paths import ROOT
 
 
@@ -396,8 +404,9 @@ def test_calls_of_mpi_are_counted(monkeypatch, tmp_path, ranks):
     layer = counts.build_layer(str(MPICC), tmp_path)
     script = tmp_path / "calls.py"
     script.write_text(CALLS_OF_MPI)
-    command = [str(MPIRUN), "-n", str(ranks), "env", *counts.settings(layer, tmp_path, True)]
-    done = finished([*command, sys.executable, str(script)], cwd=tmp_path, env=environment())
+    *launcher, python, name = mpi_command(ranks, [str(script)])
+    command = [*launcher, "env", *counts.settings(layer, tmp_path, True), python, name]
+    done = finished(command, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     sections = counts.read_counts(tmp_path)
     wanted = received_elements(ranks)
