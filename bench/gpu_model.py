@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gpu_llama import print_kernels
 from llama_jobs import MODELS, model_of
+from llama_peers import hugging_face_settings
 from packages import Missing, package
 from results import write_results
 
@@ -130,18 +131,7 @@ def einmpi_decode(case: Case) -> Call:
 def transformers_model(case: Case) -> Any:
     """Return transformers' model, whose weights are the same arrays."""
     config = case.config
-    settings = transformers.LlamaConfig(
-        hidden_size=config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.groups,
-        intermediate_size=config.hidden,
-        vocab_size=config.vocabulary,
-        rms_norm_eps=config.epsilon,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
+    settings = hugging_face_settings(config)
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(settings)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}

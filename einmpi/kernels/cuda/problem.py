@@ -81,11 +81,12 @@ class Problem:
             len(axes),
             self.needs_wide_offsets(axes),
             self.counters,
-            self.checked_gathers(),
+            self.checked_gathers,
         )
 
+    @cached_property
     def checked_gathers(self) -> tuple[tuple[int, int], ...]:
-        """Return the gathered dimensions, as (operand, number), whose index may be out of range."""
+        """The gathered dimensions, as (operand, number), whose index may be out of range."""
         ranges = {}
         for operand, first in self.first_values:
             (extent,) = self.layouts[operand].shape
@@ -108,7 +109,7 @@ class Problem:
             return False
         if lane.strides[operand] or self.gathered[operand][0].stride != 1:
             return False
-        if (operand, 0) in self.checked_gathers():
+        if (operand, 0) in self.checked_gathers:
             return False
         (entry,) = gathers_in(self.layouts[operand].index)
         for counter, first in self.first_values:
