@@ -86,6 +86,19 @@ def test_logits_and_hidden_states_in_one_place(folder, logits):
     assert not (folder / "both.h5").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "target"),
+    [("--logits", "/tokens"), ("--logits", "/lengths"), ("--hidden", "/tokens")],
+)
+def test_results_do_not_replace_the_tokens(folder, flag, target):
+    before = (folder / "in.h5").read_bytes()
+    words = ["--prompts", "in.h5:/tokens", "--lengths", "in.h5:/lengths"]
+    done = einmpi_here(folder, ["llama", "tiny", *words, flag, f"in.h5:{target}"])
+    assert done.returncode == 2 and done.stderr.startswith(f"{flag} in.h5:{target}: ")
+    assert done.stderr.count("\n") == 1 and "would be the same dataset" in done.stderr
+    assert (folder / "in.h5").read_bytes() == before
+
+
 def test_the_job_file_runs_and_gives_the_same_logits(folder):
     (folder / "made").mkdir()
     printed(folder, "--job", "made/tiny.toml", "--prompts", "in.h5:/tokens")

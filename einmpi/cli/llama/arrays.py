@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -62,9 +62,7 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     tokens, lengths = together(comm, lambda: read_prompts(options))
     model = load_model(options, comm)
     layers = _layers(options, model)
-    if logits_target is not None and hidden_target is not None:
-        pair = logits_target, hidden_target
-        together(comm, lambda: _check_separate(*pair, layers))
+    together(comm, lambda: _check_separate(options, logits_target, hidden_target, layers))
     logits, states = model.prefill(tokens, lengths, options.every_position, layers)
     targets = {}
     if logits_target is not None:
@@ -91,20 +89,52 @@ def _dataset_of(folder: str, layer: int) -> str:
     return f"{folder.rstrip('/')}/{layer}"
 
 
+class _Dataset(NamedTuple):
+    """A dataset that a flag names, and what it holds."""
+
+    place: str
+    content: str
+    file: str
+    path: str
+
+    def is_apart_from(self, other: _Dataset) -> bool:
+        """Return whether neither is the other, nor would have to lie inside of it."""
+        if os.path.realpath(self.file) != os.path.realpath(other.file):
+            return True
+        one = "/" + self.path.strip("/") + "/"
+        two = "/" + other.path.strip("/") + "/"
+        return not one.startswith(two) and not two.startswith(one)
+
+
 def _check_separate(
-    logits_target: tuple[str, str], hidden_target: tuple[str, str], layers: Sequence[int]
+    options: argparse.Namespace,
+    logits_target: tuple[str, str] | None,
+    hidden_target: tuple[str, str] | None,
+    layers: Sequence[int],
 ) -> None:
-    """Refuse hidden states that would replace the logits, or would have to lie inside of them."""
-    logits_file, logits = logits_target
-    hidden_file, folder = hidden_target
-    if os.path.realpath(logits_file) != os.path.realpath(hidden_file):
-        return
-    for layer in layers:
-        one = "/" + logits.strip("/") + "/"
-        other = "/" + _dataset_of(folder, layer).strip("/") + "/"
-        if one.startswith(other) or other.startswith(one):
-            problem = f"layer {layer} and the logits would be the same dataset, or one in the other"
-            raise InputError(f"--hidden {hidden_file}:{folder}", problem, "separate datasets")
+    """Refuse results that would replace tokens or each other, or would have to lie in them."""
+    used = []
+    for flag, text in (("--prompts", options.prompts), ("--lengths", options.lengths)):
+        if text is not None:
+            spec = file_input(flag, text)
+            used.append(_Dataset(spec.place, flag, str(spec.file), spec.inside))
+    written = []
+    if logits_target is not None:
+        written.append(_Dataset(f"--logits {options.logits}", "the logits", *logits_target))
+    if hidden_target is not None:
+        file, folder = hidden_target
+        for layer in layers:
+            place = f"--hidden {options.hidden}"
+            written.append(_Dataset(place, f"layer {layer}", file, _dataset_of(folder, layer)))
+    for result in written:
+        for other in used:
+            if not result.is_apart_from(other):
+                problem = (
+                    f"{result.content} and {other.content} would be the same dataset, "
+                    "or one in the other"
+                )
+                raise InputError(result.place, problem, "separate datasets")
+        used.append(result)
 
 
 def _layers(options: argparse.Namespace, model: Model) -> list[int]:

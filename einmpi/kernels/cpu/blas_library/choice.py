@@ -135,13 +135,13 @@ class _OneThread:
 
     def begin(self) -> None:
         with self.lock:
-            self.users += 1
-            if self.users == 1:
+            if self.users == 0:
                 self.limits.enter_context(_threadpools().limit(limits=1))
                 library = blas_in_use().library
                 if library is not None and _choice.threads != 1:
                     library.set_threads(1)
                     self.limits.callback(library.set_threads, max(1, _choice.threads))
+            self.users += 1  # last, so that a limit that cannot be set has no user
 
     def end(self) -> None:
         with self.lock:
