@@ -32,6 +32,9 @@ _DEFAULT_LIMIT = "60s"
 _LARGEST_LIMIT = 24 * 3600
 # Seconds between the lines of two ranks: time for the launcher to end all ranks after the first.
 _TURN_SECONDS = 0.5
+# Turns that a machine with all of its ranks leaves to the others: their clocks start when their
+# ranks do, and a busy Slurm takes seconds to end a step.
+_TURNS_FOR_OTHER_MACHINES = 20
 _MOST_LISTED_RANKS = 8
 
 
@@ -93,11 +96,7 @@ def _watch_deadline(rank_pid: int, reader: int, seconds: float) -> NoReturn:
         rank = launcher_rank()
         present = ranks_present()
         expected = launcher_size_on_node()
-        # One rank prints for a machine, and a machine with a missing rank comes first.
-        is_any_missing = expected is not None and len(present) < expected
-        turns = 0 if is_any_missing else 2 + min(rank, 20)
-        if rank != min(present, default=rank):
-            turns += 4
+        turns = _turns_before(rank, present, expected)
         if pipe.poll(turns * _TURN_SECONDS * 1000):
             os._exit(0)
         problem = _describe_missing_ranks(present, expected)
@@ -108,6 +107,21 @@ def _watch_deadline(rank_pid: int, reader: int, seconds: float) -> NoReturn:
         os.kill(rank_pid, signal.SIGKILL)
     finally:
         os._exit(1)
+
+
+def _turns_before(rank: int, present: list[int], expected: int | None) -> int:
+    """Return how many turns other ranks have before this one prints.
+
+    One rank prints for a machine, and a machine with a missing rank comes first.
+    """
+    turns = 0
+    if expected is None or len(present) >= expected:
+        turns = 2 + min(rank, 20)
+        if expected is not None and expected != launcher_size():
+            turns += _TURNS_FOR_OTHER_MACHINES
+    if rank != min(present, default=rank):
+        turns += 4
+    return turns
 
 
 def _close_inherited_descriptors(kept: int) -> None:

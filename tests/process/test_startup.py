@@ -125,6 +125,16 @@ def test_who_is_missing(launcher, size, expected, here, text):
     assert startup._describe_missing_ranks(here, expected) == text
 
 
+def test_machines_with_all_of_their_ranks_wait_for_the_others(launcher):
+    """Long enough for a busy Slurm to end a step after the first line."""
+    launcher(PMI_SIZE="3")
+    of_missing = startup._turns_before(0, [0], 2)
+    of_complete = startup._turns_before(2, [2], 1)
+    assert of_missing == 0 and (of_complete - of_missing) * startup._TURN_SECONDS >= 10
+    alone = startup._turns_before(0, [0, 1, 2], 3)
+    assert alone * startup._TURN_SECONDS <= 1
+
+
 RANK = """
 import ctypes, os, sys, time
 from einmpi.process.startup import startup_deadline
