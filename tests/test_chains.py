@@ -719,7 +719,7 @@ def test_after_an_error_no_thread_of_a_chain_goes_on(monkeypatch: pytest.MonkeyP
 
     def fail_or_wait(*arguments: Any) -> Any:
         names.append(threading.current_thread().name)
-        is_first = both_began.wait(10) == 0
+        is_first = both_began.wait(60) == 0
         if is_first:
             raise ValueError("the first thread fails")
         time.sleep(0.2)

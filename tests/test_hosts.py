@@ -71,7 +71,7 @@ def test_a_rank_that_fails_while_tensors_move_ends_the_run(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(FAILING)
     with hosts() as run:
-        done = run(1, ["-m", "einmpi", str(job)], timeout=60)
+        done = run(1, ["-m", "einmpi", str(job)])
     assert done.returncode != 0
     assert "out of range" in done.stderr or "outside" in done.stderr, done.stderr
     assert len([line for line in done.stderr.splitlines() if "error" in line]) == 1, done.stderr

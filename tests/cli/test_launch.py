@@ -20,7 +20,7 @@ from einmpi.process import abort, notes, signals
 from einmpi.process.environment import RANK_VARIABLES
 
 RANKS = 3
-SOON = 30  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
+SOON = 90  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
 MEMORY = "; perhaps there was not enough memory"
 
 # Ranks that end as their argument says. Before `case`, all have noted what they do and know all

@@ -126,12 +126,12 @@ def rows_of(folder, history):
 @pytest.mark.parametrize("history", ["history.csv", "history.h5:/run1"])
 def test_two_runs_do_not_write_the_same_history(tmp_path, history):
     write_job(tmp_path, history)
-    (tmp_path / "waits.py").write_text(PROGRAM.format(step=4, action="time.sleep(30)"))
+    (tmp_path / "waits.py").write_text(PROGRAM.format(step=4, action="time.sleep(600)"))
     first = subprocess.Popen(
         [sys.executable, "waits.py", "job.toml"], cwd=tmp_path, env=environment()
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (tmp_path / history.split(":")[0]).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         # The other run has an output of its own.
@@ -235,7 +235,7 @@ for place in map(int, sys.argv[1:]):
         refused += 1
     except (OSError, RuntimeError, KeyError):
         refused += 1
-    assert time.monotonic() - start < 5, place
+    assert time.monotonic() - start < 60, place
 print(refused)
 """
 

@@ -122,7 +122,7 @@ until = "r < 1e-3"
 def test_one_rank_fails_where_values_end_the_loop(folder):
     """r is 0 on the rank that fails, and not on the others: they must not wait for each other."""
     (folder / "job.toml").write_text(FAILING)
-    done = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=folder, timeout=60)
+    done = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=folder)
     assert done.returncode != 0
     message = "y: an index from 0 to 99 is out of range; expected 0 to 3"
     lines = [line for line in done.stderr.splitlines() if message in line]

@@ -113,5 +113,5 @@ def test_a_pipe_is_refused_at_once(tmp_path):
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert found

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from time import sleep
 
 import numpy as np
 import pytest
@@ -275,13 +274,31 @@ def test_later_calls_are_the_same_and_leave_no_thread():
     assert transfers_in_background(found)
     for thread in threading.enumerate():
         if thread.name == "transfers":
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
 
 
 def test_hidden_seconds_are_measured(monkeypatch):
     """Of three transfers, the rank waits for a half of the last one."""
-    monkeypatch.setattr(background, "exchange", lambda *_: sleep(0.1))
+    seconds = [0.0]
+    last_is_half_done = threading.Event()
+    rank_waits = threading.Event()
+
+    def clock():
+        found = seconds[0]
+        if threading.current_thread() is threading.main_thread():
+            rank_waits.set()
+        return found
+
+    def exchange(step, *_):
+        seconds[0] += 0.05
+        if step is transfers[-1]:
+            last_is_half_done.set()
+            assert rank_waits.wait(60)
+        seconds[0] += 0.05
+
+    monkeypatch.setattr(background, "perf_counter", clock)
+    monkeypatch.setattr(background, "exchange", exchange)
     plan = einmpi.plan(chain_job(), 2, nodes=2)
     schedule = with_overlap(lower(plan, 0), plan.peak)
     transfers = [step for step in schedule.steps if step.background][:3]
@@ -291,11 +308,11 @@ def test_hidden_seconds_are_measured(monkeypatch):
     with closing(under_way):
         for transfer in transfers:
             under_way.begin(transfer)
-        sleep(0.25)
+        assert last_is_half_done.wait(60)
         under_way.wait_for(transfers[-1])
-        assert under_way.seconds_moving == pytest.approx(0.3, abs=0.05)
-        assert under_way.seconds_waiting == pytest.approx(0.05, abs=0.04)
-        assert under_way.seconds_hidden == pytest.approx(0.25, abs=0.05)
+        assert under_way.seconds_moving == pytest.approx(0.3)
+        assert under_way.seconds_waiting == pytest.approx(0.05)
+        assert under_way.seconds_hidden == pytest.approx(0.25)
     assert [step for step, _, _ in done] == transfers
     assert all(end > start for _, start, end in done)
     assert comm.pause == 0
