@@ -26,15 +26,25 @@ HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is miss
 @lru_cache(maxsize=4096)
 def _needed_runs(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> tuple[Runs, ...]:
-    """Return the indices of a dimension that each of some ranks needs."""
+) -> tuple[tuple[Runs, list[int]], ...]:
+    """Return the indices of a dimension that ranks need, each time with the places of the ranks."""
     cutting = tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
-    found: list[Runs] = [()] * len(ranks)
+    found = []
     for digits, places in _places_by_digits(mesh, ranks, cutting):
         runs = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
-        for place in places:
-            found[place] = runs
+        found.append((runs, places))
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _needed_lengths(
+    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
+) -> Ints:
+    """Return how many indices of a dimension each of some ranks needs."""
+    lengths = np.empty(len(ranks), np.int64)
+    for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
+        lengths[places] = length(runs)
+    return lengths
 
 
 @lru_cache(maxsize=4096)
@@ -78,16 +88,17 @@ def _kept_counts(
     return table
 
 
-def _ends_of_runs(needed_runs: Sequence[Sequence[Runs]], ranks: int) -> Ints:
+def _ends_of_runs(needed_runs: Sequence[Sequence[tuple[Runs, list[int]]]], ranks: int) -> Ints:
     """Return starts and stops as an array [0 or 1, run, axes, rank]; missing runs are empty."""
     most_runs = 1
     for every_rank in needed_runs:
-        most_runs = max(most_runs, *map(len, every_rank))
+        most_runs = max(most_runs, *(len(runs) for runs, _ in every_rank))
     ends = np.zeros((2, most_runs, len(needed_runs), ranks), np.int64)
     for row, every_rank in enumerate(needed_runs):
-        for place, runs in enumerate(every_rank):
-            for number, run in enumerate(runs):
-                ends[:, number, row, place] = run
+        for runs, places in every_rank:
+            for number, (start, stop) in enumerate(runs):
+                ends[0, number, row, places] = start
+                ends[1, number, row, places] = stop
     return ends
 
 
@@ -191,10 +202,7 @@ def _received(
             between_by_layout.append(tuple(axis for axis in cutting if axis < mesh.node_axes))
         # Many states cut the labels of one dimension in the same way, and many layouts do so too.
         axes, state_numbers = _distinct(axes_by_state)
-        counts = []
-        for label_axes in axes:
-            every_rank = _needed_runs(mesh, needed, dimension, label_axes, ranks)
-            counts.append([length(runs) for runs in every_rank])
+        counts = [_needed_lengths(mesh, needed, dimension, each, ranks) for each in axes]
         wanted *= np.array(counts, np.int64)[state_numbers]
         for by_layout, product in ((cutting_by_layout, kept), (between_by_layout, kept_on_node)):
             sources, layout_numbers = _distinct(by_layout)
@@ -233,6 +241,5 @@ def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -
     bound = []
     for dimension in range(len(needed.bound)):
         axes = axes_of_labels(needed.labels(dimension), state)
-        every_rank = _needed_runs(mesh, needed, dimension, axes, ranks)
-        bound.append(max(map(length, every_rank)))
+        bound.append(int(_needed_lengths(mesh, needed, dimension, axes, ranks).max()))
     return tuple(bound)

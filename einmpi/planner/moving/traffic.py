@@ -41,7 +41,7 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
         return _input_traffic(mesh, edge, targets)
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     if edge.needed is not None:
-        return _halo_traffic(mesh, edge.needed, sources, cuts[-1])
+        return _halo_traffic(mesh, edge.needed, tuple(sources), tuple(cuts[-1]))
     return _computed_traffic(mesh, edge.bound, tuple(sources), tuple(targets))
 
 
@@ -95,8 +95,9 @@ def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
     )
 
 
+@lru_cache(maxsize=4096)  # layers repeat
 def _halo_traffic(
-    mesh: Mesh, needed: Needed, sources: Sequence[int], target_state: Sequence[int]
+    mesh: Mesh, needed: Needed, sources: tuple[int, ...], target_state: tuple[int, ...]
 ) -> Traffic:
     """Return what an operand with index arithmetic moves: what ranks need and do not have."""
     dimension_or_none = (*range(len(needed.bound)), None)
