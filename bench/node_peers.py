@@ -215,16 +215,38 @@ def mpi4py_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], t
     return timed_on_ranks(chain)
 
 
+def layout_of_cuts(layout: Any) -> Any:
+    """Return a layout without splits in which each rank has as much: each split becomes a cut.
+
+    Unlike a split, a cut has to lie in a window of its dimension. If one does not, each axis cuts
+    the first dimension that is long enough. None is for a tensor that is too small for this.
+    """
+    from einmpi.arrays.selected import first_long_enough
+    from einmpi.schedule.layout import Layout
+
+    mesh, bound = layout.mesh, layout.bound
+    every_dimension = range(len(bound))
+    as_split = {axis: [dimension] for axis, dimension in layout.splits}
+    anywhere = dict.fromkeys(sorted(as_split), every_dimension)
+    for candidates_of in (as_split, anywhere):
+        cuts = list(layout.cuts)
+        for axis, candidates in candidates_of.items():
+            cuts[axis] = first_long_enough(mesh, bound, cuts, axis, candidates)
+        if all(cuts[axis] is not None for axis in as_split):
+            return Layout(mesh, bound, tuple(cuts))
+    return None
+
+
 def blocks_of_plan(step: Any, values: Callable[..., Any] = values) -> Mapping[str, Any]:
     """Return the inputs of a compiled program as DistArrays, in the blocks that its plan reads.
 
-    `values` gives the elements of a tensor at some indices of each dimension.
+    `values` gives the elements of a tensor at some indices of each dimension. The few that no
+    DistArray can have in such blocks are left out: the program generates them itself.
     """
     import numpy as np
 
     from einmpi.compiled.dist_array import DistArray
     from einmpi.runtime.host_memory import aligned_empty
-    from einmpi.schedule.layout import Layout
     from einmpi.schedule.regions import indices
     from einmpi.schedule.steps import Load
 
@@ -233,10 +255,9 @@ def blocks_of_plan(step: Any, values: Callable[..., Any] = values) -> Mapping[st
     for load in schedule.steps:
         if not isinstance(load, Load):
             continue
-        cuts = list(load.layout.cuts)
-        for axis, dimension in load.layout.splits:
-            cuts[axis] = dimension
-        layout = Layout(load.layout.mesh, load.layout.bound, tuple(cuts))
+        layout = layout_of_cuts(load.layout)
+        if layout is None:
+            continue
         region = layout.block(step.comm.rank)
         assert region is not None, "every rank has a block"
         places = [np.asarray(indices(runs)) for runs in region]

@@ -23,6 +23,9 @@ from mpi_helpers import (
 )
 from paths import ROOT
 
+from einmpi.planner.mesh import Mesh
+from einmpi.schedule.layout import Layout
+
 
 def module_of_bench(monkeypatch, name):
     """Import a module of bench/ as its scripts do."""
@@ -424,7 +427,7 @@ def test_experiment1_counts_what_is_predicted(tmp_path):
     """The benchmark ends with status 1 if a plan said something else."""
     target = tmp_path / "rows.json"
     command = [sys.executable, "bench/experiment1.py", "--parts", "words", "contractions"]
-    command += ["--count-size", "60", "--count-ranks", "2", "3", "--contraction-ranks", "2"]
+    command += ["--count-size", "60", "--count-ranks", "2", "3", "--contraction-ranks", "2", "8"]
     command += ["--peers", "mpi4py", "cosma", "--scale", "0.2", "--repeat", "1"]
     command += ["--mpirun", str(MPIRUN), "--json", str(target)]
     done = finished(command, cwd=ROOT, env=environment())
@@ -440,8 +443,22 @@ def test_experiment1_counts_what_is_predicted(tmp_path):
     contractions = [row for row in found["rows"] if row["part"] == "contractions"]
     assert len(contractions) == 14
     for row in contractions:
-        assert [words["ranks"] for words in row["words"]] == [2]
+        assert [words["ranks"] for words in row["words"]] == [2, 8]
         assert all(words["words"] == words["predicted"] for words in row["words"])
+
+
+def test_blocks_that_a_plan_reads_are_cuts_of_an_array(monkeypatch):
+    """On 8 = 2·2·2 ranks, 7 indices have the windows (0, 1) and (2,)."""
+    layout_of_cuts = module_of_bench(monkeypatch, "node_peers").layout_of_cuts
+    mesh = Mesh(8)
+    cuts = (None, None, None)
+    for bound, splits, wanted in (
+        ((7, 7), ((0, 0), (1, 1), (2, 0)), (0, 0, 1)),
+        ((16, 16), ((0, 0), (1, 1), (2, 0)), (0, 1, 0)),
+        ((1, 7), ((0, 1), (1, 1), (2, 1)), None),
+    ):
+        found = layout_of_cuts(Layout(mesh, bound, cuts, splits))
+        assert found == (wanted and Layout(mesh, bound, wanted))
 
 
 @needs_mpirun

@@ -33,7 +33,7 @@ from einmpi.planner.moving.volume import (
     sharing_on_nodes,
 )
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, OPERATIONS_OF_A_MESSAGE, Prices
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
+from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
 
 Groups = Sequence[Sequence[int]]  # of axes
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
@@ -300,10 +300,12 @@ class Solver:
         extents = self.problem.variables[variable].extents
         prescribed = self.prescribed.get(variable)
         fixed = self.fixed.get(variable)
-        key = ("rows", extents, move.groups, move.staying_symbols(state), prescribed, fixed)
+        symbols = symbols_to_cut(extents, state, prescribed)
+        staying = move.staying_symbols(state)
+        key = ("rows", extents, move.groups, staying, symbols, prescribed, fixed)
         rows = self.cache.get(key)
         if rows is None:
-            rows = choices(self.mesh, extents, move.groups, state)
+            rows = choices(self.mesh, extents, move.groups, state, symbols)
             if prescribed is not None:
                 parts = self.parts(rows, len(extents), move, state)
                 as_prescribed = (parts[:, :-1] == np.array(prescribed, np.int64)).all(axis=1)

@@ -45,20 +45,38 @@ def tensor_symbols(ndim: int) -> tuple[int, ...]:
     return tuple(range(ndim + 1))
 
 
-def choices(
-    mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]], current: Sequence[int]
-) -> Symbols:
-    """Return every way to give each group of axes to a symbol, as rows.
+def symbols_to_cut(
+    extents: Sequence[int], current: Sequence[int], prescribed: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Return the symbols that free axes may be given to, in their order.
 
-    A symbol is the number of a label or dimension, or R = len(extents). Axes in no group keep
-    their symbol in `current`. A row is left out if a label would be cut by axes that do not lie in
-    one of its windows. The row that keeps everything as in `current` is always among them.
+    A symbol is the number of a label or dimension, or R = len(extents). Of many labels the longest
+    are tried; those in `current`, and those whose prescribed parts are more than one, always are.
+    """
+    if len(extents) <= MAX_SYMBOLS:
+        return tensor_symbols(len(extents))
+    longest_first = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))
+    symbols = {len(extents), *longest_first[:MAX_SYMBOLS], *current}
+    if prescribed is not None:
+        symbols |= {symbol for symbol, parts in enumerate(prescribed) if parts > 1}
+    return tuple(sorted(symbols))
+
+
+def choices(
+    mesh: Mesh,
+    extents: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    current: Sequence[int],
+    symbols: Sequence[int],
+) -> Symbols:
+    """Return every way to give each group of axes to one of the symbols, as rows.
+
+    Axes in no group keep their symbol in `current`. A row is left out if a label would be cut by
+    axes that do not lie in one of its windows. The row that keeps everything as in `current` is
+    among them if `symbols` has all symbols of the free axes.
     """
     free_axes = set(itertools.chain(*groups))
-    longest_first = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))
-    symbols = {len(extents), *longest_first[:MAX_SYMBOLS]}
-    symbols |= {current[axis] for axis in free_axes}
-    every = list(itertools.product(sorted(symbols), repeat=len(groups)))
+    every = list(itertools.product(symbols, repeat=len(groups)))
     rows = np.array(every, np.int64).reshape(len(every), len(groups))
 
     fits = np.ones(len(rows), bool)
