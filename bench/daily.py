@@ -43,7 +43,7 @@ def prepare(case: Case, sizes: dict[str, int], gpu: bool) -> dict[str, Callable[
         job = replace(job, backend="cupy")
     compiled = einmpi.compile(job, ALONE)
     if not gpu:
-        compiled.backend = NumpyBackend(threads=1)
+        compiled.runner.backend = NumpyBackend(threads=1)
 
     def by_einmpi() -> list[Any]:
         results = [array.local for array in compiled(arrays).values()]

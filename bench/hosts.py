@@ -105,7 +105,7 @@ def overlap_on_ranks(file: str, size: int, repeat: int) -> None:
     for mode in ("off", "auto"):
         own = replace(job, overlap=mode)
         compiled = Compiled(own, comm, options_of(own))
-        compiled.keeps_memory = True  # as in a loop
+        compiled.runner.keeps_memory = True  # as in a loop
         plan, schedule, _ = compiled.prepare({})
         ways.append((compiled, plan, schedule, Inputs(own, {}, {}, keep=True)))
     seconds: list[list[float]] = [[], []]
@@ -138,10 +138,10 @@ def overlap_on_ranks(file: str, size: int, repeat: int) -> None:
 def share_of_moving(compiled: Compiled, plan: Plan, schedule: Schedule, inputs: Inputs) -> float:
     """The share of a run without overlap in which this rank sends and receives."""
     starts: list[tuple[float, str]] = []
-    compiled.on_step = lambda step: starts.append((perf_counter(), step.kind))
+    compiled.runner.on_step = lambda step: starts.append((perf_counter(), step.kind))
     comm_of().barrier()
     compiled.run_schedule(plan, schedule, inputs)
-    compiled.on_step = None
+    compiled.runner.on_step = None
     starts.append((perf_counter(), ""))
     moving = 0.0
     computing = 0.0

@@ -323,7 +323,7 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
     job = einmpi.program(case.program, **arrays)
     if case.way == "job":
         compiled = einmpi.compile(job)
-        compiled.backend = NumpyBackend(threads)
+        compiled.runner.backend = NumpyBackend(threads)
         plan, schedule, given = compiled.prepare(arrays)
         inputs = Inputs(job, given, compiled.files)
         return lambda: compiled.run_schedule(plan, schedule, inputs)[0]["Z"].local

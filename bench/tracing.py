@@ -45,7 +45,7 @@ class Runs:
         observer = Observer(self.comm, self.schedule, record=record, quiet=True)
         self.comm.barrier()
         start = time.perf_counter()
-        with observer.observe_run(self.note) as self.compiled.on_step:
+        with observer.observe_run(self.note) as self.compiled.runner.on_step:
             _, measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
         taken = f"{measured.seconds} {time.perf_counter() - start}"
         run, whole = zip(

@@ -25,7 +25,7 @@ def recorded_run(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline, list[int]
 
     def on_rank(comm: Any) -> Any:
         compiled, recorder = Compiled(job, comm, options_of(job)), Recorder(comm)
-        compiled.on_step = recorder
+        compiled.runner.on_step = recorder
         before = comm.received
         recorder.begin()
         compiled()

@@ -27,9 +27,9 @@ from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
+    from einmpi.compiled.calls.known_calls import KnownCall
     from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.known import KnownJobs
-    from einmpi.compiled.known_calls import KnownCall
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options
 
@@ -214,8 +214,8 @@ def run(
     array(21.)
     """
     from einmpi.comm.programs import comm_of_program
+    from einmpi.compiled.calls.known_calls import all_know
     from einmpi.compiled.known import known_jobs
-    from einmpi.compiled.known_calls import all_know
 
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
         return _checked_call(job, named_inputs(inputs, tensors), settings)

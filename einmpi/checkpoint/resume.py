@@ -62,7 +62,7 @@ def prepare(
     saved = None if checkpoints is None else checkpoints.saved
     if saved is None or saved.ranks == comm.size:
         compiled = Compiled(job, comm, together(comm, lambda: options_of(job)))
-        compiled.overlaps = False  # first the schedule may be cut at a save point
+        compiled.planning.overlaps = False  # first the schedule may be cut at a save point
         plan, schedule, _ = compiled.prepare({})
         if checkpoints is not None:
             _agree_inputs_stayed(compiled, checkpoints)

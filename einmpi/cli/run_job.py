@@ -93,8 +93,8 @@ def _run_schedule(
     inputs = Inputs(compiled.job, given, compiled.files, keep=keep_inputs)
     measured = []
     for _ in range(options.repeat):
-        with observer.observe_run(note) as compiled.on_step:
-            compiled.on_transfer = observer.on_transfer
+        with observer.observe_run(note) as compiled.runner.on_step:
+            compiled.runner.on_transfer = observer.on_transfer
             outputs, measured_run = compiled.run_schedule(plan, schedule, inputs, checkpoints)
         measured.append(measured_run)
     run_seconds = [each.seconds for each in measured]

@@ -74,7 +74,7 @@ def run_loops(
             if run.loop.history is not None and outputs_claim is not None and comm.rank == 0:
                 history = history_file(run.loop.history, outputs_claim)
                 run.history_file = stack.enter_context(closing(history))
-            run.step.on_step, run.on_row = stack.enter_context(progress.shown(note))
+            run.step.runner.on_step, run.on_row = stack.enter_context(progress.shown(note))
             if options.command == "run" and (options.trace or options.summary):
                 recorders[run.number] = _start_recording(run, traced_steps(options), which)
             yield
@@ -99,15 +99,15 @@ def _start_recording(run: LoopRun, chosen: range | None, name: str) -> LoopRecor
     from einmpi.report.recording.loop_record import LoopRecorder
 
     recorder = LoopRecorder(run.comm, run.schedule, run.step.backend.wait, chosen, name)
-    show_progress = run.step.on_step
+    show_progress = run.step.runner.on_step
 
     def on_step(step: Step) -> None:
         recorder.on_schedule_step(step)
         if show_progress is not None:
             show_progress(step)
 
-    run.step.on_step = on_step
-    run.step.on_transfer = recorder.on_transfer
+    run.step.runner.on_step = on_step
+    run.step.runner.on_transfer = recorder.on_transfer
     run.on_computed = recorder.end_step
     recorder.begin()
     return recorder

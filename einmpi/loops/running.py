@@ -129,7 +129,7 @@ class LoopRun:
         )
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
-        self.step.find_files(self.values, self.step.options.resident)
+        self.step.input_files.find(self.values, self.step.options.resident)
         batch_plan = None
         if self.batches is not None:
             batch_plan = self.batches.arrive_in(self.plan, self.job, self.loop)
@@ -167,7 +167,7 @@ class LoopRun:
             self.loop,
             self.options,
             layouts_before,
-            lambda staying: self.step.make_ready(tuple(staying.items())),
+            lambda staying: self.step.planning.make_ready(tuple(staying.items())),
             lambda ready: ready[0],
         )
         self.is_planned = True
@@ -228,14 +228,14 @@ class LoopRun:
         with (
             abort_on_divergence(self.comm),
             reading_batches(self.batches, self.loop.steps),
-            self.step.keeping_memory(),
+            self.step.runner.keeping_memory(),
         ):
             for number in range(first, self.loop.steps):
                 for name, dtype in numbers.items():
                     self.values[name] = np.array(self.numbers(number)[name], dtype)
                 if self.batches is not None:
                     self.batches.place(number, self.values)
-                blocks, measured = self.step.run_blocks(
+                blocks, measured = self.step.runner.run(
                     self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
                 if self.on_computed is not None:
@@ -264,13 +264,13 @@ class LoopRun:
                     break
                 if number + 1 == next_agreement:
                     next_agreement += self.steps_until_agreement(number + 1, first)
-        return self.result(self.step.outputs(self.plan, blocks, self.values), is_done)
+        return self.result(self.step.results.outputs(self.plan, blocks, self.values), is_done)
 
     def carry(self, blocks: Mapping[str, Any], sources: Inputs) -> None:
         """Make results of a step the inputs of the next one."""
         for name, output in self.loop.carry.items():
             if name not in sources.overwritable:  # it was given, or loaded
-                layout = self.step.layout_of(self.plan, output)
+                layout = self.step.results.layout_of(self.plan, output)
                 dtype = self.stages.step.graph[output].dtype
                 empty = np.empty((0,) * (len(layout.bound) or 1), dtype)
                 self.values[name] = DistArray(empty, layout, self.comm)

@@ -79,7 +79,7 @@ class KnownPrograms:
         for each in wanted:
             known = self.compiled.pop(each.key, None)
             program, compiled = known or self._compile(each, self.weights_stay, self.memory)
-            compiled.plan_for_arrays()
+            compiled.planning.plan_for_arrays()
             self.compiled[each.key] = program, compiled  # those used last are at the end
             self.last = compiled
             found.append((program, compiled))
@@ -105,7 +105,7 @@ class KnownPrograms:
             for each in wanted:
                 _, compiled = self._compile(each, weights_stay=False, memory=limit)
                 try:
-                    compiled.plan_for_arrays()
+                    compiled.planning.plan_for_arrays()
                 except TooLittleMemory as error:
                     least = max(least, error.least)
             if least == limit:

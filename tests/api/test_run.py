@@ -11,7 +11,7 @@ from refusals import error
 import einmpi
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.compiled import program as compiled_program
+from einmpi.compiled.calls import planning
 
 X = np.random.default_rng(2).standard_normal((6, 5))
 
@@ -20,13 +20,13 @@ X = np.random.default_rng(2).standard_normal((6, 5))
 def plans(monkeypatch):
     """Count the plans that are made."""
     made = []
-    make_plan = compiled_program.make_plan
+    make_plan = planning.make_plan
 
     def counting(graph, ranks, options):
         made.append(graph.outputs)
         return make_plan(graph, ranks, options)
 
-    monkeypatch.setattr(compiled_program, "make_plan", counting)
+    monkeypatch.setattr(planning, "make_plan", counting)
     return made
 
 

@@ -25,7 +25,7 @@ from einmpi.checkpoint.load import checksum, complete
 from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.threads import run_threads
-from einmpi.compiled import program as compiled_module
+from einmpi.compiled.calls import planning
 from einmpi.compiled.inputs import Inputs
 from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.graph.remainder import needed, rest
@@ -58,7 +58,7 @@ def planned_once(monkeypatch):
             known[key] = make_plan(graph, ranks, options)
         return known[key]
 
-    monkeypatch.setattr(compiled_module, "make_plan", plan)
+    monkeypatch.setattr(planning, "make_plan", plan)
 
 
 class Killed(BaseException):
@@ -86,7 +86,7 @@ def go(
         compiled, plan, schedule, given = prepare(
             job, comm, lambda job: options_of(job, strategy), checkpoints
         )
-        compiled.on_step = on_step and functools.partial(on_step, comm.rank)
+        compiled.runner.on_step = on_step and functools.partial(on_step, comm.rank)
         if reached is not None and comm.rank == 0:
             own = checkpoints.reached
             checkpoints.reached = lambda point, buffers: (

@@ -368,7 +368,7 @@ def test_errors_in_the_background_are_those_of_the_load():
                 file.truncate(2000)
         steps.append(step)
 
-    compiled.on_step = cut_file_at_first_step
+    compiled.runner.on_step = cut_file_at_first_step
     with pytest.raises(
         InputError,
         match=r"^job.toml:8:8: c.npy was changed during the run; expected a file that stays unch",

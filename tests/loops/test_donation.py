@@ -31,7 +31,9 @@ def run_loop(
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
     run = LoopRun(job, loop, comm, options_of(job, pin=pin), on_row=on_row)
-    run.step.options = replace(run.step.options, donate=donate)
+    options = replace(run.step.options, donate=donate)
+    run.step.options = options
+    run.step.planning.options = options
     if written is not None:
         count_writes(run.step.backend, written)
     run.prepare(inputs)

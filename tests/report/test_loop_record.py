@@ -47,7 +47,7 @@ def recorded_loops(job, ranks, chosen=None):
                 run = self.run
                 name = f"loop {run.number}, "
                 recorder = LoopRecorder(comm, run.schedule, lambda: None, chosen, name)
-                run.step.on_step = recorder.on_schedule_step
+                run.step.runner.on_step = recorder.on_schedule_step
                 run.on_computed = recorder.end_step
                 recorder.begin()
                 recorders.append(recorder)

@@ -364,8 +364,8 @@ def test_gpus_move_nothing_in_the_background():
         pass
 
     compiled = Compiled(job, CountingComm(0, 2, 2), options_of(job))
-    compiled.backend = OtherBackend()
-    assert not compiled._can_overlap()
+    compiled.planning.work = replace(compiled.work, backend=OtherBackend())
+    assert not compiled.planning._can_overlap()
 
 
 def test_a_library_that_serves_one_thread_moves_nothing_in_the_background():
@@ -386,8 +386,8 @@ def test_the_trace_shows_transfers_beside_kernels():
     def on_rank(comm):
         compiled = Compiled(job, comm, options_of(job))
         recorder = Recorder(comm)
-        compiled.on_step = recorder
-        compiled.on_transfer = recorder.on_transfer
+        compiled.runner.on_step = recorder
+        compiled.runner.on_transfer = recorder.on_transfer
         recorder.begin()
         compiled({})
         return recorder.finish(), compiled.measured

@@ -49,7 +49,7 @@ def bits(outputs):
 
 def bound_calls(compiled):
     """Return the calls that are bound to the steps of a compiled job."""
-    ((_, repeated),) = compiled.repeated.values()
+    ((_, repeated),) = compiled.runner.repeated.values()
     return repeated.calls
 
 
@@ -223,7 +223,7 @@ def test_small_messages_keep_memory_that_is_not_planned(ranks):
             np.testing.assert_array_equal(found.gather(), left @ (left + 1))
             peaks.append(compiled.measured.peak)
         ((_, schedule),) = compiled.ready.values()
-        ((_, repeated),) = compiled.repeated.values()
+        ((_, repeated),) = compiled.runner.repeated.values()
         assert max(peaks) <= peak_bytes(schedule)
         for number, step in enumerate(schedule.steps):
             if isinstance(step, Exchange) and len(step.group) > 1:

@@ -97,7 +97,7 @@ def compare_modes(
         assert measured.shared == measured.shared_planned
         assert by_messages.measured.shared == by_messages.measured.shared_planned == 0
         total += measured.shared
-        memory = in_memory.shared_memory(schedule)
+        memory = in_memory.runner.shared_memory(schedule)
         if memory is not None and not memory.inputs:
             scheduled = scheduled_bytes(schedule, memory.found)
             assert measured.peak <= scheduled
@@ -134,7 +134,7 @@ def test_all_kinds_of_transfers_are_shared(tmp_path, monkeypatch):
     for name in PROGRAMS:
         for ranks in (4, 6):
             for _, compiled in run_times(job_of(name, tmp_path), ranks, {}, strategy="sqrt"):
-                for _, memory in compiled.shared.values():
+                for _, memory in compiled.runner.shared.values():
                     for step in memory.found.steps if memory is not None else ():
                         gathers = isinstance(step, Exchange) and step.moves.same_to_all
                         kinds.add("gather" if gathers else type(step).__name__)

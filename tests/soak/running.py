@@ -22,7 +22,7 @@ from einmpi.api import options_of
 from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
-from einmpi.compiled import program as compiled_module
+from einmpi.compiled.calls import planning
 from einmpi.compiled.inputs import Inputs
 from einmpi.job.job import with_strict
 from einmpi.kernels.cpu import dispatch
@@ -400,7 +400,7 @@ def _run_with_checkpoints(
                     raise _Killed
                 steps[0] += 1
 
-        compiled.on_step = count_step
+        compiled.runner.on_step = count_step
         sources = Inputs(compiled.job, given, compiled.files)
         outputs, _ = compiled.run_schedule(plan, schedule, sources, checkpoints)
         return _gathered(outputs)
@@ -489,13 +489,13 @@ def _settings(case: Case) -> Iterator[None]:
             return plans[key]
 
     threshold = dispatch.WORTH_COMPILING
-    compiled_module.make_plan = plan_once
+    planning.make_plan = plan_once
     if case.compiled:
         dispatch.WORTH_COMPILING = 0
     try:
         yield
     finally:
-        compiled_module.make_plan = make_plan
+        planning.make_plan = make_plan
         dispatch.WORTH_COMPILING = threshold
 
 

@@ -113,7 +113,9 @@ def run_loop(text, inputs, ranks=1, steps=3, donate=True, rate=0.01, dtype="floa
 
     def on_rank(comm):
         run = LoopRun(job, loop, comm, options_of(job))
-        run.step.options = replace(run.step.options, donate=donate)
+        options = replace(run.step.options, donate=donate)
+        run.step.options = options
+        run.step.planning.options = options
         run.prepare(inputs)
         result = run.run()
         return result.outputs["W"].gather(), run.schedule.steps

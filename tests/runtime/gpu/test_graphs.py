@@ -64,7 +64,7 @@ def layers_inputs(seed=1):
 
 
 def repeated_of(compiled):
-    ((_, found),) = compiled.repeated.values()
+    ((_, found),) = compiled.runner.repeated.values()
     return found
 
 

@@ -40,7 +40,7 @@ def compiled_twice(monkeypatch, job, **options):
 
 
 def repeated_of(compiled):
-    ((_, found),) = compiled.repeated.values()
+    ((_, found),) = compiled.runner.repeated.values()
     return found
 
 

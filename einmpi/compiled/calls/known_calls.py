@@ -10,8 +10,8 @@ from einmpi.comm.agreement import all_say
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking
+from einmpi.compiled.calls.prepared_runs import PreparedRun
 from einmpi.compiled.given_inputs import kind_of, outline_of
-from einmpi.compiled.prepared_runs import PreparedRun
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import gathers_in

@@ -1,0 +1,1 @@
+"""How a compiled job is called: planned once, run many times."""

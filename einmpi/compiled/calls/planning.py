@@ -1,0 +1,186 @@
+"""The plans of a job, one for each way in which its inputs are given, and their schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import TypeAlias
+
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm, even_nodes
+from einmpi.comm.shared_memory import sharing_nodes
+from einmpi.compiled.backends import Workplace
+from einmpi.compiled.given_inputs import GivenArray, InputKind, Kinds, with_inputs
+from einmpi.compiled.residents import Residents
+from einmpi.job.job import Job
+from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
+from einmpi.log import LOGGER
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import FittedInputs
+from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.scratch import check_folder
+from einmpi.runtime.sharing.inputs import find_shared_inputs
+from einmpi.schedule.lower import lower
+from einmpi.schedule.overlap.arrange import with_overlap
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import loads_among
+from einmpi.schedule.two_level import bytes_between
+from einmpi.version import __version__
+
+# What all ranks agree on before they run: the plan and this rank's schedule.
+Ready: TypeAlias = tuple[Plan, Schedule]
+
+
+class Planning:
+    """Makes the plans of a job when inputs are first given in a new way, and keeps them."""
+
+    def __init__(
+        self, job: Job, comm: Comm, options: Options, work: Workplace, residents: Residents
+    ) -> None:
+        self.job = job
+        self.comm = comm
+        self.options = options
+        self.work = work
+        self.residents = residents
+        self.ready: dict[Kinds, Ready] = {}
+        # By the id of a plan, which is kept too.
+        self.fingerprints: dict[int, tuple[Plan, str]] = {}
+        # Whether transfers go on while kernels run. A schedule that is cut at a save point is
+        # arranged for that afterwards.
+        self.overlaps = True
+
+    def ready_for(self, kinds: Kinds) -> Ready:
+        """Return the plan for inputs that are given in this way, and this rank's schedule.
+
+        All ranks call it. They agree on the plan, whether it is new or known, or all raise an
+        error.
+        """
+        if kinds not in self.ready:
+            self.ready[kinds] = self.make_ready(kinds)
+        else:  # other ranks may call another program
+            known = self.ready[kinds]
+            together(self.comm, lambda: known, lambda ready: self.fingerprint(ready[0]))
+        return self.ready[kinds]
+
+    def plan_for_arrays(self) -> None:
+        """Plan a call that gives arrays for all inputs that the job does not bring itself.
+
+        All ranks call it, before a first call that need not succeed: no plan may fit into memory.
+        """
+        specs = {spec.name for spec in self.job.inputs}
+        kinds: list[tuple[str, InputKind]] = []
+        for vertex in self.job.graph.inputs:
+            if vertex.name not in specs and vertex.name not in self.options.carry:
+                kinds.append((vertex.name, GivenArray(on_gpu=False)))
+        if tuple(kinds) not in self.ready:
+            self.ready[tuple(kinds)] = self.make_ready(tuple(kinds))
+
+    def make_ready(self, kinds: Kinds = ()) -> Ready:
+        """Make the plan for inputs that are given in this way, and this rank's schedule.
+
+        All ranks agree on the plan, or all raise an error.
+        """
+        nodes = sharing_nodes(self.comm) if self.may_share else ()
+        plan, schedule = together(
+            self.comm,
+            lambda: self._plan_and_lower(kinds, nodes),
+            lambda ready: self.fingerprint(ready[0]),
+        )
+        LOGGER.info(
+            "planned %s on %d ranks in %.3f s: %d bytes to move",
+            ", ".join(self.job.graph.outputs),
+            plan.ranks,
+            plan.seconds,
+            plan.bytes_predicted,
+        )
+        if plan.bytes_between is None:
+            own = bytes_between(schedule, self.comm.nodes)
+            total = sum(int(text) for text in self.comm.allgather_text(str(own)))
+            plan = replace(plan, counted=total)
+        given = dict(kinds)
+        loaded = tuple(name for name in self.staying(plan) if name not in given)
+        self.residents.add_layouts(plan, loaded)
+        return plan, schedule
+
+    def staying(self, plan: Plan) -> tuple[str, ...]:
+        """Return the inputs of the job that a plan keeps loaded between calls."""
+        return tuple(name for name in self.options.may_stay if name in plan.resident)
+
+    @property
+    def may_share(self) -> bool:
+        """Whether ranks of a node may share memory, if the system lets them."""
+        is_on_host = isinstance(self.work.backend, NumpyBackend)
+        return self.job.shared == "auto" and self.comm.size > 1 and is_on_host
+
+    def fingerprint(self, plan: Plan) -> str:
+        """Return a text that is equal on ranks that are about to do the same."""
+        known = self.fingerprints.get(id(plan))
+        if known is None:
+            known = self.fingerprints[id(plan)] = plan, _fingerprint(self.job, plan)
+        return known[1]
+
+    def _plan_and_lower(self, kinds: Kinds, nodes: Sequence[int]) -> Ready:
+        """Plan, and lower the plan. `nodes` are those whose ranks share memory, if they may."""
+        plan = self._plan(kinds)
+        if plan.spilled:
+            check_folder(self.job.scratch, self.job.source.name)
+        schedule = lower(plan, self.comm.rank)
+        saved = 0
+        if nodes:
+            shared = find_shared_inputs(schedule, nodes)
+            for _, load in loads_among(schedule.steps):
+                if load.slot.name in shared and load.tensor not in dict(kinds):
+                    saved += shared[load.slot.name].bytes_saved(load.slot)
+        needed = plan.peak - plan.ahead - plan.overlap - saved
+        self.work.check_memory(self.job.source.name, needed)
+        schedule = self.work.backend.group_kernels(schedule)
+        if self.overlaps:
+            schedule = with_overlap(schedule, plan.peak)
+        return plan, schedule
+
+    def _plan(self, kinds: Kinds) -> Plan:
+        # If nodes have different numbers of ranks, the mesh has one level, and the ranks count
+        # what moves between nodes from their schedules.
+        options = replace(
+            with_inputs(self.options, kinds, self.job.backend),
+            nodes=max(self.comm.nodes) + 1,
+            uneven=even_nodes(self.comm) is None,
+            overlap=self.options.overlap and self._can_overlap(),
+        )
+        if self.residents.is_shared:
+            given = dict(kinds)
+            loaded = tuple(name for name in self.options.may_stay if name not in given)
+            options = self.residents.with_layouts(options, loaded)
+        plan = make_plan(self.job.graph, self.comm.size, options)
+        if self.options.fitting and plan.fitted is None:
+            plan = replace(plan, fitted=self._fitted_by_others(plan, kinds))
+        return plan
+
+    def _fitted_by_others(self, plan: Plan, kinds: Kinds) -> FittedInputs:
+        """Return which inputs stay loaded, where a job that shares them has decided that."""
+        given = dict(kinds)
+        names = [name for name in self.options.fitting if name not in given]
+        kept = tuple(name for name in names if name in plan.resident)
+        return FittedInputs(kept, tuple(name for name in names if name not in plan.resident))
+
+    def _can_overlap(self) -> bool:
+        """Return whether messages can be sent while kernels run: from host memory, by a thread."""
+        return isinstance(self.work.backend, NumpyBackend) and self.work.comm.serves_threads
+
+
+def _fingerprint(job: Job, plan: Plan) -> str:
+    """Return a text that is equal on ranks that are about to do the same."""
+    inputs = []
+    for input_spec in job.inputs:
+        file = os.path.basename(input_spec.file or "")
+        inputs.append(replace(input_spec, place="", file=file, follow=()))
+    outputs = []
+    for output_spec in job.outputs:
+        outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
+    blas = describe_blas_in_use()  # another one rounds otherwise
+    modes = (job.fast_math, job.strict, job.shared, plan.overlapped)
+    agreed = (__version__, plan.digest, *modes, blas, inputs, outputs)
+    return sha256(repr(agreed).encode()).hexdigest()
