@@ -254,7 +254,7 @@ class Compiled:
         return outputs
 
     def forget_inputs(self) -> None:
-        """Release the inputs that stay loaded between calls."""
+        """Release the inputs that stay loaded between calls. All ranks call it."""
         self.input_files.forget()
         self.residents.times_forgotten += 1
         self.resident.clear()
