@@ -364,7 +364,7 @@ OPTIONS = (
     Option(
         ("--report",),
         "output",
-        ("run", "plan"),
+        ("run", "plan", "simulate"),
         "write a report page for any browser",
         metavar="FILE.html",
     ),
@@ -378,7 +378,7 @@ OPTIONS = (
     Option(
         ("--trace",),
         "output",
-        ("run",),
+        ("run", "simulate"),
         "write what every rank did when, for Perfetto",
         metavar="FILE.json",
     ),

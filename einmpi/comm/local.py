@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from einmpi.comm.base import (
@@ -81,6 +82,7 @@ class SelfComm(PreparesNothing, SharesNothing):
 ALONE = SelfComm()
 
 
+@lru_cache(maxsize=16)
 def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
     """Return the node of each rank if ranks are placed evenly, one node after the other."""
     return tuple(rank * nodes // size for rank in range(size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -65,7 +65,7 @@ class Mesh:
 
     def digits(self, rank: int) -> tuple[int, ...]:
         """Return the digit of a rank on each axis."""
-        return _digits(rank, self.factors)
+        return _digits_of_rank(rank, self.factors)
 
     def windows(self, extent: int) -> tuple[tuple[int, ...], ...]:
         """Return the windows of a label: groups of neighbouring axes whose product fits `extent`.
@@ -128,6 +128,11 @@ def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
         digits.append(number % factor)
         number //= factor
     return tuple(reversed(digits))
+
+
+@lru_cache(maxsize=8192)
+def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
+    return _digits(rank, factors)
 
 
 @cache

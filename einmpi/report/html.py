@@ -68,7 +68,9 @@ def page(
     tracks = None if timeline is None else timeline_data(timeline)
     merged = 0 if tracks is None else tracks["merged"]
     recorded = curves(measured or {})
-    sections = _sections(plan, comparison, timeline, merged, program, recorded)
+    # Without figures of a run, a timeline is one of a simulation.
+    timeline_is = "simulated" if measured is None else "measured"
+    sections = _sections(plan, comparison, timeline, timeline_is, merged, program, recorded)
     links = []
     body = []
     for section in sections:
@@ -144,6 +146,7 @@ def _sections(
     plan: Plan,
     comparison: Comparison | None,
     timeline: Timeline | None,
+    timeline_is: str,
     merged: int,
     program: str,
     recorded: str,
@@ -157,7 +160,7 @@ def _sections(
     picture = svg(graph_picture(plan))
     found.append(_Section("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
     found.append(_Section("tensors", "Who holds what", _TENSORS))
-    head = "What moves" if timeline is None else "Predicted and measured"
+    head = "What moves" if timeline is None else f"Predicted and {timeline_is}"
     found.append(_Section("table", head, tensor_table(plan, timeline)))
     if timeline is not None:
         found.append(_Section("time", "Timeline", _timeline(timeline, merged)))

@@ -42,11 +42,10 @@ class Layout:
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         """Return the indices of a dimension that the rank with these digits holds."""
-        cutting = axes_that_cut(self.cuts, dimension)
+        cutting, splitting = self._axes[dimension]
         found = share(
-            self.mesh, self.bound[dimension], tuple((axis, digits[axis]) for axis in cutting)
+            self.mesh, self.bound[dimension], tuple([(axis, digits[axis]) for axis in cutting])
         )
-        splitting = self._splitting_axes(dimension)
         if not splitting:
             return found
         which = 0
@@ -98,21 +97,31 @@ class Layout:
 
     def max_elements(self) -> int:
         """Return a bound on the elements of a rank, equal for all ranks."""
+        return self._max_elements
+
+    @cached_property
+    def _max_elements(self) -> int:
         return prod(self.max_extent(dimension) for dimension in range(len(self.bound)))
 
     def max_extent(self, dimension: int) -> int:
         """Return a bound on the indices of a dimension on a rank, equal for all ranks."""
-        axes = axes_that_cut(self.cuts, dimension)
-        longest = longest_share(self.mesh, self.bound[dimension], axes)
-        pieces = ranks_along(self.mesh, self._splitting_axes(dimension))
-        return -(-longest // pieces)
+        cutting, splitting = self._axes[dimension]
+        longest = longest_share(self.mesh, self.bound[dimension], cutting)
+        return -(-longest // ranks_along(self.mesh, splitting))
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits a rank's runs of a dimension depend."""
-        return (*axes_that_cut(self.cuts, dimension), *self._splitting_axes(dimension))
+        cutting, splitting = self._axes[dimension]
+        return cutting + splitting
 
-    def _splitting_axes(self, dimension: int) -> list[int]:
-        return [axis for axis, split_dimension in self.splits if split_dimension == dimension]
+    @cached_property
+    def _axes(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """For each dimension, the axes that cut it and those that split what the cuts leave."""
+        found = []
+        for dimension in range(len(self.bound)):
+            splitting = tuple(axis for axis, which in self.splits if which == dimension)
+            found.append((tuple(axes_that_cut(self.cuts, dimension)), splitting))
+        return tuple(found)
 
 
 def axes_that_cut(cuts: Cuts, dimension: int | None) -> list[int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.blocked_updates import with_blocked_updates
@@ -92,7 +94,21 @@ def arrival_layout(plan: Plan, name: str) -> Layout:
     cuts = loaded_cuts(plan, name)
     if name in plan.resident:
         return Layout(plan.mesh, bound, cuts)
-    return split_further(plan.mesh, bound, cuts, axes_that_cut(cuts, None))
+    return _pieces(plan.mesh, bound, cuts)
+
+
+# All ranks have the same layouts. A process that lowers a plan for many ranks makes them once.
+
+
+@lru_cache(maxsize=1024)
+def _layout(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts) -> Layout:
+    return Layout(mesh, bound, cuts)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts) -> Layout:
+    """Return the layout of a tensor whose replicas have different pieces of it."""
+    return split_further(mesh, bound, cuts, axes_that_cut(cuts, None))
 
 
 def vertices_while_dropped(plan: Plan) -> frozenset[str]:
@@ -154,7 +170,7 @@ class _Lowering:
                 self.lower_chain(chain)
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
-        return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
+        return _layout(self.plan.mesh, vertex.bound or (1,), cuts)
 
     def block(self, vertex: Vertex, cuts: Cuts) -> Region:
         """Return the elements of a tensor that this rank holds."""
@@ -183,7 +199,7 @@ class _Lowering:
             self.steps.append(Load(vertex.name, slot, block, place, wanted, True, overwritten))
             return
         replicated = axes_that_cut(cuts, None)
-        pieces = split_further(self.plan.mesh, wanted.bound, cuts, replicated)
+        pieces = _pieces(self.plan.mesh, wanted.bound, cuts)
         piece = pieces.region(digits)
         place = tuple(map(locate, piece, block))
         self.steps.append(Load(vertex.name, slot, piece, place, pieces))

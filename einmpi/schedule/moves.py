@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Protocol
 
@@ -54,6 +55,7 @@ class Blocks(Protocol):
         """Return the axes on whose digits these indices depend."""
 
 
+@lru_cache(maxsize=1024)
 def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
     """Return where the elements are once partial results are aggregated.
 
@@ -105,13 +107,23 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
 def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:
     """Return the ranks that differ from `rank` on these axes only, and its position among them."""
     digits = mesh.digits(rank)
-    members = np.array([rank])
+    first = rank  # the member with the digit 0 on all these axes
+    place = 0
     for axis in axes:
-        stride = prod(mesh.factors[axis + 1 :])
-        along_axis = (np.arange(mesh.factors[axis]) - digits[axis]) * stride
+        first -= digits[axis] * prod(mesh.factors[axis + 1 :])
+        place = place * mesh.factors[axis] + digits[axis]
+    group = tuple([first + distance for distance in _distances(mesh, tuple(axes))])
+    return group, place
+
+
+@lru_cache(maxsize=64)
+def _distances(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how far the members of a group along these axes are from the first of them."""
+    members = np.zeros(1, int)
+    for axis in axes:
+        along_axis = np.arange(mesh.factors[axis]) * prod(mesh.factors[axis + 1 :])
         members = (members[:, None] + along_axis).ravel()
-    group = tuple(members.tolist())
-    return group, group.index(rank)
+    return tuple(members.tolist())
 
 
 def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
@@ -330,18 +342,28 @@ def _by_member(
     out once for each combination of digits, not for each member.
     """
     mesh = blocks.mesh
-    count = ranks_along(mesh, axes)
     columns = []  # for each dimension, the places of all members
     for dimension in range(len(blocks.bound)):
         changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
         found: list[Runs] = []  # for each combination of digits on the changing axes
         for changed in digits_along(mesh, changing, digits):
             found.append(place(dimension, blocks.runs(dimension, changed)))
-        which = np.zeros(count, int)  # the combination that each member has
-        for axis in changing:
-            stride = ranks_along(mesh, axes[axes.index(axis) + 1 :])
-            digit = np.arange(count) // stride % mesh.factors[axis]
-            which = which * mesh.factors[axis] + digit
-        columns.append([found[k] for k in which.tolist()])
+        which = _combinations(mesh, tuple(axes), tuple(changing))
+        columns.append([found[k] for k in which])
     assert columns, "a number is moved as a vector of one element"
     return [region if all(region) else None for region in zip(*columns, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _combinations(mesh: Mesh, axes: tuple[int, ...], changing: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of the combination of digits on the `changing` axes of each member.
+
+    Members differ on `axes`, to which the changing ones belong.
+    """
+    count = ranks_along(mesh, axes)
+    which = np.zeros(count, int)
+    for axis in changing:
+        stride = ranks_along(mesh, axes[axes.index(axis) + 1 :])
+        digit = np.arange(count) // stride % mesh.factors[axis]
+        which = which * mesh.factors[axis] + digit
+    return tuple(which.tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -39,7 +40,7 @@ def shape(region: Region) -> tuple[int, ...]:
 
 def elements(region: Region) -> int:
     """Return the number of elements of a region."""
-    return prod(shape(region))
+    return prod(map(length, region))
 
 
 def packed(region: Region) -> Region:
@@ -92,6 +93,7 @@ def subtract(one: Runs, two: Runs) -> Runs:
     return intersect(one, tuple(gaps))
 
 
+@lru_cache(maxsize=16384)
 def locate(inner: Runs, outer: Runs) -> Runs:
     """Return the places of the indices `inner` in a buffer that holds the indices `outer`."""
     found = []
@@ -106,6 +108,7 @@ def locate(inner: Runs, outer: Runs) -> Runs:
     return joined(found)
 
 
+@lru_cache(maxsize=16384)
 def split(runs: Runs, pieces: int, which: int) -> Runs:
     """Divide the indices, in order, into nearly equal pieces and return piece number `which`."""
     count = length(runs)

@@ -28,14 +28,13 @@ class Slot:
     role: str = ""  # FINAL_LAYOUT, or operand_role(…)
 
     name: str = field(init=False, compare=False)  # tensor and role: unique in a schedule
+    nbytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # A plain attribute, since every step of a run looks up slots by name.
+        # Plain attributes, since every step of a run looks up slots by name.
         object.__setattr__(self, "name", self.tensor + self.role)
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
+        object.__setattr__(self, "nbytes", nbytes)
 
     def __str__(self) -> str:
         return f"{self.name}{list(self.shape)}"

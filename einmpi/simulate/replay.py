@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from einmpi.errors import EinmpiError, InputError
@@ -17,10 +19,10 @@ _OPTIONS = (
     "--cfg=contexts/stack-size:64",
     "--cfg=surf/precision:1e-12",
     "--log=root.thres:warning",
-    "--log=smpi_replay.thres:info",
     "--log=smpi_replay.fmt:%.12r%e%m%n",
 )
-_SECONDS = re.compile(r"^([0-9.e+-]+) Simulation time ", re.MULTILINE)
+_SECONDS = re.compile(r"([0-9.e+-]+) Simulation time ")
+_ACTION = re.compile(r"([0-9.e+-]+) ([0-9]+) [a-z]+ ")
 
 
 def find_smpirun() -> str:
@@ -35,15 +37,24 @@ def find_smpirun() -> str:
     return found
 
 
-def replay(folder: Path, ranks: int) -> float:
-    """Return the simulated seconds of the traces in a folder."""
+def replay(
+    folder: Path, ranks: int, on_action: Callable[[int, float], None] | None = None
+) -> float:
+    """Return the simulated seconds of the traces in a folder.
+
+    `on_action` is called with the rank and the time when an action of a trace is done; of each rank
+    in order, but for the first and the last action, which take no time.
+    """
     command = [
         find_smpirun(),
         *("-np", str(ranks)),
         *("-platform", "platform.xml", "-hostfile", "hosts", "-replay", "traces"),
         *_OPTIONS,
+        f"--log=smpi_replay.thres:{'info' if on_action is None else 'verbose'}",
     ]
-    done = subprocess.run(
+    seconds = None
+    other_lines: deque[str] = deque(maxlen=1000)
+    with subprocess.Popen(
         command,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -51,17 +62,25 @@ def replay(folder: Path, ranks: int) -> float:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        check=False,
-    )
-    found = _SECONDS.search(done.stdout)
-    if done.returncode or found is None:
-        raise EinmpiError(f"smpirun: {_reason(done.stdout)}")
-    return float(found[1])
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            action = _ACTION.match(line)
+            if action is not None and on_action is not None:
+                on_action(int(action[2]), float(action[1]))
+                continue
+            end = _SECONDS.match(line)
+            if end is not None:
+                seconds = float(end[1])
+            other_lines.append(line.strip())
+    if process.returncode or seconds is None:
+        raise EinmpiError(f"smpirun: {_reason(other_lines)}")
+    return seconds
 
 
-def _reason(output: str) -> str:
+def _reason(output: Iterable[str]) -> str:
     """Return the line of SimGrid's output that says why it failed."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line for line in output if line]
     for line in lines:
         if "CRITICAL" in line or "rror" in line:
             return line[:300]

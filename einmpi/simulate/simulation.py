@@ -12,8 +12,10 @@ from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.machine import Machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import Prices
+from einmpi.report.recording.timeline import Timeline
 from einmpi.simulate.rank_traces import rank_traces
 from einmpi.simulate.replay import replay
+from einmpi.simulate.timeline import StepTimes
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Simulated:
     nbytes: int  # that all ranks receive, those in shared memory included
     shared: int  # those in shared memory
     messages: int  # of elements, between all ranks
+    timeline: Timeline | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what --json writes."""
@@ -53,24 +56,35 @@ class Simulated:
 
 
 def simulate_plan(
-    plan: Plan, place: Place, *, shared: bool = True, folder: Path | None = None
+    plan: Plan,
+    place: Place,
+    *,
+    shared: bool = True,
+    folder: Path | None = None,
+    with_timeline: bool = False,
 ) -> Simulated:
     """Replay the schedules of all ranks; the nodes of the plan are the hosts of the place.
 
     `shared` says whether ranks of a node share memory. With `folder`, the files of the replay are
     left there.
     """
+    times = StepTimes() if with_timeline else None
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="einmpi-simulate-")))
         (folder / "platform.xml").write_text(place.platform)
         nodes = spread_over_nodes(plan.ranks, plan.nodes)
         (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
-        counted = _write_traces(plan, place.machine, shared, folder)
-        return replace(counted, seconds=replay(folder, plan.ranks))
+        counted = _write_traces(plan, place.machine, shared, folder, times)
+        if times is None:
+            return replace(counted, seconds=replay(folder, plan.ranks))
+        seconds = replay(folder, plan.ranks, times.on_action)
+        return replace(counted, seconds=seconds, timeline=times.timeline())
 
 
-def _write_traces(plan: Plan, machine: Machine | None, shared: bool, folder: Path) -> Simulated:
+def _write_traces(
+    plan: Plan, machine: Machine | None, shared: bool, folder: Path, times: StepTimes | None
+) -> Simulated:
     """Write a file for each rank and the list of them; return what they move."""
     prices = None if machine is None else Prices.of(machine)
     nbytes = 0
@@ -84,4 +98,6 @@ def _write_traces(plan: Plan, machine: Machine | None, shared: bool, folder: Pat
             nbytes += trace.received
             in_shared_memory += trace.received_shared
             messages += trace.messages
+            if times is not None:
+                times.add_rank(trace)
     return Simulated(plan, 0.0, nbytes, in_shared_memory, messages)

@@ -37,6 +37,7 @@ class Tag(IntEnum):
 
 
 BYTE = 6  # the number of MPI_BYTE in a trace
+_PAYLOAD = int(Tag.PAYLOAD)  # quicker to write than a member of an Enum
 
 
 class TraceComm(CountingComm):
@@ -157,11 +158,11 @@ class TraceComm(CountingComm):
 
     def _receive(self, source: int, nbytes: int) -> None:
         for part in parts_of(nbytes):
-            self.add(f"irecv {source} {Tag.PAYLOAD:d} {part} {BYTE}")
+            self.add(f"irecv {source} {_PAYLOAD} {part} {BYTE}")
 
     def _send(self, to: int, nbytes: int) -> None:
         for part in parts_of(nbytes):
-            self.add(f"isend {to} {Tag.PAYLOAD:d} {part} {BYTE}")
+            self.add(f"isend {to} {_PAYLOAD} {part} {BYTE}")
             self.messages += 1
 
     def _wait(self) -> None:

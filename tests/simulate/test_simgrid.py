@@ -80,3 +80,55 @@ def test_the_command(tmp_path):
     words = ["simulate", "chain.toml", "-n", "8", "--platform", "kept/sqrt/platform.xml"]
     done = einmpi_here(tmp_path, [*words, "--strategy", "sqrt", "--json", "-"])
     assert json.loads(done.stdout)["seconds_simulated"] == rows[1]["seconds_simulated"]
+
+
+def test_the_times_of_steps_can_be_computed_by_hand():
+    """40 kB at 1 GB/s with 10 us, then 40 M operations at 10 Gop/s."""
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(4000, 100), B=(100, 100))
+    place = place_of("nodes=2,topology=flat,bw=1GB,lat=10us,speed=10Gf", 2)
+    plan = einmpi.plan(job, 2, nodes=2)
+    done = simulate_plan(plan, place, with_timeline=True)
+    assert done.timeline.ranks == 2
+    assert done.timeline.seconds == pytest.approx(done.seconds, rel=1e-9)
+    for rank in range(2):
+        took = {}
+        for span in done.timeline.spans:
+            if span.rank == rank:
+                took[span.kind, span.vertex] = span.end - span.start
+        assert took["load", "A"] == 0
+        assert took["exchange", "B"] == pytest.approx(50e-6, rel=1e-3)
+        assert took["kernel", "Z"] == pytest.approx(4e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["chain", "attention", "ffnn", "digits"])
+def test_steps_follow_one_another_until_the_end(name):
+    job = einmpi.load(ROOT / "jobs" / f"{name}.toml")
+    place = place_of("cores=4", 16)
+    plan = einmpi.plan(job, 16, nodes=4)
+    done = simulate_plan(plan, place, with_timeline=True)
+    # The timeline begins with the first step, after the barrier of ranks that share memory.
+    end = max(span.end for span in done.timeline.spans)
+    assert done.seconds - 2e-6 < end < done.seconds * (1 + 1e-9)
+    ends = {}
+    for span in done.timeline.spans:
+        assert ends.get(span.rank, 0.0) <= span.start <= span.end
+        ends[span.rank] = span.end
+    assert set(ends) == set(range(16))
+    assert done.seconds == simulate_plan(plan, place).seconds  # as without a timeline
+
+
+def test_trace_and_report(tmp_path):
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    words = ["simulate", "chain.toml", "-n", "8", "--cluster", "cores=4"]
+    for number in (1, 2):
+        files = ["--trace", f"{number}.json", "--report", f"{number}.html"]
+        done = einmpi_here(tmp_path, [*words, *files])
+        assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "1.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == set(range(8))
+    assert any(event["ph"] == "s" for event in events)  # arrows from sender to receiver
+    page = (tmp_path / "1.html").read_text()
+    assert "Predicted and simulated" in page
+    assert "measured</h2>" not in page
+    for name in ("json", "html"):
+        assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()

@@ -132,3 +132,24 @@ def test_messages_that_mpi_can_count():
     assert parts_of(7) == [7]
     assert parts_of(2 * MOST_BYTES) == [MOST_BYTES] * 2
     assert parts_of(MOST_BYTES + 1) == [MOST_BYTES, 1]
+
+
+def test_ranks_share_what_is_the_same_for_all():
+    """Layouts are made once, and index sets once for ranks that have the same, not for each."""
+    from einmpi.planner.moving.runs import intersect, share
+    from einmpi.schedule.lower import _layout, _pieces, lower
+    from einmpi.schedule.moves import _combinations, _distances, middle_layout
+
+    job = einmpi.load(ROOT / "jobs" / "chain.toml")
+    plan = einmpi.plan(job, 512, nodes=64)
+    lower(plan, 0)
+    same_for_all = (_layout, _pieces, middle_layout, _combinations, _distances)
+    before = [function.cache_info().misses for function in same_for_all]
+    share.cache_clear()
+    intersect.cache_clear()
+    for rank in range(512):
+        lower(plan, rank)
+    assert [function.cache_info().misses for function in same_for_all] == before
+    # Ranks differ in three labels at most, and a label has fewer parts than there are ranks.
+    assert share.cache_info().misses < 512
+    assert intersect.cache_info().misses < 5 * 512

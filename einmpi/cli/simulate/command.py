@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.cli.job_options import load_job
 from einmpi.cli.output_files import check_files, print_or_write
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, one_of, printable
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def _simulate(options: argparse.Namespace) -> None:
     if job.loop is not None and len(job.one_after_another()) > 1:
         raise InputError(options.job, "several loops follow one another", "a job with one loop")
     names = _strategies(options)
+    _check_timeline(options)
     place = _place(options, job)
     find_smpirun()
     done: list[Simulated] = []
@@ -53,6 +54,7 @@ def _simulate(options: argparse.Namespace) -> None:
                 raise
             refused.append(f"{name}: {error}")
     if options.compare is None:
+        _write_timeline(options, job, done[0])
         print_or_write(options, _text(done[0], job), done[0].as_json())
         return
     text = "\n".join([*_comparison(done), *refused])
@@ -121,7 +123,43 @@ def _simulate_strategy(
         if options.compare is not None:
             folder /= plan.strategy
         _make_empty(folder)
-    return simulate_plan(plan, place, shared=job.shared == "auto", folder=folder)
+    return simulate_plan(
+        plan,
+        place,
+        shared=job.shared == "auto",
+        folder=folder,
+        with_timeline=bool(options.trace or options.report),
+    )
+
+
+def _check_timeline(options: argparse.Namespace) -> None:
+    """Refuse files for the timeline of several strategies."""
+    for flag in ("trace", "report"):
+        if getattr(options, flag) is not None and options.compare is not None:
+            where = f"--{flag} {getattr(options, flag)}"
+            raise InputError(where, "several strategies are compared", "one, by --strategy")
+
+
+def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> None:
+    """Write the files that show when each rank did its steps."""
+    from einmpi.report.html import write_report
+    from einmpi.report.recording.trace import write_trace
+
+    if done.timeline is None:
+        return
+    if options.trace:
+        write_trace(options.trace, done.timeline)
+    if options.report:
+        network = options.platform or options.cluster or "a node for each rank"
+        details = {"job": job.path, "simulated": f"{show_seconds(done.seconds)} on {network}"}
+        write_report(
+            options.report,
+            done.plan,
+            timeline=done.timeline,
+            program=job.source.text.strip("\n"),
+            title=printable(job.title or job.source.name),
+            details=details,
+        )
 
 
 def _make_empty(folder: Path) -> None:

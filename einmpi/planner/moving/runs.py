@@ -31,6 +31,8 @@ def whole(extent: int) -> Runs:
 
 def length(runs: Runs) -> int:
     """Return the number of indices."""
+    if len(runs) == 1:  # as a rule; asked so often that it has to be quick
+        return runs[0][1] - runs[0][0]
     return sum(stop - start for start, stop in runs)
 
 
@@ -97,6 +99,7 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(joined)
 
 
+@lru_cache(maxsize=16384)
 def intersect(one: Runs, two: Runs) -> Runs:
     """Return the indices that both have."""
     found = []

@@ -200,6 +200,8 @@ def choose_shared_slots(
     Yield whether a choice fits on this rank, and take whether it does on all members of the group.
     """
     everything = find_shared_slots(schedule, nodes)
+    if not everything.steps:
+        return everything
     gathered = find_shared_slots(schedule, nodes, with_published=False)
     limit = peak_bytes(schedule)
     chosen = SharedSlots()

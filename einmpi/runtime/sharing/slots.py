@@ -114,6 +114,8 @@ def find_shared_slots(
         published.add(slot.name)
         areas[slot.name] = max(area, areas.get(slot.name, 0))
         shared.append(step)
+    if not shared:
+        return SharedSlots()
     times = _Times(steps, shared)
     found = {}
     for slot in times.slots():
