@@ -45,12 +45,14 @@ def write_report(
     program: str = "",
     title: str = "",
     details: Mapping[str, str] | None = None,
+    simulated: bool = False,
 ) -> None:
     """Write the page. `measured` is the JSON of a run. What is not given gets no section.
 
+    `simulated` says that the timeline is one of a simulation.
     `details` are lines below the title, such as the date, by what they are.
     """
-    text = page(plan, comparison, timeline, measured, program, title, details)
+    text = page(plan, comparison, timeline, measured, program, title, details, simulated)
     replace_file(file, [text.encode()])
 
 
@@ -62,14 +64,14 @@ def page(
     program: str = "",
     title: str = "",
     details: Mapping[str, str] | None = None,
+    simulated: bool = False,
 ) -> str:
     """Return the HTML of the page."""
     title = title or "einmpi plan"
     tracks = None if timeline is None else timeline_data(timeline)
     merged = 0 if tracks is None else tracks["merged"]
     recorded = curves(measured or {})
-    # Without figures of a run, a timeline is one of a simulation.
-    timeline_is = "simulated" if measured is None else "measured"
+    timeline_is = "simulated" if simulated else "measured"
     sections = _sections(plan, comparison, timeline, timeline_is, merged, program, recorded)
     links = []
     body = []

@@ -159,6 +159,7 @@ def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> N
             program=job.source.text.strip("\n"),
             title=printable(job.title or job.source.name),
             details=details,
+            simulated=True,
         )
 
 
