@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node import Peer
+from node import Peer, environment_of_peers
+from node_peers import SKEWS
+from peer_words import WAYS, ask_for_words
 from pmpi_counts import CONTROL_CALLS, Counted, build_layer, mpicc_of, read_counts, settings
 
 import einmpi
@@ -18,7 +20,7 @@ import einmpi
 HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "jobs" / "chain.toml"
 PROGRAM = (sys.executable, str(HERE / "chain_peers.py"))
-SKEWS = {"uniform": 1, "skewed": 10}
+BY_PMPI = "the layer under MPI"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def count(
         peer = Peer("counted", setup.cores, launcher, ranks, program=program, settings=wanted)
         try:
             for order in orders:
-                peer.ask(do="prepare", name="counted", forget=True, **order)
+                if problem := peer.ask(do="prepare", name="counted", forget=True, **order):
+                    raise ConnectionError(f"{order['peer']}: {problem}")
                 peer.ask(do="compute", name="counted")
         finally:
             peer.end()
@@ -93,21 +96,58 @@ def count_chains(setup: Setup) -> list[dict[str, Any]]:
     for ranks in options.count_ranks:
         rows_here = []
         for names in programs:
-            cases = [(kind, name) for kind in SKEWS for name in names]
-            orders = [chain_order(name, size, SKEWS[kind]) for kind, name in cases]
-            for (kind, name), counted in zip(cases, count(setup, orders, ranks), strict=True):
-                rows_here.append(words_row(kind, name, ranks, counted, size))
+            rows_here += count_programs(setup, names, ranks, size)
         if "scalapack" in setup.peers:
             rows_here += count_scalapack(setup, ranks, size)
+        for name in WAYS:
+            if name in setup.peers:
+                rows_here += count_without_mpi(setup, name, ranks, size)
         show_words(ranks, size, rows_here)
         rows += rows_here
     return rows
 
 
+def count_programs(
+    setup: Setup, names: Sequence[str], ranks: int, size: int
+) -> list[dict[str, Any]]:
+    """Return a row for each chain by each of some programs that the same ranks run."""
+    cases = [(kind, name) for kind in SKEWS for name in names]
+    orders = [chain_order(name, size, SKEWS[kind]) for kind, name in cases]
+    try:
+        found = count(setup, orders, ranks)
+    except ConnectionError as error:
+        if names[0].startswith("einmpi"):
+            raise
+        print(f"{names[0]} is left out on {ranks} ranks: {error}", flush=True)
+        return []
+    rows = []
+    for (kind, name), counted in zip(cases, found, strict=True):
+        rows.append(words_row(kind, name, ranks, counted, size))
+    return rows
+
+
+def count_without_mpi(setup: Setup, name: str, ranks: int, size: int) -> list[dict[str, Any]]:
+    """Return a row for each chain by a peer that has other ways to send than MPI."""
+    try:
+        words = ask_for_words(name, size, ranks, setup.mpirun, environment_of_peers())
+    except ConnectionError as error:
+        print(f"{name} is left out on {ranks} ranks: {error}", flush=True)
+        return []
+    rows = []
+    for kind in SKEWS:
+        row = empty_row(kind, name, ranks, size)
+        rows.append(row | {"words": words[kind], "counted_by": WAYS[name]})
+    return rows
+
+
+def empty_row(kind: str, name: str, ranks: int, size: int) -> dict[str, Any]:
+    row = {"part": "words", "kind": kind, "peer": name, "ranks": ranks, "size": size}
+    return row | {"dtype": "float64"}
+
+
 def words_row(kind: str, name: str, ranks: int, counted: Counted, size: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"part": "words", "kind": kind, "peer": name}
-    row |= {"ranks": ranks, "size": size}
-    row |= {"dtype": "float64", "words": sum(counted.payload) // 8}
+    row = empty_row(kind, name, ranks, size)
+    row |= {"words": sum(counted.payload) // 8, "counted_by": BY_PMPI}
     row |= {"control_bytes": sum(counted.control), "calls": counted.calls}
     program, _, strategy = name.partition(" ")
     if program == "einmpi":
@@ -136,10 +176,12 @@ def show_words(ranks: int, size: int, rows: list[dict[str, Any]]) -> None:
     for kind in SKEWS:
         of_kind = [row for row in rows if row["kind"] == kind]
         for row in sorted(of_kind, key=lambda row: int(row["words"])):
-            note = f"{row['control_bytes']:>9,} B of control" if row["control_bytes"] else ""
+            note = row["counted_by"]
             if "predicted" in row:
-                equal = "as predicted" if row["predicted"] == row["words"] else "NOT as predicted"
-                note = f"{equal} {note}"
+                is_equal = row["predicted"] == row["words"]
+                note += f", {'as' if is_equal else 'NOT as'} predicted"
+            if row.get("control_bytes"):
+                note += f"; {row['control_bytes']:,} B of control"
             if "grid" in row:
-                note = f"grid {row['grid'][0]}×{row['grid'][1]}, blocks up to {row['block']}"
+                note += f"; grid {row['grid'][0]}×{row['grid'][1]}, blocks up to {row['block']}"
             print(f"  {kind:8} {row['peer']:24} {row['words']:>14,}  {note}".rstrip(), flush=True)

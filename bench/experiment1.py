@@ -12,6 +12,7 @@ time           The chain with two ranks, by default, under every strategy of ein
 words          What the ranks of MPI programs send each other for a chain, counted by a layer under
                MPI (bench/pmpi). For einmpi that must be what its plan predicts; ranks share no
                memory here. ScaLAPACK has the best of all grids and of the sizes of --blocks.
+               What JAX, DTensor and Dask send without MPI is counted by bench/peer_words.py.
 contractions   The ten kernels of Deinsum and four terms of coupled cluster: predicted words,
                counted words, and time on ranks beside opt_einsum in one process.
 
@@ -35,9 +36,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.experiment1
 
-from chain_words import PROGRAM, SKEWS, Setup, count, count_chains, grids
+from chain_words import PROGRAM, Setup, count, count_chains, grids
 from contractions import CONTRACTIONS
 from node import Peer, describe_machine, take_turns
+from node_peers import SKEWS
 from pmpi_counts import BuildError, compile_c, mpicc_of
 
 import einmpi
@@ -284,7 +286,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure all parts; return 1 if einmpi sent other words than its plans say."""
+    """Measure all parts; return 1 if einmpi sent other words than planned, or more than a peer."""
     options = make_parser().parse_args(argv)
     machine = describe_machine(len(os.sched_getaffinity(0)))
     date = machine.pop("date")
@@ -306,7 +308,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1))
     if options.plot:
         plot(Path(options.plot), rows)
-    return int(not is_as_predicted(rows))
+    for line in (less := words_below_ours(rows)):
+        print(line, flush=True)
+    return int(bool(less) or not is_as_predicted(rows))
 
 
 def is_as_predicted(rows: list[dict[str, Any]]) -> bool:
@@ -316,6 +320,19 @@ def is_as_predicted(rows: list[dict[str, Any]]) -> bool:
         if row["part"] == "contractions":
             predictions += row["words"]
     return all(row["predicted"] == row["words"] for row in predictions)
+
+
+def words_below_ours(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each chain that a peer computes with fewer words than our own planner."""
+    own = {}
+    for row in rows:
+        if row["part"] == "words" and row["peer"] == "einmpi eindecomp":
+            own[row["kind"], row["ranks"]] = row["words"]
+    found = []
+    for row in rows:
+        if row["part"] == "words" and row["words"] < own.get((row["kind"], row["ranks"]), 0):
+            found.append(f"{row['peer']} moves fewer words: {row['kind']}, {row['ranks']} ranks")
+    return found
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.mpi_algorithms
 
-from node import describe_machine
+from node import describe_machine, environment_of_peers
 from pmpi_counts import SOURCES, compile_c
 
 # Sockets are the only way between ranks, also on one machine.
@@ -86,8 +86,9 @@ def measure(mpirun: str, ranks: int, kibibytes: Sequence[int], layer: Path) -> l
     command = [*mpirun.split(), "-n", str(ranks), "env", f"LD_PRELOAD={layer}", *BY_TCP]
     command += [sys.executable, str(Path(__file__).resolve()), "--on-ranks", "--kib"]
     command += [str(size) for size in kibibytes]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parents[1])}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=environment_of_peers()
+    )
     rows = json.loads(done.stdout.splitlines()[-1])
     return [{"part": "algorithms", "ranks": ranks, **row} for row in rows]
 

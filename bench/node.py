@@ -36,6 +36,13 @@ PAUSE = 0.12  # seconds, after which the threads of other processes sleep
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+def environment_of_peers() -> dict[str, str]:
+    """Return the variables of peers: this copy of einmpi comes before what PYTHONPATH has."""
+    folders = [str(PEERS.parents[1]), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folder for folder in folders if folder)
+    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
 class Peer:
     """A process, or a group of ranks, that computes when it is told to."""
 
@@ -63,8 +70,7 @@ class Peer:
         settings: Sequence[str],
     ) -> subprocess.Popen[str]:
         """Start a program; `settings` are variables of its ranks, each as NAME=VALUE."""
-        root = str(PEERS.parents[1])
-        environment = {**os.environ, "PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+        environment = environment_of_peers()
         environment["EINMPI_BLAS"] = self.blas
         environment |= dict.fromkeys(THREAD_VARIABLES, str(self.threads))
         if self.kind == "jax":
@@ -125,26 +131,35 @@ def take_turns(
         is_first = all(peer is not earlier for earlier, _ in peers[:number])
         with suppress(ConnectionError):  # there will be no answer either
             peer.tell(do="prepare", name=kind, peer=kind, forget=is_first, **order)
-    ready = []
-    for peer, kind in peers:
+    ready = {}
+    for number, (peer, kind) in enumerate(peers):
         try:
-            peer.answer()
+            problem = peer.answer()
         except ConnectionError as error:
-            print(f"  {error}", file=sys.stderr)
-            continue
-        ready.append((peer, kind))
-    seconds: dict[int, list[float]] = {number: [] for number in range(len(ready))}
-    checks = {}
+            problem = str(error)
+        if problem:
+            print(f"  {kind} is left out: {problem}", file=sys.stderr)
+        else:
+            ready[number] = (peer, kind)
+    seconds: dict[int, list[float]] = {number: [] for number in ready}
+    checks: dict[int, float] = {}
     for turn in range(repeat + 2):
-        for number, (peer, kind) in enumerate(ready):
+        for number, (peer, kind) in list(ready.items()):
             time.sleep(PAUSE)
-            taken, checks[number] = peer.ask(do="compute", name=kind)
+            try:
+                taken, check = peer.ask(do="compute", name=kind)
+            except ConnectionError as error:
+                print(f"  {kind} is left out: {error}", file=sys.stderr)
+                del ready[number]
+                continue
+            checks[number] = check
             if turn > 1:  # the first ones warm up
                 seconds[number].append(taken)
     rows = []
-    for number, (peer, kind) in enumerate(ready):
-        if not math.isclose(checks[number], checks[0], rel_tol=1e-3, abs_tol=tolerance):
-            print(f"  {kind} differs: {checks[number]} and {checks[0]}", file=sys.stderr)
+    first = next(iter(ready), 0)
+    for number, (peer, kind) in ready.items():
+        if not math.isclose(checks[number], checks[first], rel_tol=1e-3, abs_tol=tolerance):
+            print(f"  {kind} differs: {checks[number]} and {checks[first]}", file=sys.stderr)
         row = {"peer": kind, "ranks": peer.ranks or 1, "threads": peer.threads, **order}
         if kind == "einmpi":
             row["blas"] = peer.blas

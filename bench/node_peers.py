@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NAMES = ("A", "B", "C", "D", "E")
+SKEWS = {"uniform": 1, "skewed": 10}  # of the two chains
 LONGEST_SLEEP = 0.001  # seconds between two looks for an order
 
 
@@ -82,26 +83,28 @@ def torch_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tu
     return timed_chain(matrices)
 
 
-def jax_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
-    """Return the chain on one device a core, with all matrices in 2-D blocks."""
+def jax_program(size: int, skew: int, dtype: str) -> tuple[Any, list[Any]]:
+    """Return the chain on one device a core and its matrices, all of them in 2-D blocks."""
     import jax
+    import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_enable_x64", True)
     devices = jax.devices("cpu")
-    rows, columns = grid(len(devices))
-    import numpy as np
-
-    mesh = Mesh(np.array(devices).reshape(rows, columns), ("x", "y"))
+    mesh = Mesh(np.array(devices).reshape(grid(len(devices))), ("x", "y"))
     blocks = NamedSharding(mesh, PartitionSpec("x", "y"))
-    matrices = {}
-    for name, matrix in whole_matrices(size, skew).items():
-        matrices[name] = jax.device_put(matrix.astype(dtype), blocks)
-    chain = jax.jit(lambda a, b, c, d, e: a @ b + c @ (d @ e), out_shardings=blocks)
+    matrices = whole_matrices(size, skew)
+    in_blocks = [jax.device_put(matrices[name].astype(dtype), blocks) for name in NAMES]
+    return jax.jit(lambda a, b, c, d, e: a @ b + c @ (d @ e), out_shardings=blocks), in_blocks
+
+
+def jax_chain(size: int, skew: int, dtype: str = "float64") -> Callable[[], tuple[float, float]]:
+    """Return the chain by JAX."""
+    chain, matrices = jax_program(size, skew, dtype)
 
     def compute() -> tuple[float, float]:
         start = time.perf_counter()
-        result = chain(*(matrices[name] for name in NAMES)).block_until_ready()
+        result = chain(*matrices).block_until_ready()
         return time.perf_counter() - start, float(result.sum())
 
     return compute
@@ -359,6 +362,12 @@ def next_order(world: Any) -> dict[str, Any]:
     return found
 
 
+def one_line(error: Exception) -> str:
+    """Return what went wrong as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def serve(prepare: Callable[[dict[str, Any]], Callable[[], Any]]) -> None:
     """Wait for orders and answer them, until there are no more."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -388,7 +397,12 @@ def serve(prepare: Callable[[dict[str, Any]], Callable[[], Any]]) -> None:
         if order["do"] == "prepare":
             if order["forget"]:
                 known.clear()
-            known[order["name"]] = prepare(order)
+            try:
+                known[order["name"]] = prepare(order)
+            except Exception as error:  # of a package that belongs to a peer, for instance
+                answer = one_line(error)
+            if world is not None:  # what one rank cannot do, none of them does
+                answer = next(filter(None, world.allgather(answer)), None)
         elif order["do"] == "small calls":
             answer = small_calls(order["repeat"])
         else:

@@ -447,6 +447,60 @@ def test_experiment1_counts_what_is_predicted(tmp_path):
         assert all(words["words"] == words["predicted"] for words in row["words"])
 
 
+HLO = """
+ENTRY %main {
+  %all-gather.1 = f64[240,480]{0,1} all-gather(%p), replica_groups=mesh['a'=2,'b'=2] {'b'}, dimensions={1}
+  %all-gather.2 = f64[10]{0} all-gather(%p), replica_groups={{0,1},{2,3}}, dimensions={0}
+  %all-reduce = (f64[3,5]{1,0}, f64[]) all-reduce(%a, %b), replica_groups=[1,4]<=[4], to_apply=%add
+  %reduce-scatter = f32[6]{0} reduce-scatter(%c), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %permute = f64[7]{0} collective-permute(%d), source_target_pairs={{0,1},{1,0},{2,2},{3,3}}
+  %dot = f64[240,240]{1,0} dot(%all-gather.1, %e)
+}
+"""  # noqa: E501
+
+
+def test_words_of_a_compiled_program_of_xla(monkeypatch):
+    words_of_hlo = module_of_bench(monkeypatch, "peer_words").words_of_hlo
+    gathers = 2 * 240 * 480 + 2 * 10
+    assert words_of_hlo(HLO) == gathers + 2 * 3 * 16 + 2 * 2 * 6 + 2 * 7
+    for line in (
+        "%a = f64[2] all-gather-start(%b)",
+        "%a = f64[2] while(%b)",
+        "%a = f64[2] all-to-all(%b)",
+    ):
+        with pytest.raises(ValueError, match=r"counted|devices"):
+            words_of_hlo(line)
+
+
+def test_a_peer_that_moves_fewer_words_is_named(monkeypatch):
+    words_below_ours = module_of_bench(monkeypatch, "experiment1").words_below_ours
+    own = {"part": "words", "kind": "uniform", "peer": "einmpi eindecomp", "ranks": 4, "words": 9}
+    equal = {**own, "peer": "mpi4py"}
+    less = {**own, "peer": "heat", "words": 8}
+    assert words_below_ours([own, equal, {**less, "ranks": 2}]) == []
+    assert words_below_ours([own, less]) == ["heat moves fewer words: uniform, 4 ranks"]
+
+
+def test_peers_get_the_packages_of_this_process(monkeypatch):
+    node = module_of_bench(monkeypatch, "node")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert node.environment_of_peers()["PYTHONPATH"] == f"{ROOT}{os.pathsep}/somewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    assert node.environment_of_peers()["PYTHONPATH"] == str(ROOT)
+
+
+def test_a_peer_that_cannot_start_is_left_out_in_one_line(monkeypatch, capfd):
+    node = module_of_bench(monkeypatch, "node")
+    peers = [(node.Peer("numpy", [min(os.sched_getaffinity(0))]), name) for name in ("numpy", "x")]
+    try:
+        rows = node.take_turns(peers, {"case": "chain", "size": 20, "skew": 1}, 1)
+    finally:
+        for peer, _ in peers:
+            peer.end()
+    assert [row["peer"] for row in rows] == ["numpy"]
+    assert capfd.readouterr().err == "  x is left out: KeyError: 'x'\n"
+
+
 def test_blocks_that_a_plan_reads_are_cuts_of_an_array(monkeypatch):
     """On 8 = 2·2·2 ranks, 7 indices have the windows (0, 1) and (2,)."""
     layout_of_cuts = module_of_bench(monkeypatch, "node_peers").layout_of_cuts
