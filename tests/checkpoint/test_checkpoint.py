@@ -239,8 +239,8 @@ def test_idle_ranks_take_part(job, tmp_path):
         (3, 4, 4),
         (4, 1, 4),
         *(
-            pytest.param(*ranks, 1, marks=pytest.mark.slow)
-            for ranks in ((3, 4), (1, 4), (13, 6), (8, 13))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 4, 1), (13, 6, 3), (8, 13, 3))
         ),
     ],
 )

@@ -138,19 +138,14 @@ def test_killed_and_started_again(folder, what):
     ("before", "after", "what", "name"),
     [
         (4, 3, TERMINATE_ONE, "SIGTERM"),
-        pytest.param(3, 4, TERMINATE_ALL, "SIGTERM", marks=pytest.mark.slow),
         pytest.param(
-            3, 3, TERMINATE_ALL.replace("TERM", "USR1"), "SIGUSR1", marks=pytest.mark.slow
+            3, 4, TERMINATE_ALL.replace("TERM", "USR1"), "SIGUSR1", marks=pytest.mark.slow
         ),
     ],
 )
 def test_ranks_are_asked_to_stop(folder, before, after, what, name):
     """One of them or all; then it goes on with more or fewer."""
-    wanted = (
-        uninterrupted(folder, before)
-        if before == after
-        else einmpi.reference(einmpi.load(folder / "job.toml"))
-    )
+    wanted = einmpi.reference(einmpi.load(folder / "job.toml"))
     done = mpirun(folder, before, script(folder, what), *FLAGS[:3])
     assert done.returncode == 75
     assert [line for line in done.stderr.splitlines() if "saved" in line] == [
@@ -159,8 +154,6 @@ def test_ranks_are_asked_to_stop(folder, before, after, what, name):
     assert "einmpi: error" not in done.stderr and not (folder / "out.h5").exists()
     assert mpirun(folder, after, "-m", "einmpi", *FLAGS[:3], "--resume").returncode == 0
     found = outputs(folder)
-    if before == after:
-        assert_same(found, wanted)
     for key, array in wanted.items():
         assert relative_error(array, found[key]) <= 1e-12
 

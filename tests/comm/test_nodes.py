@@ -79,14 +79,14 @@ def test_bytes_between_nodes_are_as_planned(name, machine):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_strategy_on_nodes(name):
+    """Programs take turns with the places: all strategies on one, our own on another."""
     job, arrays = CASES[name]
     reference = einmpi.reference(job, arrays)
+    turn = list(CASES).index(name) % 2
     for ranks, nodes, every_strategy in (
-        (8, 2, True),
-        (12, 3, True),
-        (12, 4, False),
-        (16, 4, False),
-    ):
+        ((8, 2, True), (16, 4, False)),
+        ((12, 3, True), (12, 4, False)),
+    )[turn]:
         chosen = strategies(job, ranks) if every_strategy else ["eindecomp"]
         for strategy in chosen:
             done = run_on_threads(job, ranks, arrays, nodes=nodes, strategy=strategy)
@@ -114,7 +114,7 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("seed, graphs", [(1, 12), pytest.param(2, 250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed, graphs", [(1, 12), pytest.param(2, 60, marks=pytest.mark.slow)])
 def test_bytes_of_any_graph_are_as_planned(seed, graphs):
     """Extents are all but never those that divide."""
     rng = random.Random(seed)

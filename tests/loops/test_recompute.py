@@ -106,7 +106,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("share", [100, 75, 50])
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=SLOW)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_stays_within_its_prediction(name: str, ranks: int, share: int) -> None:
     """Whether it computes tensors again, or keeps some on disk, or both."""

@@ -146,7 +146,7 @@ def check_same(step: Step, ranks: int, recompute: Any, **options: Any) -> Plan:
     return done.plan
 
 
-SLOW = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 6, 7, 8, 9)]
+SLOW = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (6, 8)]
 
 
 @pytest.mark.parametrize("ranks", [1, 3, *SLOW])

@@ -115,7 +115,7 @@ def test_random_programs_with_any_limit(data, tmp_path_factory):
 
 @pytest.mark.slow
 @settings(
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())

@@ -137,4 +137,4 @@ def test_a_few_inputs(tmp_path):
 @pytest.mark.slow
 def test_many_inputs(tmp_path):
     """Up to the first one that also runs under mpirun, which every thousandth does."""
-    run_slice(tmp_path, "--first", "60", "--count", "941", "--jobs", "2")
+    run_slice(tmp_path, "--first", "700", "--count", "301", "--jobs", "2")

@@ -418,16 +418,22 @@ SOME_DTYPES = ("float32", "float64", "complex64", "int32", "int64", "uint64", "b
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_every_operation_in_every_dtype(op):
-    """All dtypes with one another would be thousands of kernels: small ones are with themselves."""
+    """All dtypes with one another would be thousands of kernels: every operation has each dtype
+    with itself, and a third of the others; the next operation has the next third.
+    """
+    arity = OPERATIONS[op].arity
     for dtype in numpy_dtypes():
-        if dtype not in SOME_DTYPES:
-            operation_agrees(op, (dtype,) * OPERATIONS[op].arity)
-    for dtypes in itertools.product(SOME_DTYPES, repeat=OPERATIONS[op].arity):
+        operation_agrees(op, (dtype,) * arity)
+    turn = list(OPERATIONS).index(op)
+    for places in itertools.product(range(len(SOME_DTYPES)), repeat=arity):
+        dtypes = tuple(SOME_DTYPES[place] for place in places)
         if op == "where" and dtypes[0] not in ("bool", "float64"):
             continue
         if op == "clip" and dtypes[1] != dtypes[2]:
             continue
-        operation_agrees(op, dtypes)
+        weighted = sum((k + 1) * place for k, place in enumerate(places))
+        if len(set(places)) > 1 and (weighted + turn) % 3 == 0:
+            operation_agrees(op, dtypes)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32"])
