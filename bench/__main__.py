@@ -10,6 +10,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from bench.catalogue import first_sentence
+
 FOLDER = Path(__file__).resolve().parent
 USAGE = "usage: python -m bench list | all --out DIR [--quick] | NAME ARGUMENTS …"
 
@@ -21,12 +23,6 @@ def scripts() -> dict[str, Path]:
         if not file.name.startswith("__") and '\nif __name__ == "__main__":' in file.read_text():
             found[file.stem] = file
     return found
-
-
-def first_sentence(file: Path) -> str:
-    """Return what a module says about itself, up to the first full stop."""
-    text = file.read_text(encoding="utf-8").split('"""')[1]
-    return " ".join(text.split(".\n")[0].split())
 
 
 def main() -> None:

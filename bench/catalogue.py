@@ -14,10 +14,14 @@ FOLDER = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each row: the columns that name it, and the column that it shows."""
+    """A bar for each row: the columns that name it, and the column that it shows.
+
+    There is a plot for each combination of the columns `per`; rows without these have no bar.
+    """
 
     names: tuple[str, ...]
     value: str
+    per: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,13 @@ class Bench:
     quick: str = ""  # arguments of --quick
     ranks: int = 0  # that mpirun starts; 0: one process without it
     needs: tuple[str, ...] = ()  # of NEEDS
-    plot: Bars | Lines | None = None
+    plots: tuple[Bars | Lines, ...] = ()
+
+
+def first_sentence(file: Path) -> str:
+    """Return what a module says about itself, up to the first full stop."""
+    text = file.read_text(encoding="utf-8").split('"""')[1]
+    return " ".join(text.split(".\n")[0].split())
 
 
 # ---- what a benchmark needs ----------------------------------------------------------------------
@@ -102,13 +112,17 @@ BENCHES = (
         "experiment1",
         "experiment1",
         quick="--parts words --count-ranks 2 4",
+        plots=(
+            Bars(("peer",), "words", per=("kind", "ranks")),
+            Bars(("peer",), "seconds", per=("kind", "size", "dtype")),
+        ),
     ),
     Bench(
         "experiment2",
         "experiment2",
         quick="--batch 32 --sizes 600 80 146 --steps 3 --repeat 1",
         ranks=2,
-        plot=Bars(("form", "batch", "way"), "median"),
+        plots=(Bars(("way",), "median", per=("form", "batch")),),
     ),
     Bench(
         "experiment3-plans",
@@ -116,7 +130,7 @@ BENCHES = (
         full="--models 7B 13B --cases 8x1024 --machine bench/machines/v100x8.toml",
         quick="--models tiny --cases 8x64 --devices 4x10MB 8x10MB "
         "--machine bench/machines/v100x8.toml",
-        plot=Bars(("model", "ranks", "memory", "strategy"), "seconds"),
+        plots=(Bars(("strategy",), "seconds", per=("model", "ranks", "memory")),),
     ),
     Bench(
         "experiment3-runs",
@@ -124,14 +138,14 @@ BENCHES = (
         full="--run --cases 4x128 8x128",
         quick="--run --layers 2 --cases 4x32 --repeat 2",
         ranks=4,
-        plot=Bars(("batch", "sequence", "strategy"), "seconds"),
+        plots=(Bars(("strategy",), "seconds", per=("batch", "sequence")),),
     ),
     Bench(
         "experiment4-plans",
         "experiment4",
         full="--plan --models 7B --sequences 1024",
         quick="--plan --models tiny --sequences 64 --batches 4 --devices 4x5MB",
-        plot=Bars(("model", "sequence", "strategy"), "words"),
+        plots=(Bars(("strategy",), "words", per=("model", "sequence")),),
     ),
     Bench(
         "experiment4-runs",
@@ -139,14 +153,14 @@ BENCHES = (
         full="--backend numpy --dtype float32 --model tiny --batches 1 4 --sequences 64 256",
         quick="--backend numpy --dtype float32 --model tiny --layers 2 --batches 1 "
         "--sequences 32 --repeat 1",
-        plot=Bars(("batch", "sequence", "way"), "seconds"),
+        plots=(Bars(("way",), "seconds", per=("batch", "sequence")),),
     ),
     Bench(
         "chain",
         "chain",
         quick="--size 300 --repeats 2",
         ranks=2,
-        plot=Bars(("chain", "way"), "seconds"),
+        plots=(Bars(("way",), "seconds", per=("chain",)),),
     ),
     Bench(
         "node",
@@ -154,19 +168,19 @@ BENCHES = (
         full="--sizes 2000 --repeat 3",
         quick="--sizes 300 --repeat 1 --calls 20 --sequence 128",
         needs=("mpirun",),
-        plot=Bars(("case", "peer", "ranks"), "seconds"),
+        plots=(Bars(("peer", "ranks", "skew"), "seconds", per=("case",)),),
     ),
     Bench(
         "kernels",
         "kernels",
         quick="--scale 0.05 --repeat 2 --threads 1",
-        plot=Bars(("kernel", "dtype", "threads"), "seconds"),
+        plots=(Bars(("kernel",), "seconds", per=("dtype", "threads")),),
     ),
     Bench(
         "daily",
         "daily",
         quick="--small --repeat 2",
-        plot=Bars(("case",), "ratio"),
+        plots=(Bars(("case",), "ratio"),),
     ),
     Bench(
         "loops",
@@ -174,7 +188,7 @@ BENCHES = (
         quick="--size small --repeat 1",
         ranks=2,
         needs=("sklearn",),
-        plot=Bars(("case",), "ratio"),
+        plots=(Bars(("case",), "ratio"),),
     ),
     Bench(
         "hdf5",
@@ -182,41 +196,41 @@ BENCHES = (
         full="--size 512MiB",
         quick="--size 16MiB --repeats 2",
         ranks=2,
-        plot=Bars(("what", "blocks", "way"), "GB/s"),
+        plots=(Bars(("way",), "GB/s", per=("what", "blocks")),),
     ),
     Bench(
         "planning",
         "planning",
         full="--ranks 8 64 1024",
         quick="--ranks 8 --graphs chain chain-skewed attention --repeat 1",
-        plot=Lines(("graph",), "strategy", "ranks", "seconds"),
+        plots=(Lines(("graph",), "strategy", "ranks", "seconds"),),
     ),
     Bench(
         "step",
         "step",
         quick="--steps 500 --repeat 3 --calls 50",
-        plot=Bars(("what",), "microseconds"),
+        plots=(Bars(("what",), "microseconds"),),
     ),
     Bench(
         "arrays",
         "arrays",
         quick="--size 10000 --repeat 2",
         ranks=2,
-        plot=Bars(("call",), "milliseconds"),
+        plots=(Bars(("call",), "milliseconds"),),
     ),
-    Bench("spill", "spill", quick="--size 300 --repeat 2", plot=Bars(("limit",), "seconds")),
+    Bench("spill", "spill", quick="--size 300 --repeat 2", plots=(Bars(("limit",), "seconds"),)),
     Bench(
         "tracing",
         "tracing",
         quick="--size 300 --repeat 3",
         ranks=2,
-        plot=Bars(("what",), "percent"),
+        plots=(Bars(("what",), "percent"),),
     ),
     Bench(
         "decode",
         "decode",
         quick="--width 64 --layers 2 --heads 4 --hidden 128 --vocabulary 500 --length 32 --steps 8",
-        plot=Bars(("way",), "milliseconds"),
+        plots=(Bars(("way",), "milliseconds"),),
     ),
     Bench("report", "report", quick="--layers 2 --ranks 4 --repeat 1"),
     Bench(
@@ -224,7 +238,7 @@ BENCHES = (
         "hosts",
         quick="--size 200 --repeat 2 --ranks 1",
         needs=("hosts",),
-        plot=Bars(("ranks", "strategy"), "seconds"),
+        plots=(Bars(("strategy",), "seconds", per=("ranks",)),),
     ),
     Bench("array_api", "array_api", needs=("suite",)),
     Bench("gpu", "gpu", needs=("gpu",)),

@@ -10,6 +10,7 @@ Points = Sequence[tuple[float, float]]
 
 # Colours that people with any colour vision can tell apart, and marks for those who see none.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+OTHERS = "#a3b8cc"  # bars of peers
 MARKS = ("circle", "square", "diamond", "triangle")
 FONT = "font-family='Helvetica, Arial, sans-serif' font-size='12'"
 WIDTH = 560.0
@@ -67,24 +68,35 @@ def line_plot(
 
 
 def bar_plot(title: str, unit: str, bars: Sequence[tuple[str, float]]) -> str:
-    """Return a horizontal bar for each name and number, from zero; empty without any."""
+    """Return a horizontal bar for each name and number, from zero; empty without any.
+
+    Bars of einmpi and of its planner are darker than those of others.
+    """
     if not bars:
         return ""
     left = 16 + 6.6 * max(len(name) for name, _ in bars)
+    longest_line = 16 + 7.2 * (len(title) + len(unit) + 2)
     height = TOP + BAR * len(bars) + 12
-    width = left + 360.0
+    width = max(left + 360.0, longest_line)
     largest = max(value for _, value in bars) or 1.0
-    parts = [_text(8, 20, f"{title}, {unit}", "start", is_bold=True)]
+    heading = f"{title}: {unit}" if title else unit
+    parts = [_text(8, 20, heading, "start", is_bold=True)]
+    has_ours = any(_is_ours(name) for name, _ in bars)
     for number, (name, value) in enumerate(bars):
+        colour = OTHERS if has_ours and not _is_ours(name) else COLOURS[0]
         up = TOP + BAR * number
         length = 270.0 * max(value, 0.0) / largest
         parts.append(_text(left - 8, up + 11, name, "end"))
         parts.append(
             f"<rect x='{left:g}' y='{up:g}' width='{length:.1f}' height='{BAR - 5:g}' "
-            f"fill='{COLOURS[0]}'/>"
+            f"fill='{colour}'/>"
         )
         parts.append(_text(left + length + 6, up + 11, _short(value), "start"))
     return _svg(title, width, height, parts)
+
+
+def _is_ours(name: str) -> bool:
+    return "einmpi" in name or "eindecomp" in name
 
 
 def _range(values: Sequence[float], log: bool) -> tuple[float, float]:

@@ -7,17 +7,23 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from catalogue import Bars, Bench, Lines
+from catalogue import FOLDER, Bars, Bench, Lines, first_sentence
 from plots import bar_plot, line_plot
 
 STYLE = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; margin: 2em auto; max-width: 70em;
        padding: 0 1em; color: #1f2328; }
+h2 { margin-top: 2em; border-bottom: 1px solid #d0d7de; }
 code { font-size: 90%; }
 table { border-collapse: collapse; font-size: 13px; }
 td, th { border: 1px solid #d0d7de; padding: 2px 8px; text-align: left; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 details { overflow-x: auto; }
+.plots { display: flex; flex-wrap: wrap; gap: 1em; }
+figure { margin: 0; }
+svg { max-width: 100%; height: auto; }
+.skipped { color: #57606a; }
+.failed { color: #b00020; font-weight: bold; }
 """
 MOST_BARS = 60  # of a plot; more cannot be read
 
@@ -43,48 +49,84 @@ class Outcome:
 
 
 def write_page(file: Path, outcomes: list[Outcome]) -> None:
-    """Write the page."""
-    sections = "".join(section(outcome) for outcome in outcomes if outcome.record is not None)
-    left_out = [outcome for outcome in outcomes if outcome.record is None]
-    if left_out:
-        items = "".join(
-            f"<li>{escape(outcome.bench.name)} {escape(outcome.summary())}</li>"
-            for outcome in left_out
-        )
-        sections += f"<h2>Left out</h2><ul>{items}</ul>"
+    """Write the page: what there is, then a section for each benchmark with results."""
+    with_results = [outcome for outcome in outcomes if outcome.record is not None]
+    sections = "".join(section(outcome) for outcome in with_results)
     page = (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Benchmarks</title>"
-        f"<style>{STYLE}</style><body><h1>Benchmarks</h1>{sections}</body></html>\n"
+        "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'><title>Benchmarks</title>"
+        f"<style>{STYLE}</style><body><h1>Benchmarks</h1>"
+        f"{about_machine(with_results)}{contents(outcomes)}{sections}</body></html>\n"
     )
     file.write_text(page, encoding="utf-8")
+
+
+def about_machine(outcomes: list[Outcome]) -> str:
+    """Return the machine and the date of the first results: all are of one run."""
+    if not outcomes:
+        return ""
+    record = outcomes[0].record
+    assert record is not None
+    machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
+    return f"<p>{escape(machine)}; {escape(record['date'])}</p>"
+
+
+def contents(outcomes: list[Outcome]) -> str:
+    """Return a table of all benchmarks, with what came of each."""
+    lines = []
+    for outcome in outcomes:
+        name = escape(outcome.bench.name)
+        kind = "skipped" if outcome.skipped else "failed" if outcome.failed else "done"
+        link = f"<a href='#{name}'>{name}</a>" if kind == "done" else name
+        cells = f"<td>{link}</td><td>{escape(about(outcome.bench))}</td>"
+        lines.append(f"<tr>{cells}<td class='{kind}'>{escape(outcome.summary())}</td></tr>")
+    head = "<tr><th>benchmark</th><th>what it shows</th><th>result</th></tr>"
+    return f"<table>{head}{''.join(lines)}</table>"
+
+
+def about(bench: Bench) -> str:
+    """Return what the script of a benchmark says about itself, in a sentence."""
+    file = FOLDER / f"{bench.script}.py"
+    return first_sentence(file).rstrip(".") if file.exists() else ""
 
 
 def section(outcome: Outcome) -> str:
     """Return the part of the page for one benchmark."""
     record = outcome.record
     assert record is not None
-    machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
     pictures = "".join(f"<figure>{svg}</figure>" for svg in plots_of(outcome.bench, record["rows"]))
+    name = escape(record["bench"])
     return (
-        f"<h2>{escape(record['bench'])}</h2><p><code>{escape(record['command'])}</code><br>"
-        f"{escape(machine)}; {escape(record['date'])}</p>{pictures}"
+        f"<h2 id='{name}'>{name}</h2><p>{escape(about(outcome.bench))}<br>"
+        f"<code>{escape(record['command'])}</code></p><div class='plots'>{pictures}</div>"
         f"<details><summary>{len(record['rows'])} rows</summary>{table(record['rows'])}</details>"
     )
 
 
 def plots_of(bench: Bench, rows: list[dict[str, Any]]) -> list[str]:
     """Return the plots of some rows; rows without the number that is shown are left out."""
-    if isinstance(bench.plot, Bars):
-        names, value = bench.plot.names, bench.plot.value
-        bars = []
-        for row in rows:
-            if is_number(row.get(value)):
-                text = ", ".join(str(row[name]) for name in names if name in row)
-                bars.append((text, float(row[value])))
-        return [bar_plot(bench.name, value, bars[:MOST_BARS])]
-    if isinstance(bench.plot, Lines):
-        return line_plots(bench.plot, rows)
-    return []
+    found = []
+    for plot in bench.plots:
+        found += bar_plots(plot, rows) if isinstance(plot, Bars) else line_plots(plot, rows)
+    return found
+
+
+def bar_plots(plot: Bars, rows: list[dict[str, Any]]) -> list[str]:
+    """Return a plot of bars for each combination of the columns that plots differ in."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for row in rows:
+        has_place = all(name in row for name in plot.per)
+        names = [str(row[name]) for name in plot.names if name in row]
+        if has_place and names and is_number(row.get(plot.value)):
+            title = ", ".join(f"{name} {row[name]}" for name in plot.per)
+            found.setdefault(title, []).append((", ".join(names), float(row[plot.value])))
+    plots = []
+    for title, bars in found.items():
+        unit = plot.value
+        if len(bars) > MOST_BARS:
+            unit += f" (the first {MOST_BARS} of {len(bars)})"
+        plots.append(bar_plot(title, unit, bars[:MOST_BARS]))
+    return plots
 
 
 def line_plots(plot: Lines, rows: list[dict[str, Any]]) -> list[str]:

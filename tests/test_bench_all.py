@@ -70,7 +70,8 @@ def test_all(tmp_path):
     assert [row["limit"] for row in record["rows"]] == ["none", "1/2", "1/4", "1/8"]
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page and "it needs a copy of the suite" in page
-    assert not re.search(r"(src|href)=|url\(|@import|<script", page)  # nothing from elsewhere
+    assert not re.search(r"src=|href='[^#]|url\(|@import|<script", page)  # nothing from elsewhere
+    assert "<a href='#spill'>spill</a>" in page and "<h2 id='spill'>" in page
 
 
 def test_a_failing_benchmark_is_named_and_the_others_go_on(bench, tmp_path, monkeypatch, capsys):
@@ -162,12 +163,27 @@ def test_nothing_to_plot(bench):
 def test_the_page_has_all_rows(bench, tmp_path):
     page = bench("results_page")
     catalogue = bench("catalogue")
-    spill = catalogue.Bench("spill", "spill", plot=catalogue.Bars(("way",), "seconds"))
+    spill = catalogue.Bench("spill", "spill", plots=(catalogue.Bars(("way",), "seconds"),))
     outcomes = [page.Outcome(spill, record=GOOD), page.Outcome(spill, skipped="a < b")]
     page.write_page(tmp_path / "index.html", outcomes)
     text = (tmp_path / "index.html").read_text()
     assert "<td class='number'>1.5</td>" in text and "a &lt; b" in text
-    assert "<th>peers numpy</th>" in text and "times" not in text.partition("<table>")[2]
+    assert "<th>peers numpy</th>" in text and "times" not in text.partition("<details>")[2]
+
+
+def test_bars_are_apart_where_their_columns_differ(bench):
+    page = bench("results_page")
+    catalogue = bench("catalogue")
+    bars = catalogue.Bars(("peer",), "words", per=("ranks",))
+    rows = [{"ranks": ranks, "peer": "einmpi", "words": ranks} for ranks in (2, 4)]
+    rows += [{"ranks": 4, "peer": "numpy", "words": 9}, {"peer": "no place", "words": 1}]
+    two, four = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), rows)
+    assert "ranks 2: words" in two and "numpy" not in two
+    assert "numpy" in four and "no place" not in two + four
+    assert bench("plots").OTHERS in four and bench("plots").OTHERS not in two
+    many = [{"ranks": 2, "peer": f"p{number}", "words": 1} for number in range(61)]
+    (first,) = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), many)
+    assert "the first 60 of 61" in first
 
 
 def test_lines_of_a_page_are_those_of_its_rows(bench):
@@ -179,6 +195,6 @@ def test_lines_of_a_page_are_those_of_its_rows(bench):
         for ranks in (8, 64):
             rows.append({"graph": graph, "strategy": "sqrt", "ranks": ranks, "words": 2 * ranks})
     rows.append({"graph": "layer", "strategy": "data", "ranks": 8, "words": None})  # no plan
-    found = page.plots_of(catalogue.Bench("planning", "planning", plot=lines), rows)
+    found = page.plots_of(catalogue.Bench("planning", "planning", plots=(lines,)), rows)
     assert len(found) == 2 and "chain" in found[0] and "layer" in found[1]
     assert len(places(found[0], "polyline")) == 2 and "data" not in found[1]
