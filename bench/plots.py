@@ -156,7 +156,10 @@ def _text(
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1e5 else f"{value:.1e}".replace("e+0", "e")
+    """Return a number for a reader: 0.0123, 12.3, 691,200, 1.23e+12."""
+    if 1e3 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _svg(title: str, width: float, height: float, parts: Sequence[str]) -> str:

@@ -118,7 +118,7 @@ def bar_plots(plot: Bars, rows: list[dict[str, Any]]) -> list[str]:
         has_place = all(name in row for name in plot.per)
         names = [str(row[name]) for name in plot.names if name in row]
         if has_place and names and is_number(row.get(plot.value)):
-            title = ", ".join(f"{name} {row[name]}" for name in plot.per)
+            title = ", ".join(place(name, row[name]) for name in plot.per)
             found.setdefault(title, []).append((", ".join(names), float(row[plot.value])))
     plots = []
     for title, bars in found.items():
@@ -127,6 +127,11 @@ def bar_plots(plot: Bars, rows: list[dict[str, Any]]) -> list[str]:
             unit += f" (the first {MOST_BARS} of {len(bars)})"
         plots.append(bar_plot(title, unit, bars[:MOST_BARS]))
     return plots
+
+
+def place(name: str, value: Any) -> str:
+    """Return a column and its value for a title; a text says by itself what it is."""
+    return value if isinstance(value, str) else f"{name} {value}"
 
 
 def line_plots(plot: Lines, rows: list[dict[str, Any]]) -> list[str]:

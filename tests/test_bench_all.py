@@ -174,14 +174,15 @@ def test_the_page_has_all_rows(bench, tmp_path):
 def test_bars_are_apart_where_their_columns_differ(bench):
     page = bench("results_page")
     catalogue = bench("catalogue")
-    bars = catalogue.Bars(("peer",), "words", per=("ranks",))
-    rows = [{"ranks": ranks, "peer": "einmpi", "words": ranks} for ranks in (2, 4)]
-    rows += [{"ranks": 4, "peer": "numpy", "words": 9}, {"peer": "no place", "words": 1}]
+    bars = catalogue.Bars(("peer",), "words", per=("kind", "ranks"))
+    place = {"kind": "skewed", "ranks": 4}
+    rows = [{**place, "ranks": ranks, "peer": "einmpi", "words": ranks} for ranks in (2, 4)]
+    rows += [{**place, "peer": "numpy", "words": 691200}, {"peer": "no place", "words": 1}]
     two, four = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), rows)
-    assert "ranks 2: words" in two and "numpy" not in two
-    assert "numpy" in four and "no place" not in two + four
+    assert "skewed, ranks 2: words" in two and "numpy" not in two
+    assert "numpy" in four and "691,200" in four and "no place" not in two + four
     assert bench("plots").OTHERS in four and bench("plots").OTHERS not in two
-    many = [{"ranks": 2, "peer": f"p{number}", "words": 1} for number in range(61)]
+    many = [{**place, "peer": f"p{number}", "words": 1} for number in range(61)]
     (first,) = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), many)
     assert "the first 60 of 61" in first
 
