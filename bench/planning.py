@@ -21,7 +21,7 @@ from results import write_results
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.paper import MODELS, llama_program, llama_training_program
-from einmpi.planner.bounds import lower_bound_words
+from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -29,8 +29,30 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 
 
-def chain(skew: int) -> EinGraph:
-    return einmpi.load("jobs/chain.toml", s=6400, skew=skew).graph
+def chain(skew: int, size: int = 6400) -> EinGraph:
+    return einmpi.load("jobs/chain.toml", s=size, skew=skew).graph
+
+
+def mttkrp() -> EinGraph:
+    """Return a tensor times two factors, as in the CP decomposition."""
+    shapes = {"X": (1024, 1024, 1024), "B": (1024, 24), "C": (1024, 24)}
+    return einmpi.program("Z[i,a] = sum(X[i,j,k] * B[j,a] * C[k,a])", **shapes).graph
+
+
+def feed_forward() -> EinGraph:
+    """Return the gradients of a network with two hidden layers, by all weights."""
+    text = """
+        H[b,h] = relu(sum(X[b,i] * W1[i,h]))
+        G[b,g] = relu(sum(H[b,h] * W2[h,g]))
+        Z[b,l] = sum(G[b,g] * W3[g,l])
+        loss = mean[b](logsumexp[l](Z[b,l]) - sum[l](Y[b,l] * Z[b,l]))
+        D1[i,h] = grad(loss, W1[i,h])
+        D2[h,g] = grad(loss, W2[h,g])
+        D3[g,l] = grad(loss, W3[g,l])
+    """
+    shapes = {"X": (4096, 8192), "W1": (8192, 4096), "W2": (4096, 4096), "W3": (4096, 1024)}
+    outputs = ["loss", "D1", "D2", "D3"]
+    return einmpi.program(text, dtype="float32", outputs=outputs, Y=(4096, 1024), **shapes).graph
 
 
 def attention() -> EinGraph:
@@ -118,6 +140,9 @@ def random_graph(vertices: int, seed: int) -> EinGraph:
 GRAPHS: dict[str, Callable[[], EinGraph]] = {
     "chain": lambda: chain(1),
     "chain-skewed": lambda: chain(10),
+    "chain-960": lambda: chain(1, 960),
+    "mttkrp": mttkrp,
+    "feed-forward": feed_forward,
     "attention": attention,
     "llama-layer": lambda: llama(8, 1024, 1),
     "llama-32-layers": lambda: llama(8, 1024, 32),

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, States
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Factored, Name
+from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills

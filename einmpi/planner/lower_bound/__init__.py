@@ -1,0 +1,1 @@
+"""A lower bound on the words that any plan of a graph moves."""

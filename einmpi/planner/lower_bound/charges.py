@@ -1,0 +1,175 @@
+"""What each vertex charges for copies of its operands, so that the lower bound is high.
+
+The charges are the solution of a linear program (docs/lower_bound.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.planner.lower_bound.linear_program import (
+    TOLERANCE,
+    Basis,
+    Columns,
+    Floats,
+    find_prices,
+)
+from einmpi.planner.lower_bound.ways import Ways
+
+# Amounts that could be zero get a little, each a different one: otherwise the search could go round
+# in circles.
+PERTURBATION = 1e-7
+
+
+class Part(NamedTuple):
+    """A vertex of a graph, or two that are taken as one."""
+
+    charges: tuple[int | None, ...]  # the number of the charge for each operand; None: no charge
+    charges_for_result: tuple[int, ...]  # those of the readers of its result
+    ways: Ways
+    times: int  # that it occurs
+
+
+class Limit(NamedTuple):
+    """The charges for one tensor: together they are at most its elements."""
+
+    charges: tuple[int, ...]
+    elements: int
+
+
+@dataclass(frozen=True)
+class Charging:
+    """The parts of a graph, and the limits of what they charge."""
+
+    parts: Sequence[Part]
+    limits: Sequence[Limit]
+    charges: int  # how many there are
+
+    def bound(self, words: Sequence[int], fraction: int) -> int:
+        """Return the least that moves, given what each charge is, all in fractions of a word."""
+        total = 0
+        for part in self.parts:
+            total += part.times * int(_moved(part, words, part.ways.words * fraction).min())
+        return total
+
+    def best(self, fraction: int) -> list[int]:
+        """Return charges, in fractions of a word, with which the bound is highest or nearly so."""
+        if not self.charges:
+            return []
+        program = _Program(self)
+        prices = find_prices(program.start(), program.fixed_columns(), program.cheaper_ways)
+        wanted = prices[len(self.parts) :] * program.scale * fraction
+        return self._within_limits([max(0, round(charge)) for charge in wanted.tolist()], fraction)
+
+    def _within_limits(self, wanted: Sequence[int], fraction: int) -> list[int]:
+        """Return charges that keep the limits: rounding may have made them a little too high."""
+        words = list(wanted)
+        for limit in self.limits:
+            for charge, times in Counter(limit.charges).items():
+                others = sum(words[other] for other in limit.charges if other != charge)
+                most = (limit.elements * fraction - others) // times
+                words[charge] = max(0, min(words[charge], most))
+        return words
+
+
+def _moved(part: Part, charged: Sequence[Any] | Floats, words: npt.NDArray[Any]) -> Any:
+    """Return what a part moves in each way to cut it: `words`, and what it is charged for copies.
+
+    Copies of the result that ranks have computed themselves are subtracted: readers charge for all
+    copies but one.
+    """
+    moved = words - sum(charged[charge] for charge in part.charges_for_result) * part.ways.spare
+    for charge, copies in zip(part.charges, part.ways.copies.T, strict=True):
+        if charge is not None:
+            moved = moved + charged[charge] * copies
+    return moved
+
+
+class _Program:
+    """The linear program in its dual form.
+
+    Each part has a mixture of ways to be cut: one row says that its shares add up. Of each tensor
+    an amount moves: for each charge, a row says that this is enough for the copies that the
+    reader's mixture needs, less those that the maker's mixture has to spare. The words that move
+    are minimised, and the price of a row of the second kind is the charge.
+    """
+
+    def __init__(self, charging: Charging) -> None:
+        self.charging = charging
+        self.parts = len(charging.parts)
+        self.rows = self.parts + charging.charges
+        self.scale = float(max(1, *(limit.elements for limit in charging.limits)))
+
+    def column(self, number: int, way: int) -> Floats:
+        """Return the column of one way to cut a part."""
+        part = self.charging.parts[number]
+        column = np.zeros(self.rows)
+        column[number] = 1
+        for charge, copies in zip(part.charges, part.ways.copies[way].tolist(), strict=True):
+            if charge is not None:
+                column[self.parts + charge] -= copies
+        for charge in part.charges_for_result:
+            column[self.parts + charge] += part.ways.spare[way]
+        return column
+
+    @cached_property
+    def highest_charges(self) -> Floats:
+        """What each charge could be if it were the only one, as a share of the scale."""
+        highest = np.ones(self.charging.charges)
+        for limit in self.charging.limits:
+            for charge in limit.charges:
+                highest[charge] = min(highest[charge], limit.elements / self.scale)
+        return highest
+
+    def start(self) -> Basis:
+        """Return the solution in which all ranks compute everything, so that only inputs move.
+
+        For the start, each charge has a column of its own for the amount that moves. Its cost is
+        the highest charge, so that it changes nothing.
+        """
+        parts = self.parts
+        ways = [int(part.ways.spare.argmax()) for part in self.charging.parts]
+        computing = np.column_stack([self.column(number, way) for number, way in enumerate(ways)])
+        counts = np.array([part.times for part in self.charging.parts], float)
+        little = PERTURBATION * (1 + np.arange(self.charging.charges) / self.charging.charges)
+        missing = little - (computing[parts:] * counts).sum(axis=1)
+        signs = np.where(missing > 0, 1.0, -1.0)
+
+        inverse = np.eye(self.rows)
+        inverse[parts:, :parts] = -signs[:, None] * computing[parts:]
+        inverse[parts:, parts:] = np.diag(signs)
+        costs = np.zeros(self.rows)
+        for number, way in enumerate(ways):
+            costs[number] = self.charging.parts[number].ways.words[way] / self.scale
+        costs[parts:] = np.where(signs > 0, self.highest_charges, 0.0)
+        return Basis(inverse, np.concatenate([counts, little]), costs)
+
+    def fixed_columns(self) -> Columns:
+        """Return a column for the amount that moves of each tensor, and one for each surplus."""
+        amounts = np.zeros((self.rows, len(self.charging.limits)))
+        costs = np.zeros(len(self.charging.limits) + self.charging.charges)
+        for number, limit in enumerate(self.charging.limits):
+            costs[number] = limit.elements / self.scale
+            for charge in limit.charges:
+                amounts[self.parts + charge, number] += 1
+        surplus = -np.eye(self.rows)[:, self.parts :]
+        return Columns(np.concatenate([amounts, surplus], axis=1), costs)
+
+    def cheaper_ways(self, prices: Floats) -> Columns:
+        """Return, for each part, the way that costs least at these prices, if that is less."""
+        columns = [np.zeros((self.rows, 0))]
+        costs = []
+        for number, part in enumerate(self.charging.parts):
+            moved = _moved(part, prices[self.parts :], part.ways.words / self.scale)
+            way = int(moved.argmin())
+            if moved[way] < prices[number] - TOLERANCE:
+                columns.append(self.column(number, way)[:, None])
+                costs.append(part.ways.words[way] / self.scale)
+        return Columns(np.concatenate(columns, axis=1), np.array(costs))

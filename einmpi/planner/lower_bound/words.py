@@ -1,0 +1,167 @@
+"""The lower bound on the words that any plan of a graph moves (docs/lower_bound.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.lower_bound.charges import Charging, Limit, Part
+from einmpi.planner.lower_bound.outer_products import joint_ways, outer_products
+from einmpi.planner.lower_bound.ways import Ways, ways_to_cut
+from einmpi.planner.repetition import vertices_alike
+
+MOST_ROWS = 250  # of a linear program; a graph with more is divided
+MOST_WORDS = 1 << 62  # fit into 64 bits, with a sign
+FINEST_FRACTION = 1 << 20  # of a word: charges are whole numbers of such fractions
+
+Read = tuple[str, int]  # a vertex, and the number of its operand
+
+
+class _Unit(NamedTuple):
+    """A vertex, or an outer product and its reader."""
+
+    result: str
+    reads: tuple[tuple[Read, str], ...]  # with the tensor that is read
+    ways: Ways
+
+
+def lower_bound_words(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> int:
+    """Return the words that every plan on a mesh of so many ranks moves, or less.
+
+    Inputs are stored once, but for those that are `resident`: these are where they are needed.
+    """
+    fraction = _finest_fraction(graph, ranks)
+    if ranks == 1 or not fraction:
+        return 0
+    total = 0
+    for charging in _charging(graph, ranks, resident):
+        total += max(0, charging.bound(charging.best(fraction), fraction))
+    return -(-total // fraction)  # words are whole numbers
+
+
+def _finest_fraction(graph: EinGraph, ranks: int) -> int:
+    """Return how many fractions a word can have; 0 if sums of words would not fit into 64 bits."""
+    largest = max(vertex.elements for vertex in graph.vertices)
+    most_operands = max((len(vertex.inputs) for vertex in graph.computed), default=0)
+    # Of two vertices taken as one: all operands, what moves between them, the result, and its
+    # partial results.
+    terms = 2 * most_operands + 3
+    return min(FINEST_FRACTION, MOST_WORDS // max(1, ranks * largest * terms))
+
+
+def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[Charging]:
+    """Yield the parts of a graph with what they may charge, all at once or piece by piece.
+
+    In a large graph, vertices that do the same charge the same. If there are still too many, the
+    graph is divided: then nothing is charged for a tensor that another piece computes, nor for an
+    input that an earlier piece reads.
+    """
+    units = list(_units(graph, ranks))
+    free = {*resident, *_partly_read(graph)}
+    made = {unit.result for unit in units}
+    free |= {vertex.name for vertex in graph.computed if vertex.name not in made}
+    if _rows(units) > MOST_ROWS:
+        alike = vertices_alike(graph, dict.fromkeys(free, "free"))
+        whole = _joined(graph, units, free, alike)
+        if len(whole.parts) + whole.charges <= MOST_ROWS:
+            yield whole
+            return
+    read_before: set[str] = set()
+    for piece in _pieces(units):
+        read_here = {name for unit in piece for _, name in unit.reads}
+        made_here = {unit.result for unit in piece}
+        not_charged = set(free)
+        for name in read_here:
+            is_input = graph[name].is_input
+            if (is_input and name in read_before) or (not is_input and name not in made_here):
+                not_charged.add(name)
+        yield _joined(graph, piece, not_charged, {})
+        read_before |= read_here
+
+
+def _rows(units: Sequence[_Unit]) -> int:
+    """Return the rows of the linear program: one for each unit and one for each operand."""
+    return sum(1 + len(unit.reads) for unit in units)
+
+
+def _pieces(units: Sequence[_Unit]) -> Iterator[Sequence[_Unit]]:
+    """Yield neighbouring units, as many at a time as make a small linear program."""
+    start = 0
+    rows = 0
+    for end, unit in enumerate(units):
+        rows += _rows([unit])
+        if rows > MOST_ROWS and end > start:
+            yield units[start:end]
+            start = end
+            rows = _rows([unit])
+    yield units[start:]
+
+
+def _partly_read(graph: EinGraph) -> Iterator[str]:
+    """Yield tensors of which a vertex may need only a part, by index arithmetic."""
+    for vertex in graph.computed:
+        for operand, name in enumerate(vertex.inputs):
+            if vertex.computed_einsum.has_arithmetic(operand):
+                yield name
+
+
+def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
+    """Yield the vertices of a graph; outer products together with their readers."""
+    vertices: dict[str, Vertex] = {}
+    for vertex in graph.computed:
+        if 0 not in (extent for _, extent in vertex.computed_einsum.extents):
+            vertices[vertex.name] = vertex
+    reader_of = {}
+    for name, reader in outer_products(graph, ranks).items():
+        if name in vertices and reader in vertices:
+            reader_of[name] = reader
+    product_of = {reader: vertices[name] for name, reader in reader_of.items()}
+    for name, vertex in vertices.items():
+        if name in product_of:
+            product = product_of[name]
+            others = [read for read in _reads(vertex) if read[1] != product.name]
+            operand = vertex.inputs.index(product.name)
+            ways = joint_ways(product.computed_einsum, vertex.computed_einsum, operand, ranks)
+            yield _Unit(name, (*_reads(product), *others), ways)
+        elif name not in reader_of:
+            ways = ways_to_cut(vertex.computed_einsum, vertex.elements, ranks)
+            yield _Unit(name, _reads(vertex), ways)
+
+
+def _reads(vertex: Vertex) -> tuple[tuple[Read, str], ...]:
+    return tuple(((vertex.name, at), name) for at, name in enumerate(vertex.inputs))
+
+
+def _joined(
+    graph: EinGraph, units: Sequence[_Unit], free: Collection[str], alike: Mapping[str, str]
+) -> Charging:
+    """Return the parts of some units; those of vertices that are alike have the same charges.
+
+    Nothing is charged for the tensors in `free`.
+    """
+    numbers: dict[Read, int] = {}
+    charges_for: dict[str, list[int]] = {}
+    charges_of: list[tuple[int | None, ...]] = []
+    for unit in units:
+        charges: list[int | None] = []
+        for (reader, operand), name in unit.reads:
+            charge = None
+            if name not in free:
+                model = alike.get(reader, reader), operand
+                charge = numbers.setdefault(model, len(numbers))
+                charges_for.setdefault(name, []).append(charge)
+            charges.append(charge)
+        charges_of.append(tuple(charges))
+
+    # Equal units are one part. Ways are equal if they are the same object.
+    parts: dict[tuple[object, ...], Part] = {}
+    for unit, charges_of_unit in zip(units, charges_of, strict=True):
+        for_result = tuple(sorted(charges_for.get(unit.result, ())))
+        key = (charges_of_unit, for_result, id(unit.ways))
+        times = parts[key].times if key in parts else 0
+        parts[key] = Part(charges_of_unit, for_result, unit.ways, times + 1)
+    limits: dict[Limit, None] = {}
+    for name, charged in charges_for.items():
+        limits[Limit(tuple(sorted(charged)), graph[name].elements)] = None
+    return Charging(list(parts.values()), list(limits), len(numbers))
