@@ -281,6 +281,11 @@ class EinSum:
             used.update(node.label for node in walk(tree) if isinstance(node, Index))
         return tuple(label for label in self.labels if label in used)
 
+    @cached_property
+    def has_any_arithmetic(self) -> bool:
+        """Whether an index of any operand is arithmetic on labels, or fixed."""
+        return any(self._arithmetic)
+
     def has_arithmetic(self, operand: int) -> bool:
         """Return whether an index of an operand is arithmetic on labels, as in X[i+1], or fixed."""
         return self._arithmetic[operand]
@@ -298,13 +303,29 @@ class EinSum:
         A diagonal is cut along its first dimension. An index that is arithmetic is cut by the label
         that changes it most. A gathered dimension is needed whole.
         """
-        index = self.operands[operand]
-        if label in index:
-            return index.index(label)
-        for dimension, entry in enumerate(index):
-            if not isinstance(entry, str) and major_label(entry, self.extents) == label:
-                return dimension
-        return None
+        return self._cut_dimensions[operand].get(label)
+
+    @cached_property
+    def _cut_dimensions(self) -> tuple[dict[str, int], ...]:
+        """Of each operand, the labels that cut it and the dimensions that they cut."""
+        found = []
+        for index in self.operands:
+            dimension_of: dict[str, int] = {}
+            for dimension, entry in enumerate(index):
+                if isinstance(entry, str):
+                    dimension_of.setdefault(entry, dimension)
+            for dimension, entry in enumerate(index):
+                if not isinstance(entry, str):
+                    label = major_label(entry, self.extents)
+                    if label is not None:
+                        dimension_of.setdefault(label, dimension)
+            found.append(dimension_of)
+        return tuple(found)
+
+    @cached_property
+    def output_dimensions(self) -> dict[str, int]:
+        """The labels of the result, and their dimensions."""
+        return {label: dimension for dimension, label in enumerate(self.output)}
 
     def bounded_labels(self) -> tuple[str, ...]:
         """Return the labels whose extent follows from an operand."""

@@ -18,8 +18,12 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.placement import place
 from einmpi.planner.plan import Options
 from einmpi.planner.prices import Prices
-from einmpi.planner.repetition import repeated_layers, vertices_alike
-from einmpi.planner.search import EXACT_AXES, is_tangled, search
+from einmpi.planner.repetition import (
+    repeated_layers,
+    small_results_of_no_layer,
+    vertices_alike,
+)
+from einmpi.planner.search import EXACT_AXES, is_tangled, search, search_holding
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 
@@ -47,6 +51,8 @@ class CutSearch:
         pins = [name for name in self.options.pins if name not in carried_outputs]
         self.pinned = (*in_place, *pins)
         self.prices = Prices.of(self.machine())
+        # Variable → its state, until the others are found without a price of memory.
+        self.held: dict[int, tuple[int, ...]] = {}
         self.set_up()
         self.rates = self.operation_rates(self.problem)
         self.tables: dict[int, dict[object, Ints]] = {}  # of all prices, for each unit of costs
@@ -60,14 +66,40 @@ class CutSearch:
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""
-        tie: dict[str, str] = {}
-        if self.is_default and not self.small:
-            tie = self.tied()
+        shares = self.is_default and not self.small
+        if self.exact_axes and len(self.graph.vertices) <= MANY_VERTICES:
+            shares = False
+        tie = self.tied() if shares else {}
         self.problem = self.factored(tie) if tie else self.with_own_variables
         self.with_shared_variables = self.problem
         self.is_tangled = bool(tie) and is_tangled(Solver(self.problem, self.mesh))
-        if tie and self.exact_axes and not self.is_tangled:
+        if self.is_tangled or (shares and not tie):
+            self.untangle()
+        elif tie and self.exact_axes:
             self.problem = self.with_own_variables
+
+    def untangle(self) -> None:
+        """Let layers share variables whatever results they all read, if the search gets easier.
+
+        A result that all layers read, such as the cosines of positions, hides that they repeat. If
+        it is small, it is held on all ranks until the rest is found. This is not done at a price of
+        memory, nor where layouts are prescribed.
+        """
+        if self.pinned or self.options.placed:
+            return
+        held = small_results_of_no_layer(self.graph, self.mesh.ranks)
+        tie = repeated_layers(self.graph, results_of_none=True) if held else {}
+        if not tie:
+            return
+        problem = self.factored(self.alike(tie))
+        axes = len(self.mesh.factors)
+        for name in held:
+            ndim = len(self.graph[name].bound)
+            self.held[problem.number["tensor", name]] = (ndim,) * axes
+        if is_tangled(Solver(problem, self.mesh, fixed=self.held)):
+            self.held = {}
+        else:
+            self.problem = problem
 
     @cached_property
     def with_own_variables(self) -> Factored:
@@ -90,18 +122,26 @@ class CutSearch:
         same_layout = {output: name for name, output in self.options.carry.items()}
         return factor(self.graph, self.resident, self.pinned, tie, same_layout)
 
+    @cached_property
+    def marks(self) -> dict[str, object]:
+        """What is special about inputs and outputs: those that share variables have the same."""
+        found: dict[str, object] = {}
+        for name in self.resident:
+            found[name] = "resident"
+        for layouts in (self.options.pins, self.options.given, self.options.placed):
+            found.update(layouts)
+        return found
+
     def tied(self) -> dict[str, str]:
         """Return vertices and inputs of repeated layers → those whose variables they share."""
-        marks: dict[str, object] = {}
-        for name in self.resident:
-            marks[name] = "resident"
-        for layouts in (self.options.pins, self.options.given, self.options.placed):
-            marks.update(layouts)
-        if self.exact_axes and len(self.graph.vertices) <= MANY_VERTICES:
-            return {}
         tie = repeated_layers(self.graph)
         if not tie and len(self.graph.vertices) > MANY_VERTICES:
-            tie = vertices_alike(self.graph, marks)
+            tie = vertices_alike(self.graph, self.marks)
+        return self.alike(tie)
+
+    def alike(self, tie: Mapping[str, str]) -> dict[str, str]:
+        """Return the vertices and inputs that nothing prescribed keeps from sharing variables."""
+        marks = self.marks
         return {name: model for name, model in tie.items() if marks.get(name) == marks.get(model)}
 
     @property
@@ -244,6 +284,7 @@ class CutSearch:
         """Return the best states at this price of memory, with a price on repeated work or not."""
         problem = self.problem_at(price)
         rates = self.rates if problem is self.problem else self.operation_rates(problem)
+        holds = bool(self.held) and problem is self.problem
         solver = Solver(
             problem,
             self.mesh,
@@ -253,10 +294,12 @@ class CutSearch:
             weigh_work,
             self.prices,
             rates,
-            self.is_tangled,
+            self.is_tangled and not holds,
         )
         # What an edge costs does not depend on the price of memory.
         solver.cache = self.tables.setdefault(solver.unit, solver.cache)
+        if holds:
+            return search_holding(solver, self.held)
         return search(solver, self.start, self.other_starts)
 
     def repeats_work(self, states: States, price: int) -> bool:

@@ -120,11 +120,8 @@ def operand_cuts(
 
 def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
     """Return the dimension of a vertex's result that each axis cuts in this state."""
-    einsum = graph[name].computed_einsum
-    cuts: list[int | None] = []
-    for label in state:
-        cuts.append(einsum.output.index(label) if label in einsum.output else None)
-    return tuple(cuts)
+    dimensions = graph[name].computed_einsum.output_dimensions
+    return tuple([None if label is None else dimensions.get(label) for label in state])
 
 
 def peak_bytes(
@@ -370,6 +367,7 @@ def peak_bound(
     """
     share = {vertex.name: -(-vertex.nbytes // ranks) for vertex in graph.vertices}
     share.update(dict.fromkeys(without_memory, 0))
+    resident = frozenset(resident)
     present = {name for name in resident if graph.consumers.get(name)}
     nbytes = sum(share[name] for name in present)
     peak = nbytes

@@ -14,6 +14,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries, relabel
 
 MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
+SMALL_SHARE = 16  # copies with less than this share of the bytes of all results are small
 LEAST_LAYERS = 3  # one after another; fewer are no repetition
 LEAST_COPIES = 2  # of a vertex with the same surroundings
 # How far around a vertex its surroundings are compared. Farther ones differ at the first and the
@@ -41,14 +42,14 @@ def find_layers(graph: EinGraph, results_of_none: bool = False) -> Layers:
     Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. Nothing that
     repeats less than three times is found. An input with many readers belongs to no layer; with
     `results_of_none` the same is true of a computed tensor, such as the cosines of positions. The
-    search for cuts does without these, and compares vertices by their surroundings then.
+    search for cuts holds such a tensor on all ranks if it is small, and else compares vertices by
+    their surroundings.
     """
     computed = graph.computed
     position = {vertex.name: place for place, vertex in enumerate(computed)}
     of_no_layer = set()
     for vertex in graph.vertices:
-        has_many_readers = len(graph.consumers[vertex.name]) > MOST_READERS
-        if has_many_readers and (vertex.is_input or results_of_none):
+        if _has_many_readers(graph, vertex) and (vertex.is_input or results_of_none):
             of_no_layer.add(vertex.name)
     numbers: dict[object, int] = {}
     kinds = []
@@ -80,6 +81,23 @@ def repeated_layers(graph: EinGraph, results_of_none: bool = False) -> dict[str,
             if tie.setdefault(name, model_name) != model_name:  # an input of two places
                 return {}
     return tie
+
+
+def small_results_of_no_layer(graph: EinGraph, ranks: int) -> list[str]:
+    """Return the computed tensors with many readers, if copies on all ranks would be small.
+
+    Together they have at most a sixteenth of the bytes of all results. Else nothing is returned.
+    """
+    found = [vertex for vertex in graph.computed if _has_many_readers(graph, vertex)]
+    copies = ranks * sum(vertex.nbytes for vertex in found)
+    of_all_results = sum(vertex.nbytes for vertex in graph.computed)
+    if SMALL_SHARE * copies > of_all_results:
+        return []
+    return [vertex.name for vertex in found]
+
+
+def _has_many_readers(graph: EinGraph, vertex: Vertex) -> bool:
+    return len(graph.consumers[vertex.name]) > MOST_READERS
 
 
 def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ docs/planner.md, "The search", describes the steps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.planner.cost_tables import Groups, Solution, Solver, States
@@ -57,6 +57,39 @@ def search(
             found.append(_one_axis_at_a_time(solver, states))
         best = _cheapest([best, _descend(solver, _cheapest(found))])
     return replace(best, exact=False)
+
+
+def search_holding(solver: Solver, held: Mapping[int, tuple[int, ...]]) -> Solution:
+    """Return the best states found while some layouts are held as they are.
+
+    Without them, the axes can be merged: every shape is solved, and improved on its own, because
+    which one leads farthest does not show before. In the end the layouts are set free, unless it
+    costs nothing to have the tensors there.
+    """
+    holding = replace(solver, fixed={**solver.fixed, **held})
+    found = []
+    for groups in _shapes_to_hold(solver.mesh):
+        merged = holding.solve(groups, limits=MERGED_LIMITS)
+        found.append(_descend(holding, merged, most_axes=1))
+    best = _cheapest(found)
+    if any(_cost_of_layout(solver, number, best.states) for number in held):
+        best = _descend(solver, best, most_axes=1)
+    return replace(best, exact=False)
+
+
+def _shapes_to_hold(mesh: Mesh) -> Sequence[Groups]:
+    """Return ways to merge the axes; few axes are not merged."""
+    shapes = merged_shapes(mesh)
+    return shapes[:1] if len(mesh.factors) <= EXACT_AXES else shapes
+
+
+def _cost_of_layout(solver: Solver, layout: int, states: States) -> int:
+    """Return what it costs to bring a computed tensor into its layout."""
+    total = 0
+    for edge in solver.problem.edges:
+        if edge.target == layout and edge.source is not None:
+            total += solver.edge_cost(edge, states[edge.source], states[layout])
+    return total
 
 
 def is_tangled(solver: Solver) -> bool:
@@ -159,10 +192,11 @@ def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution
     return found
 
 
-def _descend(solver: Solver, best: Solution) -> Solution:
+def _descend(solver: Solver, best: Solution, most_axes: int = 2) -> Solution:
     """Improve a solution by freeing one axis at a time as long as that saves a hundredth.
 
-    Then two axes are freed at a time; if that saves a hundredth, single axes are tried again.
+    Then two axes are freed at a time, if so many are allowed; if that saves a hundredth, single
+    axes are tried again.
     """
     limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
     budget = TANGLED_BUDGET_CELLS if solver.is_tangled else DESCENT_BUDGET_CELLS
@@ -176,8 +210,8 @@ def _descend(solver: Solver, best: Solution) -> Solution:
         saves = cost_before - best.cost > best.cost // 100
         if saves:
             free_axes = 1
-        elif free_axes == 1 and not solver.is_tangled:
-            free_axes = 2
+        elif free_axes < most_axes and not solver.is_tangled:
+            free_axes += 1
         else:
             return best
     return best

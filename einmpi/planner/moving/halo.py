@@ -154,6 +154,8 @@ def needed_of(vertex: Vertex, name: str, bound: tuple[int, ...]) -> Needed | Non
     fetched.
     """
     einsum = vertex.computed_einsum
+    if not einsum.has_any_arithmetic:
+        return None
     operands = [operand for operand, tensor in enumerate(vertex.inputs) if tensor == name]
     if not any(einsum.has_arithmetic(operand) for operand in operands):
         return None

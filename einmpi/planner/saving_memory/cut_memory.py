@@ -44,9 +44,10 @@ class CutMemory:
         without_memory = set(inner)
         if self.options.donate:
             without_memory.update(self.options.carry.values())
+        resident = frozenset(self.resident)
         nbytes = {}
         for vertex in self.graph.vertices:
-            takes_none = vertex.name in self.resident or vertex.name in without_memory
+            takes_none = vertex.name in resident or vertex.name in without_memory
             nbytes[vertex.name] = 0 if takes_none else -(-vertex.nbytes // self.mesh.ranks)
         constraints = Constraints(nbytes, first=self.options.first)
         bounds = []
@@ -58,13 +59,13 @@ class CutMemory:
         """Return what the order of vertices has to respect, and the memory of each tensor."""
         states = cut.states
         layouts = cut.layouts
-        inner = cut.inner
+        without_own = cut.inner.union(self.resident)
         updatable = self.updatable(self.graph, states, layouts)
         updates = {output: name for name, output in updatable.items()}
         nbytes = {}
         for vertex in cut.graph.vertices:
             cuts = layouts.get(vertex.name)
-            takes_none = vertex.name in self.resident or vertex.name in inner
+            takes_none = vertex.name in without_own
             if vertex.name in updates:
                 takes_none = self.options.donate
             if cuts is None and vertex.is_input:
