@@ -47,7 +47,7 @@ def kernel_steps(statement, dtype):
     """Return the kernels of a program on one rank."""
     used = {name: shape for name, shape in SHAPES.items() if name in statement.partition("=")[2]}
     job = einmpi.program(statement, dtype=dtype, **used)
-    _, schedule = Compiled(job, ALONE, Options(job.strategy)).make_ready()
+    _, schedule = Compiled(job, ALONE, Options(job.strategy)).planning.make_ready()
     found = []
     for step in schedule.steps:
         found += step.kernels
