@@ -26,7 +26,7 @@ def _cases():
 CASES = _cases()
 
 
-@pytest.mark.parametrize("ranks", range(1, 10))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_bytes(name, ranks):
     case = CASES[name]
