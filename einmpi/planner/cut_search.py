@@ -67,7 +67,7 @@ class CutSearch:
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""
         shares = self.is_default and not self.small
-        if self.exact_axes and len(self.graph.vertices) <= MANY_VERTICES:
+        if self.exact_axes and not self.is_large:
             shares = False
         tie = self.tied() if shares else {}
         self.problem = self.factored(tie) if tie else self.with_own_variables
@@ -135,7 +135,7 @@ class CutSearch:
     def tied(self) -> dict[str, str]:
         """Return vertices and inputs of repeated layers → those whose variables they share."""
         tie = repeated_layers(self.graph)
-        if not tie and len(self.graph.vertices) > MANY_VERTICES:
+        if not tie and self.is_large:
             tie = vertices_alike(self.graph, self.marks)
         return self.alike(tie)
 
@@ -153,6 +153,11 @@ class CutSearch:
     def exact_axes(self) -> bool:
         """Whether the mesh has so few axes that the search is exact."""
         return len(self.mesh.factors) <= EXACT_AXES
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the graph has many vertices."""
+        return len(self.graph.vertices) > MANY_VERTICES
 
     @property
     def small(self) -> bool:

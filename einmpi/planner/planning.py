@@ -31,6 +31,7 @@ from einmpi.planner.saving_memory.recompute import (
     with_copies,
 )
 from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
 CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth
@@ -115,8 +116,12 @@ class Planning:
                     self.try_recomputing(other, limit, recomputing)
         else:
             fitting = self.cheapest_that_fits(limit, attempts, recomputing)
+            cuts = self.of_strategies(limit)
             if fitting is not None:
-                return min([self.finished(fitting, limit, False), *recomputing], key=cost_of)
+                cuts.insert(0, fitting)  # of equal ones, the first is taken
+            if cuts:
+                plans = [self.finished(each, limit, False) for each in cuts]
+                return min([*plans, *recomputing], key=cost_of)
         spilling = self.spilling(limit, attempts)
         if spilling is not None and limit < bound:
             recomputing.append(spilling)
@@ -161,6 +166,33 @@ class Planning:
                     self.try_recomputing(cut, limit, recomputing)
             cheaper = priced
         return None
+
+    def of_strategies(self, limit: int) -> list[CutGraph]:
+        """Return the cuts of other strategies that fit into memory, where they are soon found.
+
+        A price of memory leads to few of all cuts that trade bytes for memory, so that another
+        strategy may have better ones. Those that repeat much work are left out.
+        """
+        search = self.search
+        is_quick = search.small or (search.exact_axes and not search.is_large)
+        if not search.is_default or not is_quick:
+            return []
+        found = []
+        for name in STRATEGIES:
+            if name == DEFAULT_STRATEGY:
+                continue
+            try:
+                other = Planning(
+                    self.graph, self.mesh, self.ranks, replace(self.options, strategy=name)
+                )
+                states = other.without_price.states
+            except InputError:
+                continue  # the strategy asks for roles that are not given
+            if not other.search.repeats_work(states, 0):
+                cut = other.cut_graph(states)
+                if cut.peak <= limit:
+                    found.append(cut)
+        return found
 
     def mixture_that_fits(
         self, cheap: PricedCuts, dear: PricedCuts, dear_cut: CutGraph, limit: int

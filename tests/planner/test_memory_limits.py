@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.strategies import STRATEGIES
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 # Limits that differ by a byte or two can exchange their places: a message buffer is an eighth of
@@ -118,3 +120,26 @@ def test_words_fall_in_small_steps_as_memory_grows():
     for more, fewer in itertools.pairwise(words):
         # An eighth more memory saves less than a third of the words: there are no jumps.
         assert fewer <= more <= 1.4 * fewer
+
+
+@pytest.mark.parametrize("seed", [0, 10, 14, 16, 24, 35])
+def test_no_strategy_moves_less_within_a_limit(seed):
+    """Strategies that repeat more than a tenth of the work are left out."""
+    graph, resident = random_program(seed)
+    roles = {"batch": ("i",), "sequence": ("i",), "head": ("k",), "hidden": ("k", "j")}
+    for ranks in (2, 4, 8):
+        free = Options(resident=resident, recompute="none", roles=roles)
+        most = make_plan(graph, ranks, free).peak
+        for share in (6, 7):
+            limit = most * share // 8
+            within = replace(free, memory=limit)
+            try:
+                plan = make_plan(graph, ranks, within)
+            except einmpi.InputError:
+                continue  # the limit is too low for any plan
+            for strategy in STRATEGIES:
+                other = make_plan(graph, ranks, replace(free, strategy=strategy))
+                repeats_work = 10 * other.operations_busiest * ranks > 11 * graph.operations()
+                if other.peak <= limit and not repeats_work:
+                    assert not plan.spilled
+                    assert plan.bytes_predicted <= other.bytes_predicted, (ranks, share, strategy)

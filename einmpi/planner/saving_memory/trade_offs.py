@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, Solver, States, bytes_of_blocks
-from einmpi.planner.cut_search import MANY_VERTICES, CutSearch
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Edge, Factored
 
 # From here on memory is all that counts: a byte of it is worth 65536 bytes moved.
@@ -83,8 +83,7 @@ class TradeOffs:
         """
         found = [self.without_price, self._at_price(HIGHEST_PRICE)]
         prices = {0, HIGHEST_PRICE}
-        is_large = len(self.search.graph.vertices) > MANY_VERTICES
-        most_prices = MOST_PRICES_OF_LARGE if is_large else MOST_PRICES
+        most_prices = MOST_PRICES_OF_LARGE if self.search.is_large else MOST_PRICES
         while len(prices) < most_prices:
             found.sort(key=lambda each: (each.cuts.cost, each.weighed_bytes))
             price = self._next_price(found, prices)
