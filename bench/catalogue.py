@@ -90,6 +90,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "gpu": lacks_gpu,
     "hosts": lacks_hosts,
     "mpirun": lacks_program("mpirun"),
+    "smpirun": lacks_program("smpirun"),
     "sklearn": lacks_package("sklearn"),
     "suite": lambda: "it needs a copy of the suite: python -m bench array_api FOLDER",
 }
@@ -233,6 +234,14 @@ BENCHES = (
         plots=(Bars(("way",), "milliseconds"),),
     ),
     Bench("report", "report", quick="--layers 2 --ranks 4 --repeat 1"),
+    Bench(
+        "scaling",
+        "scaling",
+        full="--ranks 8 64 512 --curves strong weak --networks fat-tree dragonfly",
+        quick="--ranks 8 16 --works chain --strategies eindecomp sqrt",
+        needs=("smpirun",),
+        plots=(Lines(("work", "curve", "network"), "strategy", "ranks", "seconds"),),
+    ),
     Bench(
         "hosts",
         "hosts",

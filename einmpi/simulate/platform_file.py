@@ -15,7 +15,7 @@ MOST_HOSTS = 2**20
 _SETTINGS = re.compile(
     r"(network/[a-zA-Z0-9/-]+|cpu/[a-zA-Z0-9/-]+|surf/precision|smpi/(os|or|ois|bw-factor|lat-factor))"
 )
-_EXPECTED = "a platform file of SimGrid, version 4 or 4.1"
+PLATFORM_EXPECTED = "a platform file of SimGrid, version 4 or 4.1"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def read_platform(path: str) -> Platform:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise InputError(path, error.strerror or str(error), _EXPECTED) from None
+        raise InputError(path, error.strerror or str(error), PLATFORM_EXPECTED) from None
     if len(data) > MOST_BYTES:
-        raise InputError(path, "the file is larger than 64 MiB", _EXPECTED)
+        raise InputError(path, "the file is larger than 64 MiB", PLATFORM_EXPECTED)
     reader = _Reader(path)
     reader.read(data)
     cores = set(reader.cores)
@@ -66,9 +66,9 @@ class _Reader:
         except InputError:
             raise
         except (expat.ExpatError, ValueError, LookupError) as error:
-            raise InputError(self.path, f"this is not XML: {error}", _EXPECTED) from None
+            raise InputError(self.path, f"this is not XML: {error}", PLATFORM_EXPECTED) from None
 
-    def _refuse(self, problem: str, expected: str = _EXPECTED) -> None:
+    def _refuse(self, problem: str, expected: str = PLATFORM_EXPECTED) -> None:
         line = self.parser.CurrentLineNumber
         raise InputError(f"{self.path}:{line}", problem, expected)
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, printable
 
 # Small messages are not sent ahead of their receive: in a schedule, the receives come first, so the
 # times are the same, and SimGrid is five times as fast.
@@ -23,6 +23,14 @@ _OPTIONS = (
 )
 _SECONDS = re.compile(r"([0-9.e+-]+) Simulation time ")
 _ACTION = re.compile(r"([0-9.e+-]+) ([0-9]+) [a-z]+ ")
+
+
+# What SimGrid writes before its words: a host and a time, a place in its own source, a category.
+_PLACE_IN_SIMGRID = re.compile(r"\[[^]]*\] (\./src/\S+ )?\[[^]]*\] (Uncaught exception \S+ )?")
+
+
+class ReplayError(EinmpiError):
+    """SimGrid could not replay traces."""
 
 
 def find_smpirun() -> str:
@@ -74,7 +82,7 @@ def replay(
                 seconds = float(end[1])
             other_lines.append(line.strip())
     if process.returncode or seconds is None:
-        raise EinmpiError(f"smpirun: {_reason(other_lines)}")
+        raise ReplayError(f"smpirun: {_reason(other_lines)}")
     return seconds
 
 
@@ -83,5 +91,5 @@ def _reason(output: Iterable[str]) -> str:
     lines = [line for line in output if line]
     for line in lines:
         if "CRITICAL" in line or "rror" in line:
-            return line[:300]
-    return lines[-1][:300] if lines else "it failed without a word"
+            return printable(_PLACE_IN_SIMGRID.sub("", line)[:300])
+    return printable(lines[-1][:300]) if lines else "it failed without a word"

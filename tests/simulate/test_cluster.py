@@ -4,10 +4,13 @@ from math import prod
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import ROOT
 
 from einmpi.errors import InputError
 from einmpi.planner.machine import Machine
-from einmpi.simulate.cluster import TOPOLOGIES, make_cluster
+from einmpi.simulate.cluster import KEYS, TOPOLOGIES, make_cluster
 from einmpi.simulate.platform_file import read_platform
 
 
@@ -48,3 +51,41 @@ def test_units_and_what_a_machine_says():
 def test_nonsense_is_refused(spec):
     with pytest.raises(InputError):
         make_cluster(spec, 4, None)
+
+
+WORDS = st.sampled_from(
+    ["0", "-1", "8", "nan", "inf", "1e999", "1e-999", "", "12.5GB", "1us", "9" * 30, "٣", "é", "\0"]
+)
+PAIRS = st.tuples(st.one_of(st.sampled_from(KEYS), st.text(max_size=4)), WORDS)
+
+
+@given(st.one_of(st.text(max_size=30), st.lists(PAIRS, max_size=4).map(
+    lambda pairs: ",".join(f"{key}={value}" for key, value in pairs)
+)))  # fmt: skip
+def test_any_text_is_a_cluster_or_one_line(spec):
+    try:
+        platform = make_cluster(spec, 4, None).platform()
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        ElementTree.fromstring(platform)
+
+
+@given(data=st.data())
+def test_a_changed_platform_file_is_read_or_refused_in_one_line(data, tmp_path_factory):
+    text = (ROOT / "bench" / "platforms" / "fat-tree.xml").read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        first = data.draw(st.integers(0, len(text)))
+        last = data.draw(st.integers(first, min(len(text), first + 40)))
+        new = data.draw(
+            st.one_of(WORDS, st.sampled_from(['"', "<host/>", "<", "&#0;", "0-1", ">"]))
+        )
+        text = text[:first] + new + text[last:]
+    file = tmp_path_factory.mktemp("fuzz") / "platform.xml"
+    file.write_text(text)
+    try:
+        platform = read_platform(str(file))
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert platform.hosts and platform.cores >= 1

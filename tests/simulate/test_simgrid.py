@@ -132,3 +132,23 @@ def test_trace_and_report(tmp_path):
     assert "measured</h2>" not in page
     for name in ("json", "html"):
         assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
+
+
+@pytest.mark.parametrize("old, new", [
+    ('value="0:1"', 'value="much"'),
+    ('bw="12.5GBps"', 'bw="fast"'),
+    ("FAT_TREE", "TREE"),
+    ("2;16,32;1,16;1,1", "2;16"),
+])  # fmt: skip
+def test_what_simgrid_refuses_is_one_line(tmp_path, old, new):
+    """The file is XML with hosts; only SimGrid knows that it is wrong."""
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    text = (ROOT / "bench" / "platforms" / "fat-tree.xml").read_text()
+    assert old in text
+    (tmp_path / "platform.xml").write_text(text.replace(old, new))
+    done = einmpi_here(
+        tmp_path, ["simulate", "chain.toml", "-n", "2", "--platform", "platform.xml"]
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("platform.xml: smpirun: ")

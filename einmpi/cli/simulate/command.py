@@ -107,6 +107,8 @@ def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
     from einmpi import api
+    from einmpi.simulate.platform_file import PLATFORM_EXPECTED
+    from einmpi.simulate.replay import ReplayError
     from einmpi.simulate.simulation import simulate_plan
 
     plan = api.plan(
@@ -123,13 +125,18 @@ def _simulate_strategy(
         if options.compare is not None:
             folder /= plan.strategy
         _make_empty(folder)
-    return simulate_plan(
-        plan,
-        place,
-        shared=job.shared == "auto",
-        folder=folder,
-        with_timeline=bool(options.trace or options.report),
-    )
+    try:
+        return simulate_plan(
+            plan,
+            place,
+            shared=job.shared == "auto",
+            folder=folder,
+            with_timeline=bool(options.trace or options.report),
+        )
+    except ReplayError as error:
+        if options.platform is None:
+            raise
+        raise InputError(options.platform, str(error), PLATFORM_EXPECTED) from None
 
 
 def _check_timeline(options: argparse.Namespace) -> None:
