@@ -245,6 +245,14 @@ def _new_array(pool: _Pool | None, shape: Any, dtype: Any) -> ndarray:
     return found
 
 
+def _pinned_memory(nbytes: int) -> memoryview:
+    """Return memory that takes no pages before it is written, and that has no values.
+
+    Like that of CuPy it is no array: views of an array on top of it keep that array alive.
+    """
+    return memoryview(np.empty(max(nbytes, 1), np.uint8))
+
+
 @contextmanager
 def _using_allocator(allocator: Any) -> Any:
     _thread.allocators.append(allocator)
@@ -382,7 +390,7 @@ def make(
             _thread.allocators[-1] if _thread.allocators else (pool or _Pool()).malloc
         ),
         using_allocator=_using_allocator,
-        alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)),
+        alloc_pinned_memory=_pinned_memory,
     )
     # Like the real module, it is no attribute of cupy.cuda before it is imported.
     vars(modules.setdefault("cupy.cuda.nccl", types.ModuleType("cupy.cuda.nccl"))).update(
