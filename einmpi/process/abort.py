@@ -58,7 +58,11 @@ def on_abort(callback: Callable[[], None]) -> Iterator[None]:
 
 
 def clean_up() -> None:
-    """Call the functions that `on_abort` has registered: this process is about to end."""
+    """Call the functions that `on_abort` has registered: this thread is about to end the process.
+
+    What the functions undo may make other threads fail; these call `wait_if_aborting`.
+    """
+    _callbacks.aborting_thread = threading.current_thread()
     _callbacks.call_all()
 
 
@@ -119,7 +123,6 @@ def abort_all_ranks(
     """
     limit = delay + _wait_before_printing(rank) + _FORWARDING_TIME + _ABORT_TIME
     forced_exit = _ForcedExit(limit, status)
-    _callbacks.aborting_thread = threading.current_thread()
     clean_up()
     time.sleep(delay)
     print_last_line(rank, line)

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from einmpi.errors import Stopped
-from einmpi.process.abort import abort_all_ranks, clean_up
+from einmpi.process.abort import abort_all_ranks, clean_up, wait_if_aborting
 from einmpi.process.environment import is_launched
 from einmpi.process.notes import connect_to_launcher, current_activity
 
@@ -120,6 +120,7 @@ def clean_up_at_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
+        wait_if_aborting()
         watch.stop()
 
 

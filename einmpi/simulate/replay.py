@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from einmpi.errors import EinmpiError, InputError, printable
+from einmpi.process.abort import on_abort
 
 # Small messages are not sent ahead of their receive: in a schedule, the receives come first, so the
 # times are the same, and SimGrid is five times as fast.
@@ -62,15 +66,7 @@ def replay(
     ]
     seconds = None
     other_lines: deque[str] = deque(maxlen=1000)
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
+    with _running(command, folder) as process:
         assert process.stdout is not None
         for line in process.stdout:
             action = _ACTION.match(line)
@@ -84,6 +80,35 @@ def replay(
     if process.returncode or seconds is None:
         raise ReplayError(f"smpirun: {_reason(other_lines)}")
     return seconds
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, and end it with all that it has started if this process is interrupted.
+
+    smpirun is a script: to kill it alone would leave SimGrid running.
+    """
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+
+        def kill() -> None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        with on_abort(kill):
+            try:
+                yield process
+            except BaseException:
+                kill()
+                raise
 
 
 def _reason(output: Iterable[str]) -> str:

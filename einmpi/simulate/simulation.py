@@ -12,6 +12,7 @@ from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.machine import Machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import Prices
+from einmpi.process.abort import on_abort
 from einmpi.report.recording.timeline import Timeline
 from einmpi.simulate.rank_traces import rank_traces
 from einmpi.simulate.replay import replay
@@ -71,7 +72,9 @@ def simulate_plan(
     times = StepTimes() if with_timeline else None
     with ExitStack() as stack:
         if folder is None:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="einmpi-simulate-")))
+            temporary = TemporaryDirectory(prefix="einmpi-simulate-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
+            stack.enter_context(on_abort(temporary.cleanup))
         (folder / "platform.xml").write_text(place.platform)
         nodes = spread_over_nodes(plan.ranks, plan.nodes)
         (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))

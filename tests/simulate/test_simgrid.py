@@ -1,10 +1,16 @@
 """Replays by SimGrid: times that can be computed by hand, the same each time."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from in_process import einmpi_here
+from mpi_helpers import environment
 from paths import ROOT
 
 import einmpi
@@ -152,3 +158,37 @@ def test_what_simgrid_refuses_is_one_line(tmp_path, old, new):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("platform.xml: smpirun: ")
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_neither_files_nor_processes(tmp_path, stop_signal):
+    """SimGrid is replaced: like the real one, a script that waits for a program."""
+    script = tmp_path / "smpirun"
+    script.write_text("#!/bin/sh\nsleep 600 &\necho $! > ../started\nwait\n")
+    script.chmod(0o755)
+    (tmp_path / "files").mkdir()
+    variables = {**environment(), "TMPDIR": str(tmp_path / "files")}
+    variables["PATH"] = f"{tmp_path}:{variables['PATH']}"
+    command = [sys.executable, "-m", "einmpi", "simulate", str(ROOT / "jobs/chain.toml"), "-n", "2"]
+    with subprocess.Popen(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background of a shell ignore Ctrl-C, and so would this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        started = tmp_path / "files" / "started"
+        while not (started.exists() and started.read_text().endswith("\n")):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(stop_signal)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode in (128 + stop_signal, -stop_signal)
+    assert len(said.splitlines()) <= 1
+    assert list((tmp_path / "files").iterdir()) == [started]
+    with pytest.raises(ProcessLookupError):
+        while True:  # a killed process is there until its parent has seen it
+            os.kill(int(started.read_text()), 0)
+            time.sleep(0.05)

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def simulate(options: argparse.Namespace, comm: Comm) -> int:
     """Replay a job on a simulated network."""
     from einmpi.comm.agreement import on_first_rank
+    from einmpi.process.signals import clean_up_at_sigterm
 
-    on_first_rank(comm, lambda: _simulate(options))
+    with clean_up_at_sigterm():
+        on_first_rank(comm, lambda: _simulate(options))
     return 0
 
 
