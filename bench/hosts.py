@@ -8,6 +8,11 @@ affects all of them; seconds are medians. The default plan comes first; it minim
 others are planned for the measured machine, so that their seconds are also predicted. Needs root,
 ip and tc.
 
+python bench/hosts.py --simulate [--size 1200] …
+
+The same without overlap, and beside the seconds those that `einmpi simulate` gives for two nodes
+with the times that were calibrated. Needs SimGrid.
+
 python bench/hosts.py --overlap 600 800 1000 [--repeat 15]
 
 Instead, the chain of these sizes, not skewed, without and with kernels that run while tensors move.
@@ -38,10 +43,13 @@ from einmpi.api import options_of
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
+from einmpi.job.job import Job
 from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.schedule.schedule import Schedule
+from einmpi.simulate.cluster import make_cluster
+from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bandwidth, show_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -57,9 +65,14 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # ---- on the ranks --------------------------------------------------------------------------------
 
 
-def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
+def chain_job(file: str, size: int, overlap: str) -> Job:
+    """Return the skewed chain."""
+    return replace(einmpi.load(file, s=size, skew=10), overlap=overlap)
+
+
+def on_ranks(file: str, machine: str, size: int, repeat: int, overlap: str) -> None:
     """Rank 0 prints a line of JSON for each way to plan."""
-    job, comm = einmpi.load(file, s=size, skew=10), comm_of()
+    job, comm = chain_job(file, size, overlap), comm_of()
     ways = []
     for name, options in [
         ("the default plan", {}),
@@ -172,6 +185,7 @@ def measure(
         str(size),
         "--repeat",
         str(repeat),
+        *(["--simulate"] if options.simulate else []),
     ]
     rows = [
         json.loads(line) for line in finished(run(per_host, arguments, timeout=1200)).splitlines()
@@ -188,6 +202,8 @@ def measure(
     print(
         f"{'strategy':18}{'between hosts':>14}{'counted':>12}"
         f"{'seconds':>9}{'predicted':>11}{'ratio':>7}"
+        + f"{'simulated':>11}{'error':>8}"
+        * options.simulate
     )
     base = statistics.median(seconds for seconds, _ in rows[0]["runs"])
     found = []
@@ -203,12 +219,30 @@ def measure(
             else ", ".join(map(show_bytes, sorted(counted)))
         )
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.3f}"
+        simulated = ""
+        if options.simulate:
+            strategy = row["name"] if row["name"] in STRATEGIES else None
+            found[-1]["simulated"] = simulate(str(job), size, 2 * per_host, strategy, machine)
+            error = found[-1]["simulated"] / median - 1
+            simulated = f"{found[-1]['simulated']:>11.3f}{error:>+8.0%}"
         print(
             f"{row['name']:18}{show_bytes(row['planned']):>14}{shown:>12}{median:>9.3f}{predicted:>11}"
-            f"{median / base:>7.2f}{row['note']}",
+            f"{median / base:>7.2f}{simulated}{row['note']}",
             flush=True,
         )
     return found
+
+
+def simulate(file: str, size: int, ranks: int, strategy: str | None, machine: str) -> float:
+    """Return the seconds of a plan on two simulated nodes with the times of a machine file.
+
+    Without a strategy it is the default plan, which is not made for the machine.
+    """
+    times = read_machine(machine)
+    cluster = make_cluster("nodes=2,topology=flat", ranks, times)
+    options = {"strategy": strategy, "machine": machine} if strategy else {}
+    plan = einmpi.plan(chain_job(file, size, "off"), ranks, nodes=2, **options)
+    return simulate_plan(plan, Place(cluster.platform(), cluster.hosts(), times)).seconds
 
 
 def measure_overlap(
@@ -251,6 +285,7 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc takes it")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2], help="on each host")
+    parser.add_argument("--simulate", action="store_true", help="simulate the same")
     parser.add_argument("--overlap", type=int, nargs="*", metavar="SIZE", help="compare overlap")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     parser.add_argument("--on-ranks", nargs=2, metavar=("JOB", "MACHINE"), help=argparse.SUPPRESS)
@@ -259,7 +294,8 @@ def main() -> None:
         overlap_on_ranks(options.on_ranks[0], options.overlap[0], options.repeat)
         return
     if options.on_ranks:
-        on_ranks(*options.on_ranks, options.size, options.repeat)
+        overlap = "off" if options.simulate else "auto"
+        on_ranks(*options.on_ranks, options.size, options.repeat, overlap)
         return
     if reason := reason_against():
         sys.exit(f"bench/hosts.py: {reason}")
