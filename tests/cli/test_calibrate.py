@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 
-from einmpi.cli.calibrate.clock import measure_seconds
+from einmpi.cli.calibrate import clock
+from einmpi.cli.calibrate.clock import ROUNDS, Figure, measure_figures
 from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, kernel
 from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
 from einmpi.comm.threads import run_threads
@@ -35,13 +36,75 @@ def test_ranks_repeat_equally_often():
 
     def on_rank(comm):
         calls = []
-        seconds = measure_seconds(
-            comm, lambda: calls.append(np.ones(1 + 20_000 * comm.rank).sum()), 0.001
+        length = 1 + 20_000 * comm.rank
+        figure = Figure(
+            comm, lambda size: lambda: calls.append(np.ones(length).sum()), float, (1, 2), 0.001
         )
-        return len(calls), seconds
+        measure_figures([figure])
+        return len(calls), figure.seconds
 
     counts, seconds = zip(*run_threads(3, on_rank), strict=True)
-    assert len(set(counts)) == len(set(seconds)) == 1 and counts[0] >= 5 and seconds[0] > 0
+    assert len(set(counts)) == len(set(seconds)) == 1
+    assert counts[0] >= ROUNDS * 4 and seconds[0] > 0
+
+
+class FakeMachine:
+    """A clock that only actions move on: by their work, and by what disturbs the machine."""
+
+    def __init__(self, monkeypatch, is_disturbed):
+        self.now = 0.0
+        self.calls = 0
+        self.is_disturbed = is_disturbed  # the number of a call → whether it takes far longer
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.now)
+
+    def figure(self, comm, seconds, sizes=(1,), budget=1.0):
+        """A figure of an action that takes `seconds` for each unit of its size."""
+
+        def act(size):
+            self.now += size * seconds * (20 if self.is_disturbed(self.calls) else 1)
+            self.calls += 1
+
+        return Figure(comm, lambda size: lambda: act(size), float, sizes, budget)
+
+
+def disturbed_figures(monkeypatch, is_disturbed):
+    """Return the sizes and figures of a quick kernel that grows, a slow one and a message."""
+    machine = FakeMachine(monkeypatch, is_disturbed)
+
+    def on_rank(comm):
+        figures = [
+            machine.figure(comm, 2.0**-13, sizes=(1, 2, 4, 8, 16, 64, 128, 256)),
+            machine.figure(comm, 2.0**-6),
+            machine.figure(comm, 2.0**-17, budget=0.25),
+        ]
+        measure_figures(figures)
+        return [(figure.sizes[figure.place], figure.seconds) for figure in figures]
+
+    return run_threads(1, on_rank)[0], machine.calls
+
+
+def test_one_disturbance_changes_no_figure(monkeypatch):
+    """Wherever it begins, and also if it lasts for a whole round or two."""
+    expected, calls = disturbed_figures(monkeypatch, lambda call: False)
+    assert [seconds for _, seconds in expected] == [2.0**-13, 2.0**-6, 2.0**-17]
+    assert expected[0][0] == 128  # 128 units take 16 ms, 64 take 8
+    for length in (1, 20, calls // ROUNDS, 2 * calls // ROUNDS):
+        for first in range(0, calls, 11):
+            disturbed = range(first, first + length)
+            found, _ = disturbed_figures(monkeypatch, disturbed.__contains__)
+            for (_, seconds), (_, expected_seconds) in zip(found, expected, strict=True):
+                assert seconds == expected_seconds, (first, length)
+
+
+def test_every_fourth_repeat_may_be_slow(monkeypatch):
+    expected, _ = disturbed_figures(monkeypatch, lambda call: False)
+    found, _ = disturbed_figures(monkeypatch, lambda call: call % 4 == 1)
+    assert found == expected
+
+
+def test_a_machine_that_is_always_slow_is_slow(monkeypatch):
+    found, _ = disturbed_figures(monkeypatch, lambda call: True)
+    assert [seconds for _, seconds in found] == [20 * 2.0**-13, 20 * 2.0**-6, 20 * 2.0**-17]
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 2]])
@@ -49,11 +112,13 @@ def test_messages_match(nodes):
     """Threads refuse calls that do not match, also where a rank has nobody to send to."""
 
     def on_rank(comm):
-        return [
-            measure(comm, group, 0.01)
+        figures = [
+            figure(comm, group, 0.01)
             for group in inside_and_between(nodes, comm.rank)
-            for measure in (latency, byte_time)
+            for figure in (latency, byte_time)
         ]
+        measure_figures(figures)
+        return [figure.seconds for figure in figures]
 
     found = run_threads(len(nodes), on_rank)
     assert all(times == found[0] for times in found) and all(time >= 0 for time in found[0])

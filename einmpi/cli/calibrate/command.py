@@ -8,7 +8,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from einmpi.cli.options import MACHINE_FILE
 from einmpi.cli.output_files import check_files, print_or_write
@@ -16,6 +16,7 @@ from einmpi.errors import InputError
 from einmpi.units import counted, show_bandwidth, show_latency, show_speed
 
 if TYPE_CHECKING:
+    from einmpi.cli.calibrate.clock import Figure
     from einmpi.comm.base import Comm, Group
     from einmpi.planner.machine import Machine
 
@@ -25,13 +26,6 @@ _PRODUCTS_SHARE = 0.4
 _OTHER_SHARE = 0.05
 _INSIDE_SHARE = 0.2
 _BETWEEN_SHARE = 0.35
-
-
-class _Link(NamedTuple):
-    """The seconds of a message and of a byte; both 0 if not measured."""
-
-    latency: float
-    byte: float
 
 
 def calibrate(options: argparse.Namespace, comm: Comm) -> int:
@@ -65,36 +59,48 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 
 
 def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
-    from einmpi.cli.calibrate.kernels import other_time, product_times
+    from einmpi.cli.calibrate.clock import measure_figures
+    from einmpi.cli.calibrate.kernels import other, products
     from einmpi.cli.calibrate.messages import inside_and_between
     from einmpi.planner.machine import Machine
 
     inside_group, between_group = inside_and_between(comm.nodes, comm.rank)
     nodes = max(comm.nodes) + 1
-    inside = _Link(0.0, 0.0)
+    inside = between = None
     if nodes < comm.size:
-        inside = _measure_link(comm, inside_group, seconds * _INSIDE_SHARE)
-    between = _Link(0.0, 0.0)
+        inside = _link_figures(comm, inside_group, seconds * _INSIDE_SHARE)
     if nodes > 1:
-        between = _measure_link(comm, between_group, seconds * _BETWEEN_SHARE)
-    products = product_times(comm, threads, seconds * _PRODUCTS_SHARE)
-    other = other_time(comm, threads, seconds * _OTHER_SHARE)
+        between = _link_figures(comm, between_group, seconds * _BETWEEN_SHARE)
+    multiply = products(comm, threads, seconds * _PRODUCTS_SHARE)
+    element = other(comm, threads, seconds * _OTHER_SHARE)
+    measure_figures([*(inside or ()), *(between or ()), *multiply.values(), element])
+    latency_inside, byte_inside = _link_times(inside)
+    latency_between, byte_between = _link_times(between)
     ranks = f"{_show_ranks(comm.nodes)} of {counted(threads, 'thread')}"
     return Machine(
-        _to_integer(inside.latency * 1e9),
-        _to_integer(between.latency * 1e9),
-        _to_integer(inside.byte * 1e12),
-        _to_integer(between.byte * 1e12),
-        {dtype: _to_integer(each * 1e15) for dtype, each in products.items()},
-        _to_integer(other * 1e15),
+        latency_inside,
+        latency_between,
+        byte_inside,
+        byte_between,
+        {dtype: _to_integer(figure.seconds * 1e15) for dtype, figure in multiply.items()},
+        _to_integer(element.seconds * 1e15),
         f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}",
     )
 
 
-def _measure_link(comm: Comm, group: Group, budget: float) -> _Link:
+def _link_figures(comm: Comm, group: Group, budget: float) -> tuple[Figure, Figure]:
+    """Return the figures of a message and of a byte."""
     from einmpi.cli.calibrate.messages import byte_time, latency
 
-    return _Link(latency(comm, group, budget / 4), byte_time(comm, group, budget))
+    return latency(comm, group, budget / 4), byte_time(comm, group, budget)
+
+
+def _link_times(figures: tuple[Figure, Figure] | None) -> tuple[int, int]:
+    """Return latency and time per byte, in the units of a machine file; zeros if not measured."""
+    if figures is None:
+        return 0, 0
+    latency, byte = figures
+    return _to_integer(latency.seconds * 1e9), _to_integer(byte.seconds * 1e12)
 
 
 def _to_integer(value: float) -> int:

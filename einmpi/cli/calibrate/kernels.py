@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.api import program
-from einmpi.cli.calibrate.clock import measure_seconds
+from einmpi.cli.calibrate.clock import Action, Figure
 from einmpi.comm.base import Comm
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.dispatch import compute_einsum
@@ -21,36 +21,44 @@ PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
 OTHER = "Z[i,j] = exp(X[i,j] - C[i])"
 _OTHER_ROWS = 2048
 _OTHER_COLUMNS = 1024
-_SMALLEST_MATRIX = 256  # rows
-_LARGEST_MATRIX = 2048
-_LONG_ENOUGH = 0.01  # seconds of a product that is large enough to show the speed of BLAS
-_USUAL_SIZES = 3  # of matrices that are measured before a product takes that long
+_MATRICES = (256, 384, 512, 768, 1024, 1536, 2048)  # rows, and as many columns
 
 Array = npt.NDArray[Any]
 
 
-def product_times(comm: Comm, threads: int, budget: float) -> dict[str, float]:
-    """Return the seconds per operation of a matrix product, by dtype."""
+def products(comm: Comm, threads: int, budget: float) -> dict[str, Figure]:
+    """Return the figures of an operation of a matrix product, by dtype."""
     found = {}
-    budget_per_size = budget / len(PRODUCTS) / _USUAL_SIZES
     for dtype in PRODUCTS:
-        rows = _SMALLEST_MATRIX // 2
-        seconds = 0.0
-        while seconds < _LONG_ENOUGH and rows < _LARGEST_MATRIX:
-            rows *= 2
-            einsum, operands, result = kernel(PRODUCT, dtype, A=(rows, rows), B=(rows, rows))
-            multiply = partial(compute_einsum, einsum, operands, result, {}, threads)
-            seconds = measure_seconds(comm, multiply, budget_per_size)
-        found[dtype] = seconds / einsum.operations()
+        action_of = partial(_product, dtype, threads)
+        share = budget / len(PRODUCTS)
+        found[dtype] = Figure(comm, action_of, _product_operations, _MATRICES, share)
     return found
 
 
-def other_time(comm: Comm, threads: int, budget: float) -> float:
-    """Return the seconds per operation of a kernel that is not a product."""
-    shapes = {"X": (_OTHER_ROWS, _OTHER_COLUMNS), "C": (_OTHER_ROWS,)}
-    einsum, operands, result = kernel(OTHER, "float64", **shapes)
-    evaluate = partial(compute_einsum, einsum, operands, result, {}, threads)
-    return measure_seconds(comm, evaluate, budget) / einsum.operations()
+def other(comm: Comm, threads: int, budget: float) -> Figure:
+    """Return the figure of an operation of a kernel that is not a product."""
+
+    def action_of(rows: int) -> Action:
+        return _action(OTHER, "float64", threads, X=(rows, _OTHER_COLUMNS), C=(rows,))
+
+    def operations(rows: int) -> int:
+        return 2 * rows * _OTHER_COLUMNS
+
+    return Figure(comm, action_of, operations, (_OTHER_ROWS,), budget)
+
+
+def _product(dtype: str, threads: int, rows: int) -> Action:
+    return _action(PRODUCT, dtype, threads, A=(rows, rows), B=(rows, rows))
+
+
+def _product_operations(rows: int) -> int:
+    return 2 * rows**3
+
+
+def _action(text: str, dtype: str, threads: int, **shapes: Any) -> Action:
+    einsum, operands, result = kernel(text, dtype, **shapes)
+    return partial(compute_einsum, einsum, operands, result, {}, threads)
 
 
 def kernel(text: str, dtype: str, **shapes: Any) -> tuple[EinSum, list[Array], Array]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from einmpi.cli.calibrate.clock import measure_seconds
+from einmpi.cli.calibrate.clock import Action, Figure
 from einmpi.comm.base import Comm, Group
 
-_ROUNDS = 20  # of small messages that are timed together
-# Bytes that a rank receives in an exchange, from the first measured one to the largest of a run.
-_SMALLEST_EXCHANGE = 2**16
-_LARGEST_EXCHANGE = 2**24
-_GROWTH = 4  # from one size to the next
-_COUNTED_SIZES = 3  # only the largest ones count: small ones say more about latency
-_FEWEST_REPEATS = 5  # about as many as `measure_seconds` makes at least
+_SMALL_MESSAGES = 20  # that are timed together
+# Bytes that a rank receives in an exchange, up to the largest of a run.
+_EXCHANGES = tuple(4**power for power in range(8, 13))
 
 
 def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
@@ -34,8 +30,8 @@ def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
     return tuple(inside), tuple(sorted(between))
 
 
-def latency(comm: Comm, group: Group, budget: float) -> float:
-    """Return the seconds of a small message.
+def latency(comm: Comm, group: Group, budget: float) -> Figure:
+    """Return the figure of a small message.
 
     The ranks send around a ring: each sends on what it has received, so a round takes one message.
     """
@@ -45,34 +41,21 @@ def latency(comm: Comm, group: Group, budget: float) -> float:
     outgoing = np.zeros(1, np.uint8)
     incoming = np.zeros(1, np.uint8)
 
-    def send_around() -> None:
+    def send_around(messages: int) -> None:
         if len(group) == 1:
             return
-        for _ in range(_ROUNDS):
+        for _ in range(messages):
             comm.sendrecv(following, outgoing, preceding, incoming)
 
-    return measure_seconds(comm, send_around, budget) / _ROUNDS
+    return Figure(comm, lambda size: partial(send_around, size), float, (_SMALL_MESSAGES,), budget)
 
 
-def byte_time(comm: Comm, group: Group, budget: float) -> float:
-    """Return the seconds per byte that a rank receives from the others of its group at once.
-
-    This is the median of the largest sizes that there is time for.
-    """
-    found: list[float] = []
-    size = _SMALLEST_EXCHANGE
-    remaining = budget
-    while size <= _LARGEST_EXCHANGE:
-        if found and _FEWEST_REPEATS * size * found[-1] >= remaining:
-            break
-        seconds = measure_seconds(comm, _exchange(comm, group, size), budget / 8)
-        found.append(seconds / size)
-        remaining -= _FEWEST_REPEATS * seconds
-        size *= _GROWTH
-    return median(found[-_COUNTED_SIZES:])
+def byte_time(comm: Comm, group: Group, budget: float) -> Figure:
+    """Return the figure of a byte that a rank receives from the others of its group at once."""
+    return Figure(comm, lambda size: _exchange(comm, group, size), float, _EXCHANGES, budget)
 
 
-def _exchange(comm: Comm, group: Group, size: int) -> Callable[[], None]:
+def _exchange(comm: Comm, group: Group, size: int) -> Action:
     """Return a function in which each rank of the group receives `size` bytes from the others."""
     others = max(1, len(group) - 1)
     bytes_from_each = -(-size // others)
