@@ -1,10 +1,11 @@
-"""Settings and fixtures for all tests: hypothesis, a Slurm cluster, folders."""
+"""Settings and fixtures for all tests: hypothesis, which tests run, a Slurm cluster, folders."""
 
 import os
 import shutil
 import sys
 
 import pytest
+import selection
 from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
@@ -23,6 +24,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("settled")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--slice",
+        type=selection.parsed,
+        metavar="K/N",
+        help="run the K-th of N slices of the tests; a test is always in the same slice",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(config, items):
+    selection.mark_samples(items)
+    if wanted := config.getoption("--slice"):
+        items[:], others = selection.divided(items, *wanted)
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="session")

@@ -173,6 +173,7 @@ def test_a_layout_that_fits_moves_nothing():
     assert_close({"Z": on_ranks(6, on_rank)}, {"Z": np.exp(X) + X})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [5, 8, 11, 16])
 def test_any_layouts_in(ranks):
     """Inputs in different layouts, one of them on fewer ranks."""
@@ -304,6 +305,7 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
 # ---- einsum -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_einsum_of_distarrays(ranks):
     def on_rank(comm):

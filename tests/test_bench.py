@@ -397,6 +397,7 @@ def received_elements(p):
     }
 
 
+@pytest.mark.sampled(1)
 @needs_mpirun
 @needs_mpicc
 @pytest.mark.mpirun

@@ -169,6 +169,7 @@ def test_attention_of_any_shape(
     assert_within(done.outputs["O"], numpy_attention(**lower_case(arrays)), dtype, 4 * keys)
 
 
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 2),
     heads=st.integers(1, 3),
@@ -356,6 +357,7 @@ def block_with_gradients(rows: int, dtype: str = "float64") -> einmpi.Job:
     return einmpi.grad(job, "loss", WEIGHTS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_gradients_compute_scores_again(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of all scores is whole in memory, and the gradients are those of the unfused."""
@@ -628,6 +630,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(chain_step, "MIN_ROWS_OF_THREAD", 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["attention", "gradients", *OTHER_CHAINS])
 def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes the next block of rows, in as much memory, with the same bits in every call.

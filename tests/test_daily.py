@@ -26,6 +26,7 @@ def _cases():
 CASES = _cases()
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_bytes(name, ranks):

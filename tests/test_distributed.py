@@ -32,6 +32,7 @@ FEW_RANKS = [(1, False), (3, False), (4, False), (6, False)]
 MORE_RANKS = [(5, False), (8, True), (12, False)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "counts", [FEW_RANKS, pytest.param(MORE_RANKS, marks=pytest.mark.slow)], ids=["few", "more"]
 )
@@ -47,6 +48,7 @@ def test_every_strategy_on_threads(name, counts, references):
             assert done.moved == done.plan.bytes_predicted, (ranks, strategy)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [24, 64])
 @pytest.mark.parametrize("name", ["chain, even", "attention, odd", "four dimensions", "gather"])
 def test_many_ranks_on_threads(name, ranks, references):
@@ -54,6 +56,7 @@ def test_many_ranks_on_threads(name, ranks, references):
     assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"]
 )
@@ -127,6 +130,7 @@ def test_more_random_contractions_on_random_ranks(data):
 # ---- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["chain, even", "chain, skewed", "attention, even"])
 def test_memory_stays_below_the_limit(name, references):
     """run_on_threads compares each rank's measured peak with its schedule's and that with the
@@ -145,6 +149,7 @@ def test_memory_stays_below_the_limit(name, references):
             assert_close(done.outputs, references[name])
 
 
+@pytest.mark.slow
 def test_the_busiest_rank_moves_what_the_others_do():
     for name in EVEN:
         job, arrays = CASES[name]

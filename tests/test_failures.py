@@ -18,6 +18,7 @@ KILLED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_rank_fails(tmp_path, name):
     run, done = fail(
@@ -43,6 +44,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["missing", "killed", *SLOW])
 def test_a_rank_fails_under_our_launcher(tmp_path, name):
     """It makes one line of everything."""
@@ -119,6 +121,7 @@ def test_a_crash_of_open_mpi_while_it_starts(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["rank 0 has started", "rank 1 has started"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])
 def test_different_command_lines_on_two_ranks(tmp_path, other):
     Failing(tmp_path, "job")

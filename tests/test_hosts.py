@@ -22,6 +22,7 @@ n = { shape = [600], random = "uniform", high = 700, seed = 3, dtype = "int64" }
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 def test_bytes_between_nodes_are_as_planned():
     """On 2 hosts × 2 ranks; verify compares the numbers."""

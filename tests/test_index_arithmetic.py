@@ -111,6 +111,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("case", CASES)
 def test_values(case, ranks):
@@ -166,6 +167,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("case", MATRICES)
 def test_values_of_matrices(case, ranks):
@@ -175,6 +177,7 @@ def test_values_of_matrices(case, ranks):
     assert np.allclose(outputs["y"], expected(U), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", range(2, 10))
 @pytest.mark.parametrize("name", ["guarded stencil", "stencil with its border first"])
 def test_a_guarded_stencil_moves_one_row_from_each_neighbour(name, ranks):
@@ -278,6 +281,7 @@ def programs(draw):
     return labels, extents, tuple(shape), entries, summed
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.integers(1, 9), st.booleans())
 def test_random_affine_indices(program, ranks, computed):
@@ -322,6 +326,7 @@ FIVE = np.arange(1.0, 6.0)
 PLACES = np.array([4, 3, 2, 1, 0])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(
     "text",
@@ -460,6 +465,7 @@ PERIODIC = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("case", PERIODIC)
 def test_periodic_indices(case, ranks):

@@ -93,6 +93,7 @@ def check(job: einmpi.Job, inputs: dict[str, Any], wanted: Any, ranks: int, **op
     return done.plan
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ONE_HOT)
 def test_one_hot_sums(name: str, method: str) -> None:
     text, wanted = ONE_HOT[name]

@@ -171,6 +171,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_ranks_that_used_different_communicators_last_end():

@@ -110,6 +110,7 @@ def inputs_of(text: str) -> dict[str, Any]:
     return {name: value for name, value in GRAPH.items() if name in words}
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 @pytest.mark.parametrize("name", UFUNCS)
 def test_every_aggregation_of_every_dtype(name: str, dtype: str) -> None:
@@ -253,6 +254,7 @@ CASES: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("ranks", [1, 4, 6])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_bytes(case: str, ranks: int) -> None:

@@ -304,6 +304,7 @@ print("counted")
 """
 
 
+@pytest.mark.sampled(1)
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_known_call_sends_one_message_to_every_other_rank(ranks):

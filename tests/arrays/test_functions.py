@@ -25,6 +25,7 @@ def assert_same(found, expected, name=""):
         np.testing.assert_array_equal(whole, expected, name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_functions(ranks):
     """Each operand in another layout: by rows, by columns, whole on every rank."""
@@ -182,6 +183,7 @@ def test_any_shapes_that_broadcast(shapes, ranks):
     run_threads(ranks, on_rank)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     shape=hnp.array_shapes(min_dims=0, max_dims=3, max_side=6),

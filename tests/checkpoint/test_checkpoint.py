@@ -139,6 +139,7 @@ def assert_close_to(found, wanted):
 # ---- the same numbers, wherever it is killed ----------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
@@ -232,6 +233,7 @@ def test_idle_ranks_take_part(job, tmp_path):
     assert_close_to(go(job, 4, again, resume=True)[0], wanted)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after", "every"),
     [
@@ -399,6 +401,7 @@ def test_resident_and_pinned_tensors(tmp_path):
         assert_close_to(go(job, 2, other, resume=True)[0], wanted)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -789,6 +792,7 @@ def short(tmp_path):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_while_saving(short, tmp_path, monkeypatch, moment):
     """The newest complete checkpoint counts, and what was left half done is cleared away."""
@@ -807,6 +811,7 @@ def test_killed_while_saving(short, tmp_path, monkeypatch, moment):
     assert_same_bits(found, wanted)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("moment", [m for m in MOMENTS if not m.startswith("the older one")])
 def test_a_full_disk(short, tmp_path, monkeypatch, capsys, moment):
     """The run goes on, says so in one line, and keeps the checkpoint it has."""

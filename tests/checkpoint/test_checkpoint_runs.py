@@ -111,6 +111,7 @@ def wait_for(folder, ranks):
 # ---- mpirun -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("what", [KILL_ONE, pytest.param(KILL_ALL, marks=pytest.mark.slow)])
@@ -180,6 +181,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
@@ -200,6 +202,7 @@ def test_the_launcher_passes_it_on(folder, number):
     assert os.listdir(folder / "saved") == ["000005"]
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_a_signal_before_the_ranks_can_hear_it(folder):

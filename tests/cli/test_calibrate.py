@@ -139,6 +139,7 @@ def test_the_other_kernel_is_no_product():
     assert recognise_contraction(einsum) is None and einsum.operations() == 2 * 6 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_what_is_saved_is_what_is_printed(tmp_path):

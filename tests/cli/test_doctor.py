@@ -108,6 +108,7 @@ def test_without_mpi4py(tmp_path):
     assert found["h5py"]["state"] == found["numba"]["state"] == "ok"
 
 
+@pytest.mark.slow
 def test_without_the_chosen_blas(tmp_path):
     """One rank does not work then, either; what is missing may be no package of pip."""
     done = doctor(EINMPI_BLAS="nvpl")

@@ -198,6 +198,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("case", ENDS)
@@ -532,6 +533,7 @@ def test_fail_in_debug(monkeypatch, capfd):
     )
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_modules_in_the_current_folder_are_not_imported_by_ranks(tmp_path):
     """Others may be able to write there. `python -m` has it on the path, the command does not."""

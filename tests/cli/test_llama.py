@@ -113,6 +113,7 @@ def test_the_job_file_runs_and_gives_the_same_logits(folder):
     assert einmpi.run(job)["logits"].shape == (2, 80)
 
 
+@pytest.mark.slow
 def test_plans(folder):
     shape = ["--batch", "2", "--sequence", "16"]
     text = printed(folder, "--plan-only", "-n", "4", *shape)

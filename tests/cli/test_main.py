@@ -45,6 +45,7 @@ def process(folder, *arguments, **more):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words", [["jobs/chain.toml"], ["check", "jobs/softmax.toml"], ["jobs/none.toml"], ["plan"]]
 )
@@ -216,6 +217,7 @@ def summaries(text):
     return {name: (dtype, shape, *map(float, numbers)) for name, dtype, shape, *numbers in lines}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", PLAIN_JOBS)
 def test_run_equals_numpy(name, folder):
     job = einmpi.load(ROOT / "jobs" / name)
@@ -245,6 +247,7 @@ def test_run_equals_numpy(name, folder):
         )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PLAIN_JOBS)
 def test_reference_equals_numpy(name):
     job = einmpi.load(ROOT / "jobs" / name)
@@ -278,6 +281,7 @@ def test_check(name, folder):
         )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", PLANNED_JOBS)
 def test_plan_is_that_of_the_python_interface(name, folder):
     done = run(folder, "plan", f"jobs/{name}", "-n", "8")

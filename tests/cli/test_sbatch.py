@@ -365,6 +365,7 @@ def test_names_of_the_site(job):
     assert set(found) - set(plain_options) == {"partition", "account", "qos", "constraint"}
 
 
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("flag", ["partition", "account", "qos", "constraint"])
 @pytest.mark.parametrize("value", [*NASTY, "", "-x", "a b", "a\n#SBATCH --exclusive", "a'", "a#b"])
 def test_names_of_the_site_are_names(job, flag, value):

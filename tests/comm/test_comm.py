@@ -34,11 +34,13 @@ def test_one_process():
     assert run_all(SelfComm()) == 0 == run_threads(1, run_all)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 9])
 def test_threads(ranks):
     assert min(run_threads(ranks, run_all)) > 0
 
 
+@pytest.mark.slow
 def test_many_threads():
     everyone = [tuple(range(64))]
     run_threads(

@@ -46,6 +46,7 @@ def machine(tmp_path):
     return str(tmp_path / "machine.toml")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -192,6 +193,7 @@ def test_results_feed_the_next_call_on_the_same_nodes():
     np.testing.assert_allclose(results[0][0], square @ square)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["chain, even", "attention, odd", "statistics"])
 @pytest.mark.parametrize(
     "nodes", [(0, 0, 0, 1), (0, 0, 0, 0, 1, 1, 1), (0, 1, 1, 1, 1, 1), (0, 1, 2, 0, 1)]

@@ -400,6 +400,7 @@ if os.geteuid() != 0:  # root may read everything
     )
 
 
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name, capfd):
     make, message = REFUSED[name]
@@ -562,6 +563,7 @@ READ = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", READ)
 def test_read(name, capfd):
     make, values = READ[name]

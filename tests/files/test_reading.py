@@ -90,6 +90,7 @@ def store(array):
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_in_every_file(dtype, small, count):
     array = sample((9, 7), dtype)
@@ -168,6 +169,7 @@ def write_job():
     return (a @ b[1:13] * n) @ c + d + t.T
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 12])
 def test_a_job_on_threads(ranks, small, count):
     """Schedules are verified, predicted bytes are moved ones, and memory stays below the plan's."""

@@ -162,6 +162,7 @@ def test_an_index_names_safetensors_files_only():
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "text, reason",
     [

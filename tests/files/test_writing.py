@@ -82,6 +82,7 @@ def write_on(ranks, mesh, cuts, array, way):
     run_threads(ranks, on_rank)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ranks, mesh", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (5, 2)]
 )
@@ -100,6 +101,7 @@ def test_every_layout(ranks, mesh, monkeypatch):
     assert os.listdir() == ["o.h5"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_and_storage(dtype, monkeypatch):
     monkeypatch.setattr(fill, "WINDOW_BYTES", 400)
@@ -178,6 +180,7 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
     assert received["both"] <= 0.5 * array.nbytes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"chunks": (64, 64)}])
 @pytest.mark.parametrize("mesh, cuts", [(1, ()), (3, (1,))])
 def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
@@ -468,6 +471,7 @@ class Broken:
         return self.function(*arguments, **options)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize(
     "name, rank, call",
@@ -822,6 +826,7 @@ sys.exit(main(["job.toml"]))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
@@ -863,6 +868,7 @@ sys.exit(main(["job.toml"]))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])

@@ -160,6 +160,7 @@ def test_any_box_of_any_chunks(data):
 # ---- writing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compression", [None, "gzip", "zstd", "blosc"])
 def test_every_dtype_and_shape_is_written(compression, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -402,6 +403,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_damaged_array_is_refused(what, tmp_path):
     array = some_array((6, 7))

@@ -39,6 +39,7 @@ def gradient(function: str, values: np.ndarray, adjoint: np.ndarray) -> np.ndarr
     return np.array([gradient_of_row(function, *row) for row in rows]).reshape(values.shape)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", ACCUMULATE)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())

@@ -210,6 +210,7 @@ def test_rewriting_a_product_over_extents_of_one_ends() -> None:
     assert results(text, inputs)["Z"] == [72.0]
 
 
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("seed", range(60))
 def test_rewriting_random_products_ends(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -470,6 +471,7 @@ def test_as_written_and_rewritten_agree_on_what_they_read() -> None:
         assert set(graph.outputs) <= made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -68,6 +68,7 @@ def steps_of(made):
     return next(iter(made.ready.values()))[1].steps
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equal_to_the_reference(name, threads):

@@ -42,6 +42,7 @@ def split_everything(monkeypatch):
     monkeypatch.setattr(index_sets, "MIN_SPLIT_VALUES", 0)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_parts_have_the_values_of_the_whole(name, ranks, monkeypatch):
@@ -100,6 +101,7 @@ def conditions(draw):
     return f"({draw(conditions())} {kind} {draw(conditions())})"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(conditions(), conditions())
 def test_random_conditions(first, second):

@@ -73,6 +73,7 @@ EXTENTS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("text", EXTENTS)
 def test_extents_of_zero_and_one(text):
     """Extents of 0 and 1; for compiled loops see cpu/test_compiled.py."""
@@ -131,6 +132,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int32", "bool"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, dtype):
@@ -155,6 +157,7 @@ def test_layouts(layout, dtype):
         )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["rows apart", "one row", "one number"])
 def test_layouts_of_compiled_loops(layout, monkeypatch):
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
@@ -241,6 +244,7 @@ COMPARED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", COMPARED)
 def test_special_numbers_as_in_numpy(text, way):
     """All pairs of special numbers, and rows of ones with one of them.
@@ -283,6 +287,7 @@ def numbers(name, count, dtype):
     }[name].astype(dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["normal", "cancelling", "wide", "denormal"])
 def test_sums_keep_their_digits(kind, dtype):
@@ -354,6 +359,7 @@ MEMORY = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text, extents", MEMORY, ids=lambda case: str(case)[:30])
 def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
     """Kernels allocate far less than 64 MiB beside their output.

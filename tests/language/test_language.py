@@ -515,6 +515,7 @@ def numpy_result(function: object, *args: object) -> np.ndarray | None:
     return found if found.dtype.name in numpy_dtypes() else None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", ["+", "-", "*", "/", "**", "%", "==", "<", "&", "|"])
 def test_promotion_is_numpys(op: str) -> None:
     for left, right in itertools.product(numpy_dtypes(), numpy_dtypes()):
@@ -532,6 +533,7 @@ def test_promotion_is_numpys(op: str) -> None:
         assert_array_equal(found, wanted, err_msg=f"{left} {op} {right}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("constant", ["2", "2.5", "True", "1j"])
 def test_constants_are_weak(constant: str) -> None:
     for dtype, op in itertools.product(numpy_dtypes(), ["+", "*", "/", "=="]):

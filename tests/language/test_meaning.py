@@ -126,6 +126,7 @@ def integer_cases() -> list[tuple[str, tuple[str, ...], Meaning]]:
     return cases
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("text", "dtypes", "meaning"), integer_cases())
 def test_integers_are_those_of_numpy(text: str, dtypes: tuple[str, ...], meaning: Meaning) -> None:
     for seed in range(SEEDS):
@@ -251,6 +252,7 @@ def float_cases() -> list[tuple[str, str, Meaning]]:
     return cases
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("text", "dtype", "meaning"), float_cases())
 def test_strict_gives_inf_and_nan_where_numpy_does(text: str, dtype: str, meaning: Meaning) -> None:
     for seed in range(SEEDS):

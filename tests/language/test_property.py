@@ -344,9 +344,20 @@ def picker(data: st.DataObject) -> Any:
     return lambda options: data.draw(st.sampled_from(list(options)))
 
 
-@settled(150)
+@settled(50)
 @given(programs(), st.data())
 def test_program_equals_plain_loops(program: Program, data: st.DataObject) -> None:
+    check_against_plain_loops(program, data)
+
+
+@pytest.mark.slow
+@settled(150)
+@given(programs(), st.data())
+def test_more_programs_equal_plain_loops(program: Program, data: st.DataObject) -> None:
+    check_against_plain_loops(program, data)
+
+
+def check_against_plain_loops(program: Program, data: st.DataObject) -> None:
     text = program_text(program, picker(data))
     note(text)
     note(str({name: (array.dtype.name, array.tolist()) for name, array in program.inputs.items()}))
@@ -359,6 +370,7 @@ def test_program_equals_plain_loops(program: Program, data: st.DataObject) -> No
             )
 
 
+@pytest.mark.slow
 @settled(30)
 @given(programs(), st.data())
 def test_blocks_change_nothing(program: Program, data: st.DataObject) -> None:

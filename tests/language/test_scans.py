@@ -54,6 +54,7 @@ def check(text: str, arrays: dict[str, np.ndarray], wanted: np.ndarray, ranks: i
             np.testing.assert_array_equal(values, wanted, err_msg=path)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 @pytest.mark.parametrize("name", SCANS)
 def test_every_dtype(name: str, dtype: str) -> None:
@@ -214,6 +215,7 @@ def test_every_strategy(strategy: str) -> None:
 # ---- two passes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_a_long_line_moves_totals_only(ranks: int) -> None:
     for length, name in zip((0, 1, 5, 9, 64, 101), cycle(SCANS), strict=False):
@@ -257,6 +259,7 @@ def test_two_passes_of_complex_numbers_and_truth_values() -> None:
         np.testing.assert_array_equal(outputs["Y"], np.arange(50) < 17)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SCANS)
 def test_a_block_before_inf_or_nan_does_not_see_it(name: str) -> None:
     for place, value in ((0, np.inf), (12, np.nan), (13, -np.inf), (13, np.nan), (49, np.inf)):
@@ -272,6 +275,7 @@ def test_totals_keep_the_sign_of_zero() -> None:
     assert np.signbit(outputs["Z"]).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, 5, 6])
 def test_two_passes_inside_of_larger_programs(ranks: int) -> None:
     rng = np.random.default_rng(6)

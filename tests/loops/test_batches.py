@@ -161,6 +161,7 @@ def expected_batches(X, batches, steps):
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["npy", "fortran", "safetensors", "zarr", "hdf5", "chunks"])
 @pytest.mark.parametrize("shuffle", [None, "7", "{ seed = 7, block = 6 }"])
 def test_files_of_every_format(tmp_path, kind, shuffle):

@@ -130,6 +130,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     text=st.sampled_from(list(PROGRAMS)),
@@ -341,6 +342,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("expression", list(ROWS))
 def test_a_row_that_is_written_into_a_cache(expression):
     """Only this row is written; ranks without it do nothing, and all bits are the same."""
@@ -379,6 +381,7 @@ def test_a_row_that_is_written_into_a_cache(expression):
         assert sum(found[True][1] for found in results) == copies * places * (3 - least_columns)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("at", [np.nan, np.inf, -np.inf, 2.0, 2.5])
 @pytest.mark.parametrize("comparison", ["==", "!=", "<", "<=", ">", ">="])
 def test_rows_at_numbers_that_are_no_rows(at, comparison):
@@ -459,6 +462,7 @@ W_next[i,j] = W[i,j] - 0.001 * G[i,j]
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_weights_are_in_memory_once(small_blocks, ranks):
     """The gradient is never whole where each rank computes its own part of it."""
@@ -549,6 +553,7 @@ def is_sparse(schedules):
     return all(kinds)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cut", [None, "rows", "columns"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6, 9])
 def test_rows_that_get_values_are_updated(ranks, cut):
@@ -636,6 +641,7 @@ def compiled_updates(monkeypatch):
     return counts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize(

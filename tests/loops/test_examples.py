@@ -140,6 +140,7 @@ def test_every_loop_has_its_own_check():
     assert sorted(BY_LIBRARY) == LOOPED == sorted(TOLERANCES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOOPED)
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_loop_equals_another_library(name, ranks, folder):
@@ -200,6 +201,7 @@ def by_hand(name, ranks, sizes):
     raise AssertionError(name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOOPED)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_step_moves_as_planned_and_no_more_than_by_hand(name, ranks, folder):

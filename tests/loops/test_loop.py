@@ -65,6 +65,7 @@ def run_on(ranks, job, inputs, **options):
     return first, outputs, plan
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_power_iteration(ranks):
     n = 30

@@ -105,6 +105,7 @@ def steps_on_threads(step: Step, ranks: int, limit: int | None) -> list[tuple[An
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [100, 75, 50])
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=SLOW)])
 @pytest.mark.parametrize("name", STEPS)

@@ -99,6 +99,7 @@ def run_on(ranks, job):
     return result, outputs, planned
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_two_loops(tmp_path, ranks):
     job = load(tmp_path)
@@ -114,6 +115,7 @@ def test_two_loops(tmp_path, ranks):
     assert (first.steps, result.steps, result.is_done) == (3, 4, False)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(*[st.integers(1, 7)] * 3, *[st.integers(1, 3)] * 2)
 def test_any_shape(tmp_path_factory, ranks, n, m, first, second):
@@ -187,6 +189,7 @@ def first_values(folder, n=8, steps=5, one_step=""):
     return einmpi.load(folder / "job.toml")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_a_first_value_that_is_computed(tmp_path, ranks):
     job = first_values(tmp_path)
@@ -546,6 +549,7 @@ def kept_loops(folder, n, ranks, memory=None):
     return job, [planned, *planned.loop.later], run_threads(ranks, on_rank)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("n", [1, 5, 24])
 def test_what_is_kept_for_later_loops_counts(tmp_path, n, ranks):

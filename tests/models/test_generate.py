@@ -73,6 +73,7 @@ def test_prompts_of_different_lengths_equal_single_prompts(model):
         np.testing.assert_allclose(last[number], model.logits(prompt).gather()[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_on_any_number_of_ranks(model):
     tokens = golden()["tokens"][:2, :6]
     settings = {"new": 5, "temperature": 1.3, "top_k": 40, "top_p": 0.95}

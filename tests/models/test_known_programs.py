@@ -66,12 +66,14 @@ def test_a_prompt_that_fills_all_positions():
         model.generate(prompt, new=2)
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_in_each_call_where_steps_leave_no_memory_for_them():
     """Prompts leave room for all weights in 100 KiB; steps with the caches do not."""
     (expected,) = generated(1)
     assert generated(3, "100KiB") == [expected] * 3
 
 
+@pytest.mark.slow
 def test_a_refused_limit_comes_with_one_that_works():
     (expected,) = generated(1)
     with pytest.raises(InputError) as caught:

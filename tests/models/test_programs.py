@@ -48,11 +48,13 @@ def check_logits(name: str, ranks: int, **options: Any) -> None:
     np.testing.assert_array_equal(logits.argmax(-1), expected.argmax(-1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SINGLE)
 def test_logits_of_every_position(name: str) -> None:
     check_logits(name, 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, ranks", [("mistral", 2), ("qwen3", 3), (GROUPED, 6)])
 def test_logits_on_several_ranks(name: str, ranks: int) -> None:
     check_logits(name, ranks)
@@ -81,6 +83,7 @@ def check_half_precision(name: str, ranks: int, **options: Any) -> None:
     assert np.sqrt(np.mean(own_errors**2)) <= np.sqrt(np.mean(errors**2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name, ranks",
     [(name, 1) for name in HALF] + [("llama_bf16", 3), ("llama_f16", 4), ("qwen3_bf16", 6)],

@@ -132,6 +132,7 @@ TRAPS = {
 }
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 27, 30])
 def test_the_bound_counts_no_word_twice(trap, ranks):
@@ -150,6 +151,7 @@ def test_a_label_shorter_than_the_ranks_does_not_back_copies():
     assert 4 * lower_bound_words(graph, 100, ("X",)) <= plan.cost
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_is_never_above_the_best_plan_of_a_random_graph(seed):
     rng = random.Random(seed)
@@ -200,6 +202,7 @@ def random_products(rng: random.Random) -> EinGraph:
     return einmpi.program(text, dtype="float32", **shapes).graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most_rows", [10, 250])
 def test_the_bound_is_never_above_a_plan_of_random_products(seed, most_rows, monkeypatch):
@@ -219,6 +222,7 @@ def test_the_bound_is_never_above_a_plan_of_random_products(seed, most_rows, mon
     assert equal > 10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_moves_less_than_its_bound(seed):
     """Plans of every strategy, on nodes, with layouts that are pinned, in little memory."""
@@ -238,6 +242,7 @@ def test_no_plan_moves_less_than_its_bound(seed):
         assert lower_bound_words(graph, ranks) <= plan.words_predicted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [8, 64, 1024])
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_bound_is_never_above_the_plan_of_repeated_layers(ranks, keep):

@@ -101,6 +101,7 @@ def test_a_label_is_cut_into_no_more_parts_than_it_has_indices():
     assert rows == {(1, 3, 0, 1), (3, 3, 0, 3)}
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("bound", [(2, 2), (3, 5), (4, 4), (6, 2), (7, 9), (8, 8), (8, 3)])
 def test_ranks_keep_no_more_of_an_outer_product_than_is_taken_off(ranks, bound):

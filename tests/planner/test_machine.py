@@ -42,6 +42,7 @@ def read(tmp_path, text):
     return read_machine(str(path))
 
 
+@pytest.mark.slow
 @given(st.tuples(TIME, TIME), st.tuples(TIME, TIME) | st.just((0, 0)), TIME, st.text())
 def test_a_file_is_read_back(tmp_path_factory, inside, between, operation, source):
     made = Machine(

@@ -109,6 +109,7 @@ def test_32_layers_cost_32_times_one():
     assert make_plan(graph, 8).words_predicted == 32 * 571_531_264
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "ranks", [1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 30, 60, 64, 97, 210, 1024, 4095, 4096]
 )
@@ -162,6 +163,7 @@ def digests(seed):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_digests_do_not_depend_on_the_hash_seed():
     assert digests(0) == digests(1) == digests(4242)
 
@@ -368,6 +370,7 @@ def test_a_pin_may_need_all_axes_or_some():
     assert sorted(einmpi.plan(cube, 32, pin={"A": (2, 4, 4)}).layouts["A"]) == [0, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_huge_tensors_and_many_dimensions():
     """Costs get larger units where 64 bits are not enough; only the longest dimensions are cut."""
     huge = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**24, 2**24), B=(2**24, 2**24))
@@ -510,6 +513,7 @@ def test_the_plan_command(tmp_path):
     assert "join C[i,j] ⋈ Z_2[j,k] on j" in relations.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -51,6 +51,7 @@ def least_limit(graph: EinGraph, ranks: int, options: dict[str, object]) -> int:
     return int(found[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_more_memory_never_moves_more(seed):
     graph, resident = random_program(seed)
@@ -69,6 +70,7 @@ def test_more_memory_never_moves_more(seed):
         assert moved == sorted(moved, reverse=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["eindecomp", "sqrt"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_refusal_names_the_lowest_limit(seed, strategy):

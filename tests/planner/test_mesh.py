@@ -123,6 +123,7 @@ def test_ranks_with_equal_digits_own_the_same_and_others_nothing_in_common(ranks
                     assert owner.setdefault(index, digits) == digits
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("ranks", SOME_RANKS)
 def test_an_axis_slices_the_same_indices_whatever_else_is_cut(ranks):
     mesh = Mesh(ranks)

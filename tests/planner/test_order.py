@@ -58,6 +58,7 @@ def check_order(graph: EinGraph) -> None:
         known.add(vertex.name)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("ranks", [1, 4, 6])
 @pytest.mark.parametrize("name", STEPS)

@@ -234,6 +234,7 @@ def test_large_times_do_not_overflow():
     assert 0 < plan.seconds_predicted < 1e12 and all(bill.time >= 0 for bill in plan.bills.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "job, sizes, ranks, nodes",
     [

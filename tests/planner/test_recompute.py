@@ -149,6 +149,7 @@ def check_same(step: Step, ranks: int, recompute: Any, **options: Any) -> Plan:
 SLOW = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (6, 8)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 3, *SLOW])
 @pytest.mark.parametrize("name", STEPS)
 def test_named_tensors_are_computed_again(name: str, ranks: int) -> None:

@@ -172,6 +172,7 @@ def named(
     return found["vertex"], found["tensor"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(7))
 def test_search_finds_the_best_plan_of_small_graphs(seed):
     """Forty graphs a seed; the enumeration looks for a plan that moves less and finds none."""
@@ -455,6 +456,7 @@ def some_graphs() -> list[EinGraph]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [16, 24, 36, 60, 64])
 def test_search_is_never_worse_than_a_shape_with_at_most_three_axes(ranks):
     shapes = groupings(Mesh(ranks).factors, 3)
@@ -480,6 +482,7 @@ def test_moves_never_increase_the_cost(limits):
             current = moved
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ranks", [1, 7, 13, 16, 60, 72, 97, 210, 4095, 4096])
 def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
     tiny = einmpi.program(

@@ -96,6 +96,7 @@ def test_failed_runs_leave_no_segment(how, tmp_path):
     assert path.startswith("/dev/shm/mpich_shm_") and not os.path.exists(path)
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @needs_folder

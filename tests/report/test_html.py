@@ -520,6 +520,7 @@ def einmpi_command(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_pages_and_plots_from_the_command_line(tmp_path):
     job = str(ROOT / "jobs" / "chain.toml")
     done = einmpi_command(

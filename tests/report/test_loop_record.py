@@ -160,6 +160,7 @@ def test_a_job_without_a_loop_has_no_steps_to_choose(tmp_path):
     assert (done.returncode, done.stderr) == (2, message)
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_real_ranks(tmp_path):
     job = str(ROOT / "jobs" / "power.toml")

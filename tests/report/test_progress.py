@@ -177,6 +177,7 @@ def on_terminal(command, width):
     return process.returncode, shown.decode()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.mpirun, needs_mpirun])])
 def test_a_run_on_a_terminal(ranks):
     command = [

@@ -71,6 +71,7 @@ def check_trace(data, ranks, moved):
     return len(starts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("distances", 1), ("distances", 4), ("attention", 3), ("chain", 4), ("softmax", 2)],
@@ -194,6 +195,7 @@ TABLE = re.compile(
 )
 
 
+@pytest.mark.sampled(1)
 @needs_mpirun
 @pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [2, 3])

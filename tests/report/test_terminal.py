@@ -122,6 +122,7 @@ def test_names_are_not_taken_for_markup(terminal):
     assert "red[i,j] ← X[i,j] + 1" in ESCAPE.sub("", plan_text(plan))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arguments", "coloured"), [((), True), (("--json", "-"), False)])
 def test_the_command(terminal, arguments, coloured):
     ours, theirs = terminal(100)

@@ -109,6 +109,7 @@ def check_against_off(job, ranks, nodes, inputs=None, **options):
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("skew", [1, 4])
 @pytest.mark.parametrize(
     "ranks, nodes", [(2, 2), (3, 2), (4, 2), (4, 4), (5, 3), (6, 3), (7, 2), (8, 2), (9, 3)]

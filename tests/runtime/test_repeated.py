@@ -53,6 +53,7 @@ def bound_calls(compiled):
     return repeated.calls
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 6))]
 )
@@ -91,6 +92,7 @@ def check_later_runs(name, ranks, strategy):
     assert sum(runs[2][1] for runs, _ in results) == plan.bytes_predicted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_other_values_in_every_run(ranks):
     """The results of a run are right, and stay as they are in later runs."""

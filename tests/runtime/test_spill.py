@@ -61,6 +61,7 @@ def with_files(job, arrays, folder):
 # ---- the same results ---------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

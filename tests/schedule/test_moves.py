@@ -76,6 +76,7 @@ def words(mesh, bound, source, target, rank):
     return total, between
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ranks, bound",
     [
@@ -118,6 +119,7 @@ def planned(mesh, bound, source, target):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ranks, nodes, bound",
     [
@@ -157,6 +159,7 @@ def test_words_between_nodes_are_as_planned_and_the_fewest_possible(ranks, nodes
             )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ranks, nodes, bound",
     [
@@ -239,6 +242,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stage", [16 * 2**20, 64], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("ranks, nodes, bound", CASES)
 def test_the_right_values_arrive(monkeypatch, ranks, nodes, bound, stage):
@@ -272,6 +276,7 @@ def test_the_right_values_arrive(monkeypatch, ranks, nodes, bound, stage):
             assert received == tuple(count * block.dtype.itemsize for count in expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ranks, used, bound", [(4, 3, (7, 5)), (6, 6, (9, 4)), (5, 2, (8,)), (7, 6, (3, 3, 3))]
 )

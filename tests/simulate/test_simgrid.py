@@ -63,6 +63,7 @@ def test_the_ranks_of_a_node_share_its_link():
     assert halved == pytest.approx(2 * alone, rel=0.01)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("topology", ["flat", "fat-tree", "torus", "dragonfly"])
 def test_the_same_seconds_twice(topology):
     job = einmpi.load(ROOT / "jobs" / "chain.toml")

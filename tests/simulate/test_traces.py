@@ -50,6 +50,7 @@ def check(plan, traces):
     assert sum(trace.received for trace in traces) == plan.bytes_predicted
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("ranks, nodes", [(1, 1), (4, 1), (6, 3), (8, 2), (16, 4)])
 @pytest.mark.parametrize("name", JOBS)
 def test_bytes_of_traces_are_those_of_the_plan(name, ranks, nodes):
@@ -58,6 +59,7 @@ def test_bytes_of_traces_are_those_of_the_plan(name, ranks, nodes):
     check(*traces_of(job, ranks, nodes, shared=False))
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 40),
     st.integers(1, 40),

@@ -131,10 +131,11 @@ def run_slice(tmp_path, *arguments):
 
 
 def test_a_few_inputs(tmp_path):
-    run_slice(tmp_path, "--count", "60")
+    run_slice(tmp_path, "--count", "20")
 
 
 @pytest.mark.slow
 def test_many_inputs(tmp_path):
-    """Up to the first one that also runs under mpirun, which every thousandth does."""
+    """The first ones, and others up to the first that also runs under mpirun: every thousandth."""
+    run_slice(tmp_path, "--count", "60")
     run_slice(tmp_path, "--first", "700", "--count", "301", "--jobs", "2")

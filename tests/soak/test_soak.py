@@ -246,6 +246,7 @@ def test_the_oracle_unrolls_a_loop():
     assert (ended.steps, ended.is_done, int(ended.outputs["R"].value)) == (3, True, 9)
 
 
+@pytest.mark.slow
 def test_loops_agree_with_their_unrolled_values(monkeypatch):
     monkeypatch.setattr(case_module, "LOOP_SHARE", 1.0)
     ends = set()

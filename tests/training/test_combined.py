@@ -30,6 +30,7 @@ sys.exit(main(sys.argv[1:]))
 ADAMW = '{ name = "adamw", rate = 0.02, clip = 0.5 }'
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "ranks"), [("sgd", 1), ("nesterov", 3), ("adamw", 2), ("adagrad", 1), ("lion", 1)]
 )

@@ -63,6 +63,7 @@ def test_every_optimizer_has_a_case():
     assert set(OPTIMIZERS) == {case.partition("-")[0] for case in CASES}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_against_numpy(tmp_path, case):
     name = case.partition("-")[0]
@@ -76,6 +77,7 @@ def test_against_numpy(tmp_path, case):
     assert set(run.plan.in_place) == {*NAMES, *state}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "ranks"), [("nesterov", 3), ("adamw", 2), ("adamw", 3), ("adamw", 4), ("lion", 2)]
 )
@@ -97,6 +99,7 @@ def test_rate_as_an_expression(tmp_path, name):
     check(found, outputs, *expected(name, in_python))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_float32(tmp_path, name):
     """Everything of a parameter is in its dtype, and bias corrections are precise."""

@@ -82,6 +82,7 @@ scale = 1024
     np.testing.assert_array_equal(found.history["train_scale"], 1024)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ranks", "accumulate"), [(1, 1), (3, 2)])
 def test_steps_that_overflow_are_skipped(tmp_path, ranks, accumulate):
     """The scale starts too high, and is doubled too often: overflows come and go."""

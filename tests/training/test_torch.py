@@ -12,6 +12,7 @@ import einmpi
 GOLDEN = json.loads((ROOT / "tests/training/golden/torch.json").read_text())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", GOLDEN["cases"])
 def test_equal_to_torch(tmp_path, case):
     wanted = GOLDEN["cases"][case]

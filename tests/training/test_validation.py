@@ -74,6 +74,7 @@ def expected(last, steps=10):
     return losses, numbers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("last", ["drop", "pad"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_against_numpy(tmp_path, last, ranks):

@@ -181,6 +181,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("belief", CONSTANTS)
 def test_random(belief, monkeypatch):
     set_constants(monkeypatch, CONSTANTS[belief])
@@ -333,6 +334,7 @@ MEMORY = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("subscripts, dtypes, limits", MEMORY)
 def test_workspace(subscripts, dtypes, limits, monkeypatch):
     """The bytes announced are those allocated, except for numpy's buffers and small objects."""

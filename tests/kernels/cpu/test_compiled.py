@@ -108,6 +108,7 @@ def random_arrays(dtype, shapes, seed=0):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name):
     text, dtype, labels = NAMED[name]
@@ -122,6 +123,7 @@ def test_named(name):
         assert found[0].tobytes() == found[1].tobytes(), "the number of threads changes the result"
 
 
+@pytest.mark.slow
 def test_batches_of_every_size_without_new_kernels():
     """One kernel fits all extents: at the ends of tiles, blocks and strips nothing is lost."""
     before = compiled.STATISTICS.compiled
@@ -148,6 +150,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout):
     laid_out = LAYOUTS[layout]
@@ -173,6 +176,7 @@ def test_repeated_rows():
     np.testing.assert_array_equal(compute(einsum, kind, operands), np.full(37, 1225.0))
 
 
+@pytest.mark.slow
 def test_extents_of_zero_and_one():
     for i, j, k in itertools.product([0, 1, 3], repeat=3):
         arrays = random_arrays("float64", {"A": (i, j), "B": (j, k)})
@@ -192,6 +196,7 @@ INDICES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", INDICES)
 def test_labels_as_numbers(kind):
     """Values of labels that follow one another are counted, others are read."""
@@ -250,6 +255,7 @@ def check_many_labels(extents, outputs, aggregation, threads=1):
     np.testing.assert_array_equal(compute(einsum, kind, operands, threads=threads), wanted.T)
 
 
+@pytest.mark.slow
 def test_more_labels_than_python_nests_loops():
     """CPython refuses more than 20 loops one inside another."""
     check_many_labels([2] * 19, 0, "max")
@@ -297,6 +303,7 @@ GATHERS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", GATHERS)
 def test_gathers(text):
     rng = np.random.default_rng(0)
@@ -407,6 +414,7 @@ COMMON = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", COMMON, ids=" ".join)
 def test_operations(case):
     operation_agrees(case[0], case[1:])
@@ -436,6 +444,7 @@ def test_every_operation_in_every_dtype(op):
             operation_agrees(op, dtypes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32"])
 def test_constants_take_the_dtype_beside_them(dtype):
     x = awkward(dtype)
@@ -491,6 +500,7 @@ def exact(values):
     return [float(sum(map(Fraction, row))) for row in values.astype("float64").tolist()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("text", ["Z[i] = sum(A[i,j])", "Z[j] = sum(A[i,j])"])
 def test_sums_keep_their_digits(dtype, text):
@@ -517,6 +527,7 @@ def test_sums_keep_their_digits(dtype, text):
         assert abs(sum_ - math.fsum(values[list(rows).index(name)])) <= allowed
 
 
+@pytest.mark.slow
 def test_long_sums_do_not_depend_on_threads():
     """A sum to one number is cut into chunks, which do not depend on the number of threads."""
     rng = np.random.default_rng(0)
@@ -537,6 +548,7 @@ def test_long_sums_do_not_depend_on_threads():
             close(np.frombuffer(found.pop(), kind)[0], wanted, [dtype])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
 def test_nan_and_infinity_go_through(name):
     values = np.random.default_rng(0).normal(size=(7, 300))
@@ -574,6 +586,7 @@ def vertices_agree(program, data):
             close(compute(made.einsum, made.dtype, operands), wanted, dtypes)
 
 
+@pytest.mark.slow
 @settled(6)
 @given(programs(), st.data())
 def test_random_programs(program, data):
@@ -625,11 +638,13 @@ def processes(folder, count=1):
     return sum(one["compiled"] for one in told), sum(one["loaded"] for one in told)
 
 
+@pytest.mark.slow
 def test_one_of_many_processes_compiles(tmp_path):
     assert processes(tmp_path, 4) == (2, 6)
     assert processes(tmp_path) == (0, 2)
 
 
+@pytest.mark.slow
 def test_damaged_files_are_compiled_again(tmp_path):
     assert processes(tmp_path) == (2, 0)
     for file in tmp_path.rglob("*.nbc"):

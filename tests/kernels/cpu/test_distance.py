@@ -158,6 +158,7 @@ def any_distance(case, dtype, turned, data):
         assert (found.real >= 0).all() and (found.imag == 0).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "limits", [{}, {"MAX_NORMS": 3, "BLOCK_ELEMENTS": 4}], ids=["whole", "boxes"]
 )

@@ -131,6 +131,7 @@ def by_numpy(inputs, update, steps=3, rate=0.01):
     return weights
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("update", list(UPDATES))
 def test_updates_by_one_product(update, ranks):

@@ -116,6 +116,7 @@ def test_distances(cupy, monkeypatch, case):
     check_distance(cupy, monkeypatch, *case)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", WEIGHTED_DIFFERENCES)
 def test_weighted_differences(cupy, monkeypatch, case):
     check_weighted_difference(cupy, monkeypatch, *case)
@@ -199,6 +200,7 @@ def test_gathers_and_labels(cupy):
     check_gathers(cupy)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("shift", "extent", "dtype"),
     [(64, 128, "float32"), (3, 16, "float64"), (4, 12, "float32"), (6, 7, "float64")],

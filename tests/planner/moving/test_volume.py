@@ -74,6 +74,7 @@ def random_axes(rng: random.Random, ranks: int, symbols: list[int | str]) -> Axe
 # ---- against sets -----------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_without_partial_sums_a_rank_receives_what_it_wants_and_does_not_hold(ranks):
     """Return extents for which all blocks are equal: multiples of the ranks, or of what fits."""
@@ -99,6 +100,7 @@ def test_the_worked_example_of_a_transposition():
     assert words(2, 2, (0,), (1,), 4) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_extents_that_do_not_divide(ranks):
     """One pair of layouts and all at once; a label shorter than the ranks takes some axes only."""

@@ -201,6 +201,7 @@ def test_what_linearisation_loses_on_a_llama_layer(ranks: int, found: int, best:
     assert eliminated(factors(graph, ranks)) == best
 
 
+@pytest.mark.slow
 def test_a_large_graph_takes_seconds() -> None:
     text, shapes, _ = llama_program(MODELS["65B"], 8, 4096, layers=50)
     graph = einmpi.program(text, dtype="float32", **shapes).graph
@@ -211,6 +212,7 @@ def test_a_large_graph_takes_seconds() -> None:
     assert {prod(parts) for parts in found.values()} == {1024}
 
 
+@pytest.mark.slow
 def test_same_on_every_hash_seed() -> None:
     code = """
 import einmpi

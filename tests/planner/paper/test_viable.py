@@ -86,6 +86,7 @@ def test_labels_too_small_for_the_ranks_are_cut_as_far_as_they_go() -> None:
     assert viable(elementwise(0, 0), 8) == [(1, 1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("extents", "ranks"),
     [([10**4] * 50, 4096), ([2] * 50, 4096), ([7] * 30, 210), ([3] * 20 + [100], 1024)],

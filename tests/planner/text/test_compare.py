@@ -25,6 +25,7 @@ def operations_of_ranks(plan):
     return counts
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_operations_are_those_of_the_kernels_of_the_busiest_rank(strategy, ranks):

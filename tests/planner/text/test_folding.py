@@ -150,6 +150,7 @@ def test_the_command_shows_everything_on_request_and_json_always(tmp_path):
     assert len(as_json(plan)["vertices"]) == len(data["vertices"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", [prefill_program, decode_program])
 def test_layers_that_read_the_same_computed_tensors_fold(program):
     """Cosines and sines of positions are computed once, and every layer reads them."""

@@ -95,6 +95,7 @@ UNEVEN = [
 ]
 
 
+@pytest.mark.sampled(100)
 @pytest.mark.parametrize(("extent", "made", "wanted"), UNEVEN)
 def test_pieces_of_a_tile_are_the_tiles_that_share_an_index_with_it(
     extent: int, made: int, wanted: int

@@ -96,6 +96,7 @@ def in_full(monkeypatch):
     monkeypatch.setattr(words, "MOST_GROUPS", 99)
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(("name", "ranks", "strategy"), CASES)
 def test_every_claim_is_what_the_ranks_do(name, ranks, strategy, in_full):
     plan = plan_of(name, ranks, strategy)
@@ -208,6 +209,7 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 12])
 def test_every_program_and_strategy_can_be_told(ranks):
     """Odd extents, gathers, diagonals, empty tensors, idle ranks."""

@@ -50,6 +50,7 @@ def on_gpu(job):
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_on_threads(name, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch)
@@ -403,6 +404,7 @@ class ThroughDevice(PreparesNothing):
         return self.moved(lambda s, r: self.comm.sendrecv(to, s, source, r), [send, receive])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "transport, mixed",
     [("host", False), ("host", True), ("mpi", False), ("nccl", False), ("nccl", True)],
@@ -583,6 +585,7 @@ def test_refusals(monkeypatch):
 # ---- little memory ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
 def test_with_little_memory(name, tmp_path, monkeypatch):
     """Slots wait in the slow tier, kernels run in passes, and host arrays come when needed."""

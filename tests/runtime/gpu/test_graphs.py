@@ -180,6 +180,7 @@ def test_a_step_in_place_keeps_its_addresses(pool):
     assert sum(len(each.by_addresses) for each in graphs.graphs.values()) <= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_again_and_again(name, pool):
     job, arrays = CASES[name]
