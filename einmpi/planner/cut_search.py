@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import NoReturn
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
-from einmpi.planner.elimination.eliminate import Ints
+from einmpi.planner.cost_tables import SharedTables, Solution, Solver, States, Unreachable
 from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
@@ -41,6 +40,7 @@ class CutSearch:
     graph: EinGraph
     mesh: Mesh
     options: Options
+    tables: SharedTables = field(default_factory=SharedTables)
 
     def __post_init__(self) -> None:
         # What a loop carries is already where the previous step has left it.
@@ -55,7 +55,6 @@ class CutSearch:
         self.held: dict[int, tuple[int, ...]] = {}
         self.set_up()
         self.rates = self.operation_rates(self.problem)
-        self.tables: dict[int, dict[object, Ints]] = {}  # of all prices, for each unit of costs
         self.notes: dict[str, str] = {}
         self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
         self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
@@ -301,8 +300,7 @@ class CutSearch:
             rates,
             self.is_tangled and not holds,
         )
-        # What an edge costs does not depend on the price of memory.
-        solver.cache = self.tables.setdefault(solver.unit, solver.cache)
+        self.tables.use_for(solver)
         if holds:
             return search_holding(solver, self.held)
         return search(solver, self.start, self.other_starts)

@@ -12,6 +12,7 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_COUNT
 from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
+from einmpi.planner.cost_tables import SharedTables
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
@@ -124,13 +125,14 @@ def _nearest_to_a_plan(errors: Sequence[InputError]) -> InputError:
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
     """Return the plan on one mesh, in whichever of several forms of the graph moves least."""
-    plan = _plan_with_scans(graph, mesh, ranks, options)
+    tables = SharedTables()
+    plan = _plan_with_scans(graph, mesh, ranks, options, tables)
     if options.strategy != DEFAULT_STRATEGY or (not plan.spilled and plan.bytes_predicted == 0):
         return plan
-    return _with_picks(plan, mesh, ranks, options)
+    return _with_picks(plan, mesh, ranks, options, tables)
 
 
-def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options) -> Plan:
+def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options, tables: SharedTables) -> Plan:
     """Return the plan that gathers from cut dimensions by picking, where that moves less."""
     graph = plan.graph
     if plan.recomputed is not None:
@@ -139,7 +141,7 @@ def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options) -> Plan:
     while names:
         other_graph, picks = with_picked_gathers(graph, names)
         try:
-            other = Planning(other_graph, mesh, ranks, options).plan()
+            other = Planning(other_graph, mesh, ranks, options, tables).plan()
         except InputError:
             return plan
         cut_names = []
@@ -173,7 +175,9 @@ def _is_picked_dimension_cut(plan: Plan, name: str) -> bool:
     return plan.parts(name)[label] > 1
 
 
-def _plan_with_scans(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
+def _plan_with_scans(
+    graph: EinGraph, mesh: Mesh, ranks: int, options: Options, tables: SharedTables
+) -> Plan:
     """Return the plan on one mesh, with scans in two passes where that moves less."""
     names = []
     if options.strategy == DEFAULT_STRATEGY:
@@ -181,7 +185,7 @@ def _plan_with_scans(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) 
     plan: Plan | None = None
     errors: list[InputError] = []
     try:
-        plan = Planning(graph, mesh, ranks, options).plan()
+        plan = Planning(graph, mesh, ranks, options, tables).plan()
     except InputError as error:
         if not names:
             raise
@@ -191,7 +195,7 @@ def _plan_with_scans(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) 
     while names:
         other_graph = with_scans_in_blocks(graph, names, mesh.ranks)
         try:
-            other = Planning(other_graph, mesh, ranks, options).plan()
+            other = Planning(other_graph, mesh, ranks, options, tables).plan()
         except InputError as error:
             if plan is not None:
                 return plan

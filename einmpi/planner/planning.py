@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, States
+from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, SharedTables, Solution, States
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Factored, Name
 from einmpi.planner.lower_bound.words import lower_bound_words
@@ -66,9 +66,10 @@ class Planning:
     mesh: Mesh
     ranks: int
     options: Options
+    tables: SharedTables = field(default_factory=SharedTables)
 
     def __post_init__(self) -> None:
-        self.search = CutSearch(self.graph, self.mesh, self.options)
+        self.search = CutSearch(self.graph, self.mesh, self.options, self.tables)
         self.resident = self.search.resident
         self.prices = self.search.prices
         self.memory = CutMemory(self.graph, self.mesh, self.options, self.resident)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import LabelAxes, Needed, axes_of_labels, shares_of
-from einmpi.planner.moving.runs import Runs, length, share
+from einmpi.planner.moving.runs import Runs, equal_share_length, length, share
 
 Ints = npt.NDArray[np.int64]
 Axes = tuple[int, ...]
@@ -41,6 +41,9 @@ def _needed_lengths(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> Ints:
     """Return how many indices of a dimension each of some ranks needs."""
+    if needed.is_plain(dimension):
+        (label,) = needed.labels(dimension)
+        return _share_lengths(mesh, dict(needed.extents)[label], dict(axes).get(label, ()), ranks)
     lengths = np.empty(len(ranks), np.int64)
     for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
         lengths[places] = length(runs)
@@ -122,6 +125,9 @@ def _kept_of_label(
 @lru_cache(maxsize=4096)
 def _share_lengths(mesh: Mesh, extent: int, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return how many indices of a label that these axes cut each of some ranks has."""
+    equal_length = equal_share_length(mesh, extent, axes)
+    if equal_length is not None:
+        return np.full(len(ranks), equal_length, np.int64)
     lengths = np.empty(len(ranks), np.int64)
     for digits, places in _places_by_digits(mesh, ranks, axes):
         cuts = tuple([(axis, digits[axis]) for axis in axes])

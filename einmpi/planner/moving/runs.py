@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TypeAlias
@@ -52,6 +52,19 @@ def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
             selected = _share_of_window(mesh, extent, window, digits)
             found = selected if found is None else intersect(found, selected)
     return whole(extent) if found is None else found
+
+
+def equal_share_length(mesh: Mesh, extent: int, axes: Sequence[int]) -> int | None:
+    """Return how many indices of a label every rank has; None if some may have more than others.
+
+    All have equally many where the axes lie in one window whose blocks are equally long.
+    """
+    if not axes:
+        return extent
+    for window in mesh.windows(extent):
+        if set(axes).issubset(window) and extent % prod(mesh.factors[axis] for axis in window) == 0:
+            return extent // prod(mesh.factors[axis] for axis in axes)
+    return None
 
 
 def _share_of_window(

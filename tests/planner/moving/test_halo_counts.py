@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 import einmpi
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import halo_counts
+from einmpi.planner.moving.runs import equal_share_length, length, share
 
 
 def _program(layers: int, extent: int) -> einmpi.Job:
@@ -31,3 +36,19 @@ def test_more_layers_are_not_counted_again(monkeypatch):
         einmpi.plan(_program(layers, extent), 64)
         calls_of_layers.append(calls)
     assert calls_of_layers[1] <= calls_of_layers[0]
+
+
+@given(ranks=st.integers(1, 48), extent=st.integers(1, 60), data=st.data())
+def test_equal_shares_are_as_long_as_the_share_of_every_rank(ranks, extent, data):
+    mesh = Mesh(ranks)
+    axes = data.draw(st.sets(st.sampled_from(range(len(mesh.factors))))) if mesh.factors else set()
+    lengths = set()
+    for rank in range(ranks):
+        digits = mesh.digits(rank)
+        lengths.add(length(share(mesh, extent, tuple((axis, digits[axis]) for axis in axes))))
+    windows = mesh.windows(extent)
+    if axes.issubset({axis for window in windows for axis in window}):
+        expected = equal_share_length(mesh, extent, sorted(axes))
+        assert expected is None or lengths == {expected}
+    if len(windows) == 1 and extent % ranks == 0:
+        assert equal_share_length(mesh, extent, sorted(axes)) is not None
