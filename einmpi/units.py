@@ -28,6 +28,10 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 # are the same on all ranks.
 _LATENCY = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 _BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
+# An operation of a GPU takes one to two femtoseconds: whole ones would be too coarse.
+ATTOSECONDS = 10**18
+_LONGEST_OPERATION = 10**12
+_LONGEST_TIME = 10**9  # of a byte or a message, so that sums of such times are small
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _FLOPS = {f"{prefix}flop/s": 1000**k for k, prefix in enumerate(_PREFIXES)}
 _OPERATIONS = {**_FLOPS, **{f"{prefix}op/s": 1000**k for k, prefix in enumerate(_PREFIXES)}}
@@ -91,9 +95,9 @@ def parse_bandwidth(text: str, where: str) -> int:
 
 
 def parse_speed(text: str, where: str) -> int:
-    """Return the femtoseconds that an operation takes at "18 Gflop/s"."""
+    """Return the attoseconds that an operation takes at "18 Gflop/s"."""
     rate = _positive(text, where, _OPERATIONS, "a speed", "18 Gflop/s")
-    return _rounded(10**15 / rate, text, where, "1 Mop/s to 1 Pop/s")
+    return _rounded(ATTOSECONDS / rate, text, where, "1 Mop/s to 1000 Pop/s", _LONGEST_OPERATION)
 
 
 def _positive(text: str, where: str, units: Mapping[str, int], what: str, example: str) -> Fraction:
@@ -111,13 +115,12 @@ def _positive(text: str, where: str, units: Mapping[str, int], what: str, exampl
     return Fraction(number) * units[unit]
 
 
-def _rounded(value: Fraction, text: str, where: str, allowed: str) -> int:
-    """Return the nearest integer.
-
-    It must be from 1 to 10**9, so that sums of such times are small.
-    """
+def _rounded(
+    value: Fraction, text: str, where: str, allowed: str, largest: int = _LONGEST_TIME
+) -> int:
+    """Return the nearest integer, or raise InputError if it is not from 1 to `largest`."""
     nearest = round(value)
-    if not 1 <= nearest <= 10**9:
+    if not 1 <= nearest <= largest:
         raise InputError(where, f"{text!r} is out of range", allowed)
     return nearest
 
@@ -132,9 +135,9 @@ def show_bandwidth(picoseconds: int) -> str:
     return _scaled(10**12 / picoseconds, tuple(_BANDWIDTH))
 
 
-def show_speed(femtoseconds: int, word: str = "flop") -> str:
-    """Return the rate at which an operation takes this long: 55556 as "18 Gflop/s"."""
-    return _scaled(10**15 / femtoseconds, tuple(f"{prefix}{word}/s" for prefix in _PREFIXES))
+def show_speed(attoseconds: int, word: str = "flop") -> str:
+    """Return the rate at which an operation takes this long: 55_555_556 as "18 Gflop/s"."""
+    return _scaled(ATTOSECONDS / attoseconds, tuple(f"{prefix}{word}/s" for prefix in _PREFIXES))
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

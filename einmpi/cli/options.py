@@ -169,6 +169,13 @@ OPTIONS = (
         suggestions=backend_names(),
     ),
     Option(
+        ("--backend",),
+        "ranks",
+        ("calibrate",),
+        "what to measure: numpy, or cupy for GPUs; numpy by default",
+        suggestions=backend_names(),
+    ),
+    Option(
         ("--timeout",),
         "ranks",
         ("doctor",),

@@ -32,7 +32,13 @@ from einmpi.planner.moving.volume import (
     received,
     sharing_on_nodes,
 )
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, OPERATIONS_OF_A_MESSAGE, Prices
+from einmpi.planner.prices import (
+    ATTOSECONDS_OF_A_PICOSECOND,
+    BYTES,
+    FLOPS_PER_BYTE,
+    OPERATIONS_OF_A_MESSAGE,
+    Prices,
+)
 from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
 
 Groups = Sequence[Sequence[int]]  # of axes
@@ -178,7 +184,7 @@ class Solver:
     # Whether repeated operations cost anything, where no machine was measured.
     weigh_work: bool = False
     prices: Prices = BYTES
-    # Femtoseconds for an operation of each variable, where a machine was measured.
+    # Attoseconds for an operation of each variable, where a machine was measured.
     rates: Sequence[int] = ()
     # Whether no search over all axes at once can be exact: joined tables would be too large.
     is_tangled: bool = False
@@ -210,7 +216,7 @@ class Solver:
             largest += sum(self.problem.operations) * ranks
         if self.rates:
             for operations, rate in zip(self.problem.operations, self.rates, strict=True):
-                largest += operations * rate * ranks // 1000
+                largest += operations * rate * ranks // ATTOSECONDS_OF_A_PICOSECOND
             edges = sum(edge.weight for edge in self.problem.edges)
             largest += 2 * ranks**2 * self.prices.messages(2, 2) * edges
         return largest
@@ -375,7 +381,8 @@ class Solver:
             symbols = len(self.problem.variables[variable].extents)
             replicas = self.parts(rows, symbols, move, state)[:, -1]
             if rate is not None:
-                self.cache[key] = operations * rate // 1000 // self.unit * replicas
+                picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
+                self.cache[key] = picoseconds // self.unit * replicas
             else:
                 repeated = operations // self.unit * (replicas - 1)
                 self.cache[key] = repeated // FLOPS_PER_BYTE

@@ -174,7 +174,7 @@ class CutSearch:
         return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
 
     def operation_rates(self, problem: Factored) -> tuple[int, ...]:
-        """Return femtoseconds for an operation of each variable; nothing without a machine."""
+        """Return attoseconds for an operation of each variable; nothing without a machine."""
         if self.prices.machine is None:
             return ()
         rates = []

@@ -18,7 +18,7 @@ from einmpi.units import (
 )
 
 # What a matrix product can give. Integers are added up as int64, and uint64 takes as long.
-PRODUCTS = ("float16", "float32", "float64", "complex64", "complex128", "int64")
+PRODUCTS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int64")
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
 
@@ -35,9 +35,9 @@ class Machine:
     latency_between: int  # ns for a message between two nodes
     inside: int  # ps for a byte inside a node
     between: int  # ps for a byte between nodes
-    # dtype of the result → fs for an operation of a matrix product
+    # dtype of the result → as for an operation of a matrix product
     multiply: Mapping[str, int] = field(hash=False)
-    element: int  # fs for an operation of any other kernel
+    element: int  # as for an operation of any other kernel
     source: str  # what was measured where and when, in words
     name: str = field(default="machine", compare=False)  # its file
 

@@ -17,6 +17,7 @@ OPERATIONS_OF_A_MESSAGE = 4096
 # was measured. All ranks of a node share its network card, and memory is faster than that: say, 8
 # ranks with 5 GB/s each and a card of 5 GB/s.
 BETWEEN = 8
+ATTOSECONDS_OF_A_PICOSECOND = 10**6
 _PRODUCT_OPERATIONS = ("*", "conj", "neg")
 
 
@@ -63,7 +64,7 @@ class Prices:
         return (inside - 1) * self.message_inside + (between - 1) * self.message_between
 
     def operation(self, vertex: Vertex) -> int:
-        """Return the femtoseconds that one operation of a vertex takes."""
+        """Return the attoseconds that one operation of a vertex takes."""
         assert self.machine is not None, "no machine was measured"
         if _is_product(vertex):
             dtype = "int64" if vertex.dtype == "uint64" else vertex.dtype

@@ -9,7 +9,7 @@ from math import ceil, isqrt
 
 from einmpi.errors import InputError, one_of
 from einmpi.planner.machine import Machine
-from einmpi.units import parse_bandwidth, parse_latency, parse_speed
+from einmpi.units import ATTOSECONDS, parse_bandwidth, parse_latency, parse_speed
 
 PICOSECONDS = 10**12
 TOPOLOGIES: dict[str, Callable[[int], tuple[str, int]]] = {}  # name → (parameters, hosts)
@@ -39,7 +39,7 @@ class Cluster:
     latency_between: int  # ns for a message to a node at the same switch
     inside: int  # ps for a byte that a rank sends to another of its node
     latency_inside: int  # ns
-    operation: int  # fs for an operation of a kernel
+    operation: int  # as for an operation of a kernel
     topology: str
 
     def platform(self) -> str:
@@ -52,7 +52,7 @@ class Cluster:
             "prefix": HOST_PREFIX,
             "radical": f"0-{hosts - 1}",
             "suffix": "",
-            "speed": f"{10**15 / self.operation:.9g}f",
+            "speed": f"{ATTOSECONDS / self.operation:.9g}f",
             "core": str(self.cores),
             "bw": f"{PICOSECONDS / self.between:.9g}Bps",
             "lat": f"{self.latency_between / links:.9g}ns",

@@ -23,6 +23,7 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
 from einmpi.simulate.trace_comm import TraceComm
+from einmpi.units import ATTOSECONDS
 
 
 @dataclass
@@ -122,19 +123,19 @@ class _KernelTimes:
     def __init__(self, plan: Plan, prices: Prices | None) -> None:
         self.plan = plan
         self.prices = prices
-        self.times: dict[str, int] = {}  # femtoseconds of an operation, by vertex
+        self.times: dict[str, int] = {}  # attoseconds of an operation, by vertex
 
     def add(self, step: Step, comm: TraceComm) -> int:
         """Add the kernels of a step; return their operations."""
         operations = 0
-        femtoseconds = 0
+        attoseconds = 0
         for kernel in step.kernels:
             count = kernel.einsum.operations()
             operations += count
             if self.prices is not None:
-                femtoseconds += count * self._time_of(kernel.tensor)
-        if femtoseconds:
-            comm.add(f"sleep {femtoseconds / 10**15:.9g}")
+                attoseconds += count * self._time_of(kernel.tensor)
+        if attoseconds:
+            comm.add(f"sleep {attoseconds / ATTOSECONDS:.9g}")
         elif operations and self.prices is None:
             comm.add(f"compute {operations}")
         return operations

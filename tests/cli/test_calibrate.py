@@ -2,20 +2,33 @@
 
 import json
 
+import fake_cupy
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 
-from einmpi.cli.calibrate import clock
+import einmpi
+from einmpi.cli.calibrate import clock, messages
 from einmpi.cli.calibrate.clock import ROUNDS, Figure, measure_figures
-from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, kernel
+from einmpi.cli.calibrate.command import calibrate
+from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, MeasuredKernel
 from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
+from einmpi.cli.help import make_parser
+from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
+from einmpi.compiled.backends import workplace_of
 from einmpi.kernels.contraction import recognise_contraction
-from einmpi.kernels.cpu.dispatch import compute_einsum
+from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.planner.machine import PRODUCTS, read_machine
+from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.runtime.gpu.binding import TRANSPORTS
+from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
+
+
+def workplace(comm=ALONE):
+    return workplace_of(einmpi.program(PRODUCT, A=(1, 1), B=(1, 1)), comm)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
@@ -112,8 +125,9 @@ def test_messages_match(nodes):
     """Threads refuse calls that do not match, also where a rank has nobody to send to."""
 
     def on_rank(comm):
+        place = workplace(comm)
         figures = [
-            figure(comm, group, 0.01)
+            figure(place, group, 0.01)
             for group in inside_and_between(nodes, comm.rank)
             for figure in (latency, byte_time)
         ]
@@ -126,17 +140,46 @@ def test_messages_match(nodes):
 
 @pytest.mark.parametrize("dtype", PRODUCTS)
 def test_products_are_products(dtype):
-    einsum, operands, out = kernel(PRODUCT, dtype, A=(5, 5), B=(5, 5))
-    compute_einsum(einsum, operands, out, {})
-    np.testing.assert_array_equal(out, operands[0] @ operands[1])
-    assert out.dtype == dtype and out.any() and einsum.operations() == 2 * 5**3
+    kernel = MeasuredKernel.of(workplace(), PRODUCT, dtype, {"A": (5, 5), "B": (5, 5)})
+    kernel.compute()
+    left, right = (array.astype(np.complex128) for array in kernel.operands)
+    np.testing.assert_array_equal(kernel.result.astype(np.complex128), left @ right)
+    assert kernel.result.dtype == dtype and kernel.result.any()
+    assert kernel.einsum.operations() == 2 * 5**3
 
 
 def test_the_other_kernel_is_no_product():
-    einsum, operands, out = kernel(OTHER, "float64", X=(6, 4), C=(6,))
-    compute_einsum(einsum, operands, out, {})
-    np.testing.assert_allclose(out, np.exp(operands[0] - operands[1][:, None]))
-    assert recognise_contraction(einsum) is None and einsum.operations() == 2 * 6 * 4
+    kernel = MeasuredKernel.of(workplace(), OTHER, "float64", {"X": (6, 4), "C": (6,)})
+    kernel.compute()
+    numbers, offsets = kernel.operands
+    np.testing.assert_allclose(kernel.result, np.exp(numbers - offsets[:, None]))
+    assert recognise_contraction(kernel.einsum) is None
+    assert kernel.einsum.operations() == 2 * 6 * 4
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_and_kernels_of_gpus(transport, monkeypatch, tmp_path):
+    """All is measured on arrays of the GPU."""
+    fake_cupy.install(monkeypatch, gpus=2, nccl=True)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
+    monkeypatch.setattr(clock, "_LONG_ENOUGH", 1e-9)
+    monkeypatch.setattr(messages, "_EXCHANGES", (2**16,))
+    moved = []
+    alltoallv = COMMS_BY_TRANSPORT[transport].alltoallv
+
+    def recording(self, group, send, *others):
+        moved.append(is_device_array(send))
+        alltoallv(self, group, send, *others)
+
+    monkeypatch.setattr(COMMS_BY_TRANSPORT[transport], "alltoallv", recording)
+    file = tmp_path / "gpus.toml"
+    words = ["calibrate", "--backend", "cupy", "--seconds", "0.01", "--save", str(file)]
+    options = make_parser().parse_args(words)
+    run_threads(2, lambda comm: calibrate(options, comm))
+    machine = read_machine(str(file))
+    assert f"1 node × 2 ranks, Paper GPU, messages by {transport}" in machine.source
+    assert machine.inside and machine.latency_inside and list(machine.multiply) == list(PRODUCTS)
+    assert moved and all(moved)
 
 
 @pytest.mark.slow
@@ -156,7 +199,7 @@ def test_what_is_saved_is_what_is_printed(tmp_path):
     assert list(found["kernels"]) == [*PRODUCTS, "other"] and list(machine.multiply) == list(
         PRODUCTS
     )
-    assert found["kernels"]["other"] == pytest.approx(1e15 / machine.element, rel=0.01)
+    assert found["kernels"]["other"] == pytest.approx(1e18 / machine.element, rel=0.01)
     assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]
 
 

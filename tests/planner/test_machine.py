@@ -68,7 +68,11 @@ def test_a_file_says_what_it_means(tmp_path):
         0,
         0,
     )
-    assert (found.multiply, found.element, found.source) == ({"float64": 55556}, 833333, "here")
+    assert (found.multiply, found.element, found.source) == (
+        {"float64": 55_555_556},
+        833_333_333,
+        "here",
+    )
 
 
 def test_the_digest_is_that_of_the_times(tmp_path):

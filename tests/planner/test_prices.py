@@ -21,7 +21,13 @@ from einmpi.planner.search import search
 from einmpi.planner.text.explain import as_json
 
 MACHINE = Machine(
-    1000, 20_000, 200, 9000, {"float32": 40_000, "float64": 80_000}, 900_000, "made up for a test"
+    latency_inside=1000,
+    latency_between=20_000,
+    inside=200,
+    between=9000,
+    multiply={"float32": 40_000_000, "float64": 80_000_000},
+    element=900_000_000,
+    source="made up for a test",
 )
 SLOW_NETWORK = replace(MACHINE, between=1_000_000, latency_between=500_000)
 
@@ -87,7 +93,7 @@ class PricedOracle(Oracle):
             if product
             else self.machine.element
         )
-        done = vertex.einsum.operations() * rate // 1000
+        done = vertex.einsum.operations() * rate // 10**6
         return np.array(
             [
                 done * prod(f for f, s in zip(self.factors, state, strict=True) if s == R)
@@ -229,7 +235,7 @@ def test_a_machine_that_says_nothing_about_a_network():
 
 
 def test_large_times_do_not_overflow():
-    slowest = Machine(10**9, 10**9, 10**9, 10**9, {}, 10**9, "the slowest there can be")
+    slowest = Machine(10**9, 10**9, 10**9, 10**9, {}, 10**12, "the slowest there can be")
     plan = make_plan(chain(2**15, 2**15).graph, 4096, Options(nodes=64, machine=slowest))
     assert 0 < plan.seconds_predicted < 1e12 and all(bill.time >= 0 for bill in plan.bills.values())
 

@@ -34,10 +34,10 @@ def test_units_and_what_a_machine_says():
     cluster = make_cluster(spec, 8, None)
     assert (cluster.between, cluster.latency_between) == (80, 1000)
     assert (cluster.inside, cluster.latency_inside) == (50, 200)
-    assert cluster.operation == 20_000
-    assert make_cluster("speed=50Gflop/s", 1, None).operation == 20_000
+    assert cluster.operation == 20_000_000
+    assert make_cluster("speed=50Gflop/s", 1, None).operation == 20_000_000
     assert make_cluster("bw=1GB/s", 1, None).between == 1000
-    machine = Machine(700, 9000, 300, 4000, {}, 1000, "here")
+    machine = Machine(700, 9000, 300, 4000, {}, 1_000_000, "here")
     cluster = make_cluster("cores=2", 8, machine)
     # A machine has the bandwidth of one of the ranks of a node.
     assert (cluster.nodes, cluster.between, cluster.latency_between) == (4, 2000, 9000)

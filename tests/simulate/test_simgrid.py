@@ -56,7 +56,7 @@ def test_two_ranks_exchange(spec, bandwidth, latency):
 
 def test_the_ranks_of_a_node_share_its_link():
     """On 2 × 2 ranks, both ranks of a node receive at the same time."""
-    machine = Machine(1, 1, 1, 1000, {"float64": 1}, 1, "fast but for the network")
+    machine = Machine(1, 1, 1, 1000, {"float64": 1000}, 1000, "fast but for the network")
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
     alone = seconds_of(job, 4, "cores=2,topology=flat", machine)
     halved = seconds_of(job, 4, "cores=2,topology=flat,bw=1GB", machine)

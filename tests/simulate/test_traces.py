@@ -90,7 +90,7 @@ def test_large_tensors_in_shared_memory_need_only_barriers():
 
 
 def test_a_measured_machine_gives_the_seconds_of_kernels():
-    machine = Machine(1000, 1000, 100, 100, {"float64": 2000}, 5000, "here")
+    machine = Machine(1000, 1000, 100, 100, {"float64": 2_000_000}, 5_000_000, "here")
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(8, 8), B=(8, 8))
     _, (trace,) = traces_of(job, 1, prices=Prices.of(machine))
     assert trace.lines == ["0 init", f"0 sleep {1024 * 2e-12:.9g}", "0 finalize"]

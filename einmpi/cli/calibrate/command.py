@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from einmpi.cli.options import MACHINE_FILE
 from einmpi.cli.output_files import check_files, print_or_write
 from einmpi.errors import InputError
-from einmpi.units import counted, show_bandwidth, show_latency, show_speed
+from einmpi.units import ATTOSECONDS, counted, show_bandwidth, show_latency, show_speed
 
 if TYPE_CHECKING:
     from einmpi.cli.calibrate.clock import Figure
     from einmpi.comm.base import Comm, Group
+    from einmpi.compiled.backends import Workplace
     from einmpi.planner.machine import Machine
 
 _LONGEST = 3600  # seconds
+_PROCESSORS = "numpy"  # the backend that computes on CPUs
 # Shares of the time for the parts of the measurement.
 _PRODUCTS_SHARE = 0.4
 _OTHER_SHARE = 0.05
@@ -30,7 +32,9 @@ _BETWEEN_SHARE = 0.35
 
 def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     """Measure what messages and kernels take on this machine."""
+    from einmpi.cli.calibrate.kernels import job_to_measure
     from einmpi.comm.agreement import on_first_rank
+    from einmpi.compiled.backends import workplace_of
     from einmpi.files.replace import replace_file
     from einmpi.runtime.threads import threads_of
 
@@ -41,14 +45,21 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
         check_files(options)
 
     on_first_rank(comm, check_options)
+    job = job_to_measure(options)
+    workplace = workplace_of(job, comm)
     threads = threads_of(comm)
-    machine = _measure(comm, threads.count, options.seconds)
+    place = _show_ranks(comm.nodes)
+    if job.backend == _PROCESSORS:
+        source = f"{place} of {counted(threads.count, 'thread')}, {_processor()}"
+    else:
+        source = f"{place}, {workplace.text}"
+    machine = _measure(workplace, comm.nodes, options.seconds, source)
 
     def present() -> None:
         if options.save is not None:
             replace_file(options.save, [str(machine).encode()])
-        table = _table(machine, f"{_show_ranks(comm.nodes)}, {threads}")
-        data = _as_json(machine, comm.nodes, threads.count)
+        table = _table(machine, f"{place}, {workplace.text}")
+        data = _as_json(machine, comm.nodes, job.backend, threads.count)
         print_or_write(options, f"{table}\n{_next_step(options.save)}", data)
 
     on_first_rank(comm, present)
@@ -58,41 +69,40 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
+def _measure(workplace: Workplace, nodes: Sequence[int], seconds: float, source: str) -> Machine:
     from einmpi.cli.calibrate.clock import measure_figures
     from einmpi.cli.calibrate.kernels import other, products
     from einmpi.cli.calibrate.messages import inside_and_between
     from einmpi.planner.machine import Machine
 
-    inside_group, between_group = inside_and_between(comm.nodes, comm.rank)
-    nodes = max(comm.nodes) + 1
+    inside_group, between_group = inside_and_between(nodes, workplace.comm.rank)
+    node_count = max(nodes) + 1
     inside = between = None
-    if nodes < comm.size:
-        inside = _link_figures(comm, inside_group, seconds * _INSIDE_SHARE)
-    if nodes > 1:
-        between = _link_figures(comm, between_group, seconds * _BETWEEN_SHARE)
-    multiply = products(comm, threads, seconds * _PRODUCTS_SHARE)
-    element = other(comm, threads, seconds * _OTHER_SHARE)
+    if node_count < len(nodes):
+        inside = _link_figures(workplace, inside_group, seconds * _INSIDE_SHARE)
+    if node_count > 1:
+        between = _link_figures(workplace, between_group, seconds * _BETWEEN_SHARE)
+    multiply = products(workplace, seconds * _PRODUCTS_SHARE)
+    element = other(workplace, seconds * _OTHER_SHARE)
     measure_figures([*(inside or ()), *(between or ()), *multiply.values(), element])
     latency_inside, byte_inside = _link_times(inside)
     latency_between, byte_between = _link_times(between)
-    ranks = f"{_show_ranks(comm.nodes)} of {counted(threads, 'thread')}"
     return Machine(
         latency_inside,
         latency_between,
         byte_inside,
         byte_between,
-        {dtype: _to_integer(figure.seconds * 1e15) for dtype, figure in multiply.items()},
-        _to_integer(element.seconds * 1e15),
-        f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}",
+        {dtype: _to_integer(figure.seconds * ATTOSECONDS) for dtype, figure in multiply.items()},
+        _to_integer(element.seconds * ATTOSECONDS),
+        f"{time.strftime('%Y-%m-%d')} on {source}",
     )
 
 
-def _link_figures(comm: Comm, group: Group, budget: float) -> tuple[Figure, Figure]:
+def _link_figures(workplace: Workplace, group: Group, budget: float) -> tuple[Figure, Figure]:
     """Return the figures of a message and of a byte."""
     from einmpi.cli.calibrate.messages import byte_time, latency
 
-    return latency(comm, group, budget / 4), byte_time(comm, group, budget)
+    return latency(workplace, group, budget / 4), byte_time(workplace, group, budget)
 
 
 def _link_times(figures: tuple[Figure, Figure] | None) -> tuple[int, int]:
@@ -166,12 +176,13 @@ def _next_step(saved: str | None) -> str:
     )
 
 
-def _as_json(machine: Machine, nodes: Sequence[int], threads: int) -> dict[str, Any]:
+def _as_json(machine: Machine, nodes: Sequence[int], backend: str, threads: int) -> dict[str, Any]:
     """Return the times in seconds, bytes per second and operations per second."""
     data: dict[str, Any] = {
         "measured": machine.source,
         "ranks": len(nodes),
         "nodes": len(set(nodes)),
+        "backend": backend,
         "threads": threads,
     }
     for link, (latency, byte) in _links(machine).items():
@@ -179,5 +190,5 @@ def _as_json(machine: Machine, nodes: Sequence[int], threads: int) -> dict[str, 
         if byte:
             data[link] = {"latency": latency / 1e9, "bandwidth": 1e12 / byte}
     times = {**machine.multiply, "other": machine.element}
-    data["kernels"] = {name: 1e15 / each for name, each in times.items()}
+    data["kernels"] = {name: ATTOSECONDS / each for name, each in times.items()}
     return data

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from math import prod
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,62 +13,119 @@ import numpy.typing as npt
 
 from einmpi.api import program
 from einmpi.cli.calibrate.clock import Action, Figure
-from einmpi.comm.base import Comm
+from einmpi.cli.job_options import with_backend
+from einmpi.compiled.backends import Workplace
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cpu.dispatch import compute_einsum
+from einmpi.job.job import Job
 from einmpi.planner.machine import PRODUCTS
+from einmpi.schedule.slots import Slot
+from einmpi.schedule.step import Kernel
 
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
 # Stands for all kernels that are not products: half arithmetic and half memory, as in a softmax.
 OTHER = "Z[i,j] = exp(X[i,j] - C[i])"
-_OTHER_ROWS = 2048
-_OTHER_COLUMNS = 1024
-_MATRICES = (256, 384, 512, 768, 1024, 1536, 2048)  # rows, and as many columns
+_COLUMNS = 1024  # of the other kernel
+_ROWS = tuple(2**power for power in range(11, 17))
+# Rows, and as many columns. The last ones are for GPUs.
+_MATRICES = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 Array = npt.NDArray[Any]
 
 
-def products(comm: Comm, threads: int, budget: float) -> dict[str, Figure]:
+def job_to_measure(options: argparse.Namespace) -> Job:
+    """Return a job that asks for the backend of the command line."""
+    job = program(PRODUCT, A=(1, 1), B=(1, 1))
+    return with_backend(replace(job, path="--backend"), options)
+
+
+def products(workplace: Workplace, budget: float) -> dict[str, Figure]:
     """Return the figures of an operation of a matrix product, by dtype."""
     found = {}
     for dtype in PRODUCTS:
-        action_of = partial(_product, dtype, threads)
-        share = budget / len(PRODUCTS)
-        found[dtype] = Figure(comm, action_of, _product_operations, _MATRICES, share)
+        action_of = partial(_product, workplace, dtype)
+        found[dtype] = _figure(
+            workplace, action_of, _product_operations, _MATRICES, budget / len(PRODUCTS)
+        )
     return found
 
 
-def other(comm: Comm, threads: int, budget: float) -> Figure:
+def other(workplace: Workplace, budget: float) -> Figure:
     """Return the figure of an operation of a kernel that is not a product."""
 
     def action_of(rows: int) -> Action:
-        return _action(OTHER, "float64", threads, X=(rows, _OTHER_COLUMNS), C=(rows,))
+        shapes = {"X": (rows, _COLUMNS), "C": (rows,)}
+        return MeasuredKernel.of(workplace, OTHER, "float64", shapes).compute
 
     def operations(rows: int) -> int:
-        return 2 * rows * _OTHER_COLUMNS
+        return 2 * rows * _COLUMNS
 
-    return Figure(comm, action_of, operations, (_OTHER_ROWS,), budget)
+    return _figure(workplace, action_of, operations, _ROWS, budget)
 
 
-def _product(dtype: str, threads: int, rows: int) -> Action:
-    return _action(PRODUCT, dtype, threads, A=(rows, rows), B=(rows, rows))
+def _figure(
+    workplace: Workplace,
+    action_of: Callable[[int], Action],
+    units_of: Callable[[int], int],
+    sizes: Sequence[int],
+    budget: float,
+) -> Figure:
+    """Return a figure that makes the arrays of a size once, not in each round."""
+    return Figure(workplace.comm, lru_cache(maxsize=1)(action_of), units_of, sizes, budget)
+
+
+def _product(workplace: Workplace, dtype: str, rows: int) -> Action:
+    shapes = {"A": (rows, rows), "B": (rows, rows)}
+    return MeasuredKernel.of(workplace, PRODUCT, dtype, shapes).compute
 
 
 def _product_operations(rows: int) -> int:
     return 2 * rows**3
 
 
-def _action(text: str, dtype: str, threads: int, **shapes: Any) -> Action:
-    einsum, operands, result = kernel(text, dtype, **shapes)
-    return partial(compute_einsum, einsum, operands, result, {}, threads)
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """A kernel with the arrays of a backend that it reads and writes."""
+
+    workplace: Workplace
+    step: Kernel
+    operands: list[Any]
+    result: Any
+
+    @classmethod
+    def of(
+        cls, workplace: Workplace, text: str, dtype: str, shapes: Mapping[str, tuple[int, ...]]
+    ) -> MeasuredKernel:
+        """Return the kernel of a statement that computes Z from tensors of these shapes."""
+        given: dict[str, Any] = dict(shapes)
+        vertex = program(text, **given, dtype=dtype).graph["Z"]
+        operands = []
+        slots = []
+        for name in vertex.inputs:
+            array = workplace.backend.allocate(shapes[name], dtype)
+            workplace.backend.from_host(_numbers(shapes[name], dtype), array)
+            operands.append(array)
+            slots.append(Slot(name, shapes[name], dtype))
+        result = workplace.backend.allocate(vertex.bound, vertex.dtype)
+        target = Slot("Z", vertex.bound, vertex.dtype)
+        step = Kernel("Z", target, tuple(slots), vertex.computed_einsum, (), ())
+        return cls(workplace, step, operands, result)
+
+    @property
+    def einsum(self) -> EinSum:
+        """What is computed."""
+        return self.step.einsum
+
+    def compute(self) -> None:
+        """Compute it, and return when this is done."""
+        self.workplace.backend.compute_kernel(self.step, self.operands, self.result)
+        self.workplace.backend.wait()
 
 
-def kernel(text: str, dtype: str, **shapes: Any) -> tuple[EinSum, list[Array], Array]:
-    """Return the EinSum of a statement that computes Z, operands for it, and an array for Z."""
-    vertex = program(text, **shapes, dtype=dtype).graph["Z"]
-    operands = []
-    for name in vertex.inputs:
-        shape = shapes[name]
-        numbers = np.arange(prod(shape)) % 7
-        operands.append(numbers.reshape(shape).astype(dtype))
-    return vertex.computed_einsum, operands, np.zeros(vertex.bound, vertex.dtype)
+def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array of numbers from 0 to 6."""
+    numbers = np.zeros(shape, np.int8)
+    for dimension, extent in enumerate(shape):
+        along = np.arange(extent) % 7
+        numbers += along.astype(np.int8).reshape((-1,) + (1,) * (len(shape) - dimension - 1))
+    numbers %= 7
+    return numbers.astype(dtype)

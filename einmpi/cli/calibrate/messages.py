@@ -8,7 +8,9 @@ from functools import partial
 import numpy as np
 
 from einmpi.cli.calibrate.clock import Action, Figure
-from einmpi.comm.base import Comm, Group
+from einmpi.comm.base import Group
+from einmpi.compiled.backends import Workplace
+from einmpi.runtime.backend import Array
 
 _SMALL_MESSAGES = 20  # that are timed together
 # Bytes that a rank receives in an exchange, up to the largest of a run.
@@ -30,36 +32,52 @@ def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
     return tuple(inside), tuple(sorted(between))
 
 
-def latency(comm: Comm, group: Group, budget: float) -> Figure:
+def latency(workplace: Workplace, group: Group, budget: float) -> Figure:
     """Return the figure of a small message.
 
     The ranks send around a ring: each sends on what it has received, so a round takes one message.
     """
+    comm = workplace.comm
     place = group.index(comm.rank)
     following = group[(place + 1) % len(group)]
     preceding = group[place - 1]
-    outgoing = np.zeros(1, np.uint8)
-    incoming = np.zeros(1, np.uint8)
+    outgoing = _bytes(workplace, 1)
+    incoming = _bytes(workplace, 1)
 
     def send_around(messages: int) -> None:
         if len(group) == 1:
             return
         for _ in range(messages):
             comm.sendrecv(following, outgoing, preceding, incoming)
+        workplace.backend.wait()
 
     return Figure(comm, lambda size: partial(send_around, size), float, (_SMALL_MESSAGES,), budget)
 
 
-def byte_time(comm: Comm, group: Group, budget: float) -> Figure:
+def byte_time(workplace: Workplace, group: Group, budget: float) -> Figure:
     """Return the figure of a byte that a rank receives from the others of its group at once."""
-    return Figure(comm, lambda size: _exchange(comm, group, size), float, _EXCHANGES, budget)
+    action_of = partial(_exchange, workplace, group)
+    return Figure(workplace.comm, action_of, float, _EXCHANGES, budget)
 
 
-def _exchange(comm: Comm, group: Group, size: int) -> Action:
+def _exchange(workplace: Workplace, group: Group, size: int) -> Action:
     """Return a function in which each rank of the group receives `size` bytes from the others."""
+    comm = workplace.comm
     others = max(1, len(group) - 1)
     bytes_from_each = -(-size // others)
     counts = [0 if member == comm.rank else bytes_from_each for member in group]
-    send = np.ones(sum(counts), np.uint8)
-    receive = np.zeros(sum(counts), np.uint8)
-    return lambda: comm.alltoallv(group, send, counts, receive, counts)
+    send = _bytes(workplace, sum(counts))
+    receive = _bytes(workplace, sum(counts))
+
+    def exchange() -> None:
+        comm.alltoallv(group, send, counts, receive, counts)
+        workplace.backend.wait()
+
+    return exchange
+
+
+def _bytes(workplace: Workplace, count: int) -> Array:
+    """Return an array whose memory the system has already provided."""
+    array = workplace.backend.allocate_message(count, "uint8", slow=False)
+    workplace.backend.from_host(np.ones(count, np.uint8), array)
+    return array

@@ -16,7 +16,7 @@ from einmpi.planner.moving.halo import Needed
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
 from einmpi.planner.moving.volume import moved_words
 from einmpi.planner.paper.costs import Cost
-from einmpi.planner.prices import Prices
+from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,6 @@ def bills(
             einsum = vertex.computed_einsum
             state = states["vertex", vertex.name]
             replicas = mesh.parts(state, [len(einsum.labels)])[0]
-            femtoseconds = vertex.operations() * prices.operation(vertex)
-            found[vertex.name].computing = femtoseconds // 1000 * replicas
+            attoseconds = vertex.operations() * prices.operation(vertex)
+            found[vertex.name].computing = attoseconds // ATTOSECONDS_OF_A_PICOSECOND * replicas
     return found
