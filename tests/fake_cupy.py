@@ -450,6 +450,7 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     monkeypatch.setattr(dispatch, "compute_einsum", compute)
     monkeypatch.setattr(dispatch, "prepare_einsum", prepare)
     monkeypatch.setattr(group, "compute_group", lambda step, arrays, fast_math: False)
+    monkeypatch.setattr(backend, "prepare_row_writes", lambda *_: None)
     monkeypatch.setattr(backend, "_contexts", {})
     monkeypatch.setattr(Graph, "launches", 0)
     _alive.clear()

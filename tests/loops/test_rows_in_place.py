@@ -9,6 +9,7 @@ import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.kernels.cpu.updates import row_writes
 from einmpi.kernels.prepared import address_of
+from einmpi.kernels.updates import placed_rows
 from einmpi.kernels.updates.placed_rows import find_placed_rows
 
 # Programs with the values that they write: at index at[b] of u, for each b.
@@ -211,7 +212,7 @@ def test_values_that_take_much_memory_are_not_computed_at_once(monkeypatch, fact
         made.append(empty(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(row_writes, "MOST_VALUE_BYTES", row.nbytes if fits else row.nbytes - 1)
+    monkeypatch.setattr(placed_rows, "MOST_VALUE_BYTES", row.nbytes if fits else row.nbytes - 1)
     monkeypatch.setattr(row_writes.np, "empty", counted_empty)
     value = "row[b,d]" if factor == 1 else "row[b,d] * 2"
     text = f"next[b,u,d] = where(u == at[b], {value}, cache[b,u,d])"

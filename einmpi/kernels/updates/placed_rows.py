@@ -23,6 +23,8 @@ from einmpi.graph.scalar import (
 )
 from einmpi.kernels.operands import operands_read
 
+MOST_VALUE_BYTES = 2**25  # of the values of all rows, which no plan counts
+
 
 @dataclass(frozen=True)
 class PlacedRows:

@@ -19,11 +19,14 @@ from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.capture.blas import CapturedBlas, load_blas
 from einmpi.kernels.cuda.chains import whole_chain
+from einmpi.kernels.cuda.dispatch import LabelRuns
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import is_in_place
+from einmpi.kernels.cuda.launch import is_in_place, key_of
 from einmpi.kernels.cuda.nest import PACK_BYTES
+from einmpi.kernels.cuda.updates.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCalls
+from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.kernels.views import view_operands
 from einmpi.runtime.backend import NumpyBackend, as_region, first_rows, region_indices
 from einmpi.runtime.cpu_kernels import select_operands
@@ -305,7 +308,23 @@ class CupyBackend:
     def write_rows(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
     ) -> bool:
-        return False
+        rows = find_placed_rows(step.einsum)
+        if rows is None or operands[rows.operand] is not target:
+            return False
+        key = ("rows", *map(key_of, operands))
+        write = self.calls.get(
+            step, key, lambda: prepare_row_writes(step, operands, target, self._compute_part)
+        )
+        if write is not None:
+            write(operands, target)
+        return write is not None
+
+    def _compute_part(
+        self, einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, index: LabelRuns
+    ) -> None:
+        """Compute what a kernel needs first."""
+        options = self.fast_math, self.tf32, self.strict
+        dispatch.compute_einsum(einsum, operands, target, index, *options)
 
     def compute_scattered_update(
         self,

@@ -45,12 +45,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 from language.test_property import programs, settled
+from row_write_cases import check_all_row_writes
 
 import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.launch import EXACT_OPTIONS
+from einmpi.kernels.cuda.updates import row_writes
 from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.loop_nest import IndexedArray
@@ -74,7 +76,12 @@ def forget():
     """Remove prepared calls and kernels, so that none is left from another stand-in."""
     for calls in (dispatch.CALLS, group.CALLS):
         calls.entries.clear()
-    for kernels in (dispatch.compiled_nest, group.compiled_group, scan.compiled_scan):
+    for kernels in (
+        dispatch.compiled_nest,
+        group.compiled_group,
+        scan.compiled_scan,
+        row_writes.compiled_row_writes,
+    ):
         kernels.cache_clear()
 
 
@@ -92,6 +99,10 @@ def test_named(cupy, name):
 def test_every_name_and_size(cupy, name):
     for size in SIZES:
         check_named(cupy, name, size)
+
+
+def test_row_writes(cupy):
+    check_all_row_writes(cupy, ["u == at[b]", "u == (at[b] + 1) % 4", "u == shift"])
 
 
 def test_contractions(cupy):

@@ -29,6 +29,7 @@ from cuda_cases import (
     operations,
 )
 from kernels.cpu.test_compiled import LAYOUTS, NAMED, SIZES, vertex
+from row_write_cases import check_all_row_writes
 
 import einmpi
 from einmpi.kernels import reference
@@ -85,6 +86,10 @@ def test_groups(cupy, monkeypatch, name, dtype):
 @pytest.mark.parametrize("case", SCANS)
 def test_scans(cupy, monkeypatch, case):
     check_scan(cupy, case, monkeypatch)
+
+
+def test_row_writes(cupy):
+    check_all_row_writes(cupy)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "complex64"])

@@ -14,11 +14,10 @@ from einmpi.kernels.cpu.dispatch import prepare_einsum
 from einmpi.kernels.operands import Array, apply_constant_indices
 from einmpi.kernels.prepared import PreparedCall
 from einmpi.kernels.ufuncs import apply
+from einmpi.kernels.updates import placed_rows
 from einmpi.kernels.updates.placed_rows import PlacedRows, find_placed_rows
 from einmpi.schedule.regions import indices, one_run
 from einmpi.schedule.steps import Kernel
-
-MOST_VALUE_BYTES = 2**25  # of the values of all rows, which no plan counts
 
 
 def prepare_row_writes(
@@ -115,7 +114,7 @@ def _prepare_values(
             return view
     dtype = target.dtype
     shape = einsum.bound
-    if prod(shape) * dtype.itemsize > MOST_VALUE_BYTES:
+    if prod(shape) * dtype.itemsize > placed_rows.MOST_VALUE_BYTES:
         return None
     numbers = einsum.labels_as_numbers
     index = {label: indices(runs) for label, runs in kernel.index if label in numbers}

@@ -23,8 +23,8 @@ PRODUCTS_IN_A_PASS = "PRODUCTS_IN_A_PASS"
 
 PARAMETERS = """{tensors},
     float* statistics, float* products, i64 batches_1, i64 batches_2, i64 all_rows,
-    i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
-    double fill_value, double slope_scale"""
+    i64 all_columns, i64 row_blocks, i64 together, i64 lowest, i64 highest, i64 skips,
+    double scale, double fill_value, double slope_scale"""
 
 # The slope of a score is its weight times (slope of the weight - sum of weight * slope in the
 # row). That sum may be given in `products`. If O is given, it is the product of the row of O with

@@ -122,16 +122,19 @@ __device__ __forceinline__ void weigh(float (&scores)[COLUMNS / 8][4], float (&m
 PARAMETERS = """{tensors},
     {numbers},
     i64 wide_numbers, i64 divides, float* statistics, i64 batches_1, i64 batches_2,
-    i64 all_rows, i64 all_columns, i64 row_blocks, i64 lowest, i64 highest, i64 skips, double scale,
-    double fill_value"""
+    i64 all_rows, i64 all_columns, i64 row_blocks, i64 together, i64 lowest, i64 highest, i64 skips,
+    double scale, double fill_value"""
 
 # The start of a kernel whose blocks of threads each have some rows of Q, in one batch.
 ROW_BLOCK_START = """
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS) void kernel(
     PARAMETERS) {
     extern __shared__ char memory[];
-    const int row_block = row_blocks - 1 - blockIdx.x % (u32)row_blocks;  // the longest first
-    const u32 batch = blockIdx.x / (u32)row_blocks;
+    // Among the batches that are computed together, the blocks that see most columns come first.
+    const u32 number = blockIdx.x % ((u32)together * (u32)row_blocks);
+    const int row_block = row_blocks - 1 - number / (u32)together;
+    const u32 batch = blockIdx.x / ((u32)together * (u32)row_blocks) * (u32)together
+                      + number % (u32)together;
     const i64 batch_2 = batch % (u32)batches_2;
     const i64 batch_1 = batch / (u32)batches_2 % (u32)batches_1;
     const i64 batch_0 = batch / (u32)batches_2 / (u32)batches_1;

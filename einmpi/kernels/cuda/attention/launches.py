@@ -26,6 +26,8 @@ CHUNK_BYTES = 16  # that one thread copies at a time
 CHUNK_VALUES = 8
 VALUE_BYTES = 2
 ROW_NUMBERS_THREADS = 256
+CACHED_BYTES = 2**24  # of K and V, which a GPU's second-level cache certainly keeps
+MOST_TOGETHER = 1024  # batches
 MAX_COUNT = 2**30  # of rows and columns, whose numbers and differences are 32-bit integers
 
 
@@ -156,6 +158,17 @@ class Problem:
         return self.tensors["q"].shape[:BATCH_DIMENSIONS]
 
     @property
+    def batches_together(self) -> int:
+        """How many batches are computed at the same time: K and V of all of them stay in a cache.
+
+        It divides their number. Blocks of threads have work to share out evenly among more batches.
+        """
+        count = prod(self.batches)
+        bytes_of_batch = 2 * self.columns * self.head * VALUE_BYTES
+        most = min(max(1, CACHED_BYTES // bytes_of_batch), MOST_TOGETHER, count)
+        return next(number for number in range(most, 0, -1) if count % number == 0)
+
+    @property
     def rows(self) -> int:
         return self.tensors["q"].shape[-2]
 
@@ -207,7 +220,8 @@ class _Arguments:
     def add_problem(self, row_blocks: int, skips: bool) -> None:
         scores = self.problem.scores
         self.values += [*self.problem.batches[1:], self.problem.rows, self.problem.columns]
-        self.values += [row_blocks, max(scores.lower, -MAX_COUNT), min(scores.upper, MAX_COUNT)]
+        self.values += [row_blocks, self.problem.batches_together]
+        self.values += [max(scores.lower, -MAX_COUNT), min(scores.upper, MAX_COUNT)]
         self.values += [int(skips), scores.scale, scores.fill]
 
     def launch(self, text: str, sizes: TileSizes, shared: int, blocks: int) -> AttentionLaunch:

@@ -1,0 +1,253 @@
+"""Rows that a kernel writes into one of its operands on a GPU, such as a cache; the rest stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import Type
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Scalar, rebuild
+from einmpi.kernels.cuda import driver
+from einmpi.kernels.cuda.capture import watch
+from einmpi.kernels.cuda.device_functions import DEVICE
+from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.kernels.cuda.launch import compile_kernel
+from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.updates import placed_rows
+from einmpi.kernels.updates.placed_rows import PlacedRows, find_placed_rows
+from einmpi.schedule.regions import one_run
+from einmpi.schedule.steps import Kernel
+
+PreparedCall = Callable[[Sequence[DeviceArray], DeviceArray], None]
+Compute = Callable[[EinSum, Sequence[DeviceArray], DeviceArray, Any], None]  # a whole kernel
+ArrayOf = Callable[[Sequence[DeviceArray]], DeviceArray]  # an array, given the operands
+
+_BLOCK_THREADS = 256
+_MOST_BLOCKS = 4096
+# Elements are copied as they are: only their size counts.
+_ELEMENTS = {
+    1: "typedef unsigned char Element;",
+    2: "typedef unsigned short Element;",
+    4: "typedef unsigned int Element;",
+    8: "typedef unsigned long long Element;",
+    16: "struct Element { unsigned long long low, high; };",
+}
+
+
+def prepare_row_writes(
+    kernel: Kernel, operands: Sequence[DeviceArray], target: DeviceArray, compute: Compute
+) -> PreparedCall | None:
+    """Return a kernel that is written over one of its operands as a write of some of its rows.
+
+    It is for arrays that are stored as these are. None if it may change more than that.
+    """
+    watch.prepare_calls()
+    rows = find_placed_rows(kernel.einsum)
+    if rows is None or kernel.select or 0 in kernel.einsum.bound:
+        return None
+    runs = dict(kernel.index).get(rows.label, one_run(0, kernel.einsum.extent[rows.label]))
+    if len(runs) != 1:
+        return None
+    places_of = _prepare_places(rows, kernel, operands, compute)
+    if places_of is None:
+        return None
+    values_of = _prepare_values(rows, kernel, operands, target, compute)
+    if values_of is None:
+        return None
+    layout = _Layout.of(rows, kernel.einsum, places_of(operands), values_of(operands), target)
+    if layout is None:
+        return None
+    launch = layout.launch(*runs[0])
+
+    def write(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        launch(places_of(operands), values_of(operands), target)
+
+    return write
+
+
+def _prepare_places(
+    rows: PlacedRows, kernel: Kernel, operands: Sequence[DeviceArray], compute: Compute
+) -> ArrayOf | None:
+    """Return what gives the index of each row as int64; None if it may be no whole number."""
+
+    def leaf(node: Scalar) -> Type:
+        assert isinstance(node, Arg)
+        return np.dtype(plain(operands[node.position].dtype.name))
+
+    if np.dtype(infer(rows.place, leaf)).kind not in "biu":
+        return None
+    entries = kernel.einsum.operands
+    if isinstance(rows.place, Arg):
+        number = rows.place.position
+        if entries[number] == rows.place_labels and operands[number].dtype == np.int64:
+            return lambda operands: operands[number]
+
+    def renumber(node: Scalar) -> Scalar:
+        return Arg(rows.place_operands.index(node.position)) if isinstance(node, Arg) else node
+
+    extent = kernel.einsum.extent
+    einsum = EinSum(
+        rows.place_labels,
+        tuple(entries[position] for position in rows.place_operands),
+        Call("int64", (rebuild(rows.place, renumber),)),
+        None,
+        (),
+        tuple((label, extent[label]) for label in rows.place_labels),
+    )
+    return _computed(einsum, rows.place_operands, np.dtype(np.int64), (), compute)
+
+
+def _prepare_values(
+    rows: PlacedRows,
+    kernel: Kernel,
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    compute: Compute,
+) -> ArrayOf | None:
+    """Return what gives the values of all rows, given the operands of the kernel.
+
+    None if they have to be computed and take too much memory.
+    """
+    einsum = rows.value
+    # What reads the array that is written to has to be computed before.
+    if einsum.function == Arg(0) and rows.operand not in rows.value_operands:
+        (number,) = rows.value_operands
+        is_stored = einsum.operands == (einsum.output,) and operands[number].dtype == target.dtype
+        if is_stored:
+            return lambda operands: operands[number]
+    if prod(einsum.bound) * target.itemsize > placed_rows.MOST_VALUE_BYTES:
+        return None
+    numbers = einsum.labels_as_numbers
+    index = tuple((label, runs) for label, runs in kernel.index if label in numbers)
+    return _computed(einsum, rows.value_operands, target.dtype, index, compute)
+
+
+def _computed(
+    einsum: EinSum, positions: Sequence[int], dtype: np.dtype[Any], index: Any, compute: Compute
+) -> ArrayOf:
+    """Return what computes an EinSum of some of the operands."""
+    cupy = driver.cupy()
+
+    def computed(operands: Sequence[DeviceArray]) -> DeviceArray:
+        found = cupy.empty(einsum.bound, dtype)
+        compute(einsum, [operands[position] for position in positions], found, index)
+        return found
+
+    return computed
+
+
+# ---- the kernel ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The elements of all rows as nested loops, and the steps of each loop in the arrays."""
+
+    itemsize: int
+    extents: tuple[int, ...]
+    place_steps: tuple[int, ...]
+    value_steps: tuple[int, ...]
+    target_steps: tuple[int, ...]
+    row_step: int  # from one row of the target to the next
+
+    @classmethod
+    def of(
+        cls,
+        rows: PlacedRows,
+        einsum: EinSum,
+        places: DeviceArray,
+        values: DeviceArray,
+        target: DeviceArray,
+    ) -> _Layout | None:
+        """Return the layout of these arrays; None if there is no kernel for it."""
+        if values.dtype != target.dtype or target.itemsize not in _ELEMENTS:
+            return None
+        steps = []
+        for array, labels in (
+            (places, rows.place_labels),
+            (values, rows.value.output),
+            (target, einsum.output),
+        ):
+            if any(stride % array.itemsize for stride in array.strides):
+                return None
+            in_elements = [stride // array.itemsize for stride in array.strides]
+            steps.append(dict(zip(labels, in_elements, strict=True)))
+        loops = rows.value.output
+        of_places, of_values, of_target = steps
+        return cls(
+            target.itemsize,
+            tuple(einsum.extent[label] for label in loops),
+            tuple(of_places.get(label, 0) for label in loops),
+            tuple(of_values[label] for label in loops),
+            tuple(of_target[label] for label in loops),
+            of_target[rows.label],
+        )
+
+    def launch(
+        self, start: int, stop: int
+    ) -> Callable[[DeviceArray, DeviceArray, DeviceArray], None]:
+        """Return what writes the rows from `start` to `stop`, which are those of the target."""
+        kernel = compiled_row_writes(self.itemsize, len(self.extents))
+        count = prod(self.extents)
+        blocks = min(-(-count // _BLOCK_THREADS), _MOST_BLOCKS)
+        numbers = [count, blocks * _BLOCK_THREADS, start, stop, self.row_step]
+        loops = zip(
+            self.extents, self.place_steps, self.value_steps, self.target_steps, strict=True
+        )
+        for loop in loops:
+            numbers += loop
+
+        def launch(places: DeviceArray, values: DeviceArray, target: DeviceArray) -> None:
+            addresses = (places.data.ptr, values.data.ptr, target.data.ptr)
+            kernel((blocks, 1), (_BLOCK_THREADS,), (*addresses, *numbers))
+
+        return launch
+
+
+@lru_cache(maxsize=256)
+def compiled_row_writes(itemsize: int, loops: int) -> Any:
+    """Return the kernel for elements of this size and so many nested loops."""
+    return compile_kernel(row_writes_source(itemsize, loops), fast=False)
+
+
+def row_writes_source(itemsize: int, loops: int) -> str:
+    """Return the text of a kernel in which each thread writes elements of rows, one by one."""
+    parameters = []
+    lines = []
+    for loop in range(loops):
+        names = [f"{name}{loop}" for name in ("extent", "place_step", "value_step", "target_step")]
+        parameters += [f"long long {name}" for name in names]
+    for loop in reversed(range(loops)):
+        lines += [
+            f"        index = rest % extent{loop};",
+            f"        rest /= extent{loop};",
+            f"        place += index * place_step{loop};",
+            f"        value += index * value_step{loop};",
+            f"        element += index * target_step{loop};",
+        ]
+    return "\n".join(
+        [
+            DEVICE + _ELEMENTS[itemsize],
+            'extern "C" __global__ void kernel(',
+            "    const long long* places, const Element* values, Element* target,",
+            "    long long count, long long threads, long long start, long long stop,",
+            f"    {', '.join(['long long row_step', *parameters])}) {{",
+            f"    long long number = blockIdx.x * {_BLOCK_THREADS}ll + threadIdx.x;",
+            "    for (; number < count; number += threads) {",
+            "        long long rest = number, place = 0, value = 0, element = 0, index;",
+            *lines,
+            "        long long row = places[place];",
+            "        if (start <= row && row < stop)",
+            "            target[element + (row - start) * row_step] = values[value];",
+            "    }",
+            "}",
+            "",
+        ]
+    )
