@@ -81,7 +81,7 @@ EXAMPLES = {
         ("einmpi calibrate", "kernels, in this process"),
         ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
         ("einmpi calibrate -n 4 --save", "the same: starts mpirun itself"),
-        ("einmpi calibrate -n 4 --backend cupy --save gpus.toml", "the same for GPUs"),
+        ("einmpi calibrate -n 4 --backend cupy --save", "for GPUs"),
     ),
     "completion": (
         ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),
