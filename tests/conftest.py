@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import selection
-from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
 
@@ -15,15 +14,27 @@ from slurm import cluster
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Properties are tried on the same examples each time, and a slow machine is no failure.
-# EINMPI_EXAMPLES=5000 searches differently each time, where a test asks for it further too.
-settings.register_profile(
-    "settled",
-    deadline=None,
-    derandomize=not os.environ.get("EINMPI_EXAMPLES"),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("settled")
+
+def pytest_configure(config):
+    # tests/mpi tries no properties, and without hypothesis its many ranks start in less time.
+    if not config.getoption("--with-mpi", False):
+        settle_examples()
+
+
+def settle_examples():
+    """Properties are tried on the same examples each time, and a slow machine is no failure.
+
+    EINMPI_EXAMPLES=5000 searches differently each time, where a test asks for it further too.
+    """
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "settled",
+        deadline=None,
+        derandomize=not os.environ.get("EINMPI_EXAMPLES"),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.load_profile("settled")
 
 
 def pytest_addoption(parser):

@@ -578,6 +578,7 @@ def test_four_ranks_print_one_summary(folder):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("name", ["not TOML", "unknown key", "label left over"])

@@ -228,6 +228,7 @@ def test_which_nodes_are_even():
 # ---- real mpirun ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.skipif(OPEN_MPI, reason="only MPICH can be told to see several nodes on one machine")

@@ -356,7 +356,23 @@ def assert_shown(shown, printed, here):
     )
 
 
-@pytest.mark.parametrize("name", PAGES)
+# They start ranks many times. Their blocks that start none are mostly of the kinds that other pages
+# have, too, and those with errors are run by test_every_error_has_an_example.
+SLOW_PAGES = (
+    "command_line.md",
+    "experiment2.md",
+    "howto_python.md",
+    "job_file.md",
+    "llama.md",
+    "loop_examples.md",
+    "loops.md",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_PAGES else ()) for name in PAGES],
+)
 def test_page(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EINMPI_DEBUG", raising=False)

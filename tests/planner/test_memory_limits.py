@@ -124,6 +124,7 @@ def test_words_fall_in_small_steps_as_memory_grows():
         assert fewer <= more <= 1.4 * fewer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, 10, 14, 16, 24, 35])
 def test_no_strategy_moves_less_within_a_limit(seed):
     """Strategies that repeat more than a tenth of the work are left out."""

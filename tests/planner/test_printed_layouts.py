@@ -65,6 +65,7 @@ def test_a_plan_accepts_the_layouts_that_it_prints(seed):
     check_round_trip(graph, ranks, random_options(rng, graph, ranks))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_tensors_of_many_dimensions(seed):
     """The search cuts the longest dimensions only; strategies and pins may ask for others."""

@@ -62,6 +62,7 @@ def test_nothing_is_held_where_layouts_are_prescribed():
     assert plan.layouts["W3"] == (0, 0, 0, 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layers", "ranks", "most"), [(12, 8, 6.88), (6, 64, 11.5), (6, 1024, 37.2)]
 )

@@ -107,6 +107,7 @@ def test_the_times_of_steps_can_be_computed_by_hand():
         assert took["kernel", "Z"] == pytest.approx(4e-3, rel=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["chain", "attention", "ffnn", "digits"])
 def test_steps_follow_one_another_until_the_end(name):
     job = einmpi.load(ROOT / "jobs" / f"{name}.toml")
