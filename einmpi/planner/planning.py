@@ -22,6 +22,7 @@ from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
+from einmpi.planner.saving_memory.mixtures import Mixture, Mixtures
 from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
@@ -35,6 +36,9 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
 CHEAP_SHARE = 100  # added costs below this share of all operations count as cheap: a hundredth
+# Cuts are mixed if they are at most so many places apart in the order of what they move.
+NEIGHBOURS = 3
+NEIGHBOURS_OF_LARGE = 1  # of a graph with many vertices: its layers make small steps already
 # A byte of memory is worth a sixteenth of a byte moved.
 LOW_MEMORY_PRICE = MEMORY_PRICE_SCALE // 16
 
@@ -85,6 +89,11 @@ class Planning:
     def trade_offs(self) -> TradeOffs:
         """The cuts that need less memory and move more."""
         return TradeOffs(self.search, self.without_price)
+
+    @cached_property
+    def mixtures(self) -> Mixtures:
+        """Cuts between those that two prices of memory lead to."""
+        return Mixtures(self.trade_offs)
 
     def plan(self) -> Plan:
         """Return the plan that moves least among those that fit into memory.
@@ -146,26 +155,54 @@ class Planning:
     def cheapest_that_fits(
         self, limit: int, attempts: list[_Attempt], recomputing: list[Plan]
     ) -> CutGraph | None:
-        """Return the first cuts, in the order of what they move, that fit into memory.
+        """Return the cuts that move least among those that fit into memory.
 
-        That order does not depend on the limit, so that more memory never moves more. Those that do
-        not fit are added to the attempts.
+        Candidates are the best cuts at each price of memory and mixtures of them. They do not
+        depend on the limit, so that more memory never moves more. Cuts that do not fit are added to
+        the attempts.
         """
-        cheaper: PricedCuts | None = None
-        for priced in self.trade_offs.priced:
-            cut: CutGraph | None = None
-            if priced.cuts.resident_bytes <= limit:
-                cut = self.cut_of(priced, attempts)
-                if cheaper is not None and self.resident:
-                    mixed = self.mixture_that_fits(cheaper, priced, cut, limit)
-                    if mixed is not None:
-                        return mixed
-                if cut.peak <= limit:
-                    return cut
-                if cut is not attempts[0].cut:
-                    attempts.append(_Attempt(cut, self.memory.least(cut)))
-                    self.try_recomputing(cut, limit, recomputing)
-            cheaper = priced
+        priced = self.trade_offs.priced
+        for number, each in enumerate(priced):
+            if each.cuts.resident_bytes > limit:
+                continue
+            cut = self.cut_of(each, attempts)
+            if cut.peak <= limit:
+                return self.mixture_that_fits(number, cut, limit) or cut
+            if cut is not attempts[0].cut:
+                attempts.append(_Attempt(cut, self.memory.least(cut)))
+                self.try_recomputing(cut, limit, recomputing)
+        return None
+
+    def mixture_that_fits(self, first: int, first_cut: CutGraph, limit: int) -> CutGraph | None:
+        """Return the mixture that moves least among those that fit; None if there is none.
+
+        `first` is the number of the first cuts that fit, in the order of what they move. A mixture
+        is one of cuts that do not fit and of others that do. It is taken to need as much memory
+        beside resident inputs as the latter, which saves looking at many that will not fit.
+        """
+        if not self.resident:
+            return None
+        priced = self.trade_offs.priced
+        reach = NEIGHBOURS_OF_LARGE if self.search.is_large else NEIGHBOURS
+        candidates: list[Mixture] = []
+        for number, dear in enumerate(priced[first : first + reach], first):
+            cut = first_cut
+            if number > first:
+                cut = self.cut_graph(dear.cuts.states, self.trade_offs.problem)
+            transient = cut.peak - dear.cuts.resident_bytes
+            if cut.peak > limit:
+                continue
+            for cheap in priced[max(0, number - reach) : first]:
+                for mixture in self.mixtures.between(cheap, dear):
+                    if mixture.resident_bytes + transient <= limit:
+                        candidates.append(mixture)
+        candidates.sort(key=lambda mixture: mixture.cost)
+        for mixture in candidates:
+            if mixture.cost >= priced[first].cuts.cost:
+                break
+            cut = self.cut_graph(self.mixtures.states(mixture), self.trade_offs.problem)
+            if cut.peak <= limit:
+                return cut
         return None
 
     def of_strategies(self, limit: int) -> list[CutGraph]:
@@ -194,24 +231,6 @@ class Planning:
                 if cut.peak <= limit:
                     found.append(cut)
         return found
-
-    def mixture_that_fits(
-        self, cheap: PricedCuts, dear: PricedCuts, dear_cut: CutGraph, limit: int
-    ) -> CutGraph | None:
-        """Return the first mixture of two cuts that fits into memory; None if there is none.
-
-        It is taken to need as much memory beside resident inputs as the dearer of the two, which
-        saves looking at mixtures that will not fit.
-        """
-        transient = dear_cut.peak - dear.cuts.resident_bytes
-        if dear.cuts.resident_bytes + transient > limit:
-            return None
-        for cuts in self.trade_offs.mixtures(cheap, dear):
-            if cuts.resident_bytes + transient <= limit:
-                cut = self.cut_graph(cuts.states, self.trade_offs.problem)
-                if cut.peak <= limit:
-                    return cut
-        return None
 
     def cut_of(self, priced: PricedCuts, attempts: Sequence[_Attempt]) -> CutGraph:
         """Return the graph with the best cuts at a price; the first attempt had no price."""

@@ -10,23 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
-
 from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, Solver, States, bytes_of_blocks
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.factor import Edge, Factored
+from einmpi.planner.factor import Factored
 
 # From here on memory is all that counts: a byte of it is worth 65536 bytes moved.
 HIGHEST_PRICE = MEMORY_PRICE_SCALE << 16
 # Prices that are tried: each takes as long as planning without a limit.
 MOST_PRICES = 16
 MOST_PRICES_OF_LARGE = 10  # of a graph with many vertices
-MOST_MIXTURES = 32  # of two neighbours
 # A price is tried between two neighbours if they differ by more than this share: a hundredth.
 SMALLEST_DIFFERENCE = 100
-
-Amounts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -130,14 +124,14 @@ class TradeOffs:
         return PricedCuts(
             Cuts(
                 states,
-                sum(edge_costs) + sum(self._work_costs(states)),
+                sum(edge_costs) + sum(self.work_costs(states)),
                 sum(self._resident_bytes(states)),
             ),
             weighed_bytes,
             tuple(edge_costs),
         )
 
-    def _work_costs(self, states: States) -> list[int]:
+    def work_costs(self, states: States) -> list[int]:
         """Return the cost of computing each variable; 0 where no machine was measured."""
         if not self.solver.rates:
             return [0] * len(states)
@@ -149,92 +143,3 @@ class TradeOffs:
         for blocks, state in zip(self.problem.permanent, states, strict=True):
             found.append(bytes_of_blocks(self.search.mesh, blocks, state))
         return found
-
-    # ---- mixtures -------------------------------------------------------------------------------
-
-    @cached_property
-    def positions(self) -> list[int]:
-        """The computed vertex that each variable belongs to: its own, or the first that reads it.
-
-        Counted from 1.
-        """
-        graph = self.search.graph
-        place = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
-        found = []
-        for variable in self.problem.variables:
-            users = graph.consumers.get(variable.name, ())
-            first_read = min((place[user] for user in users), default=1)
-            found.append(place.get(variable.name, first_read))
-        return found
-
-    def mixtures(self, cheap: PricedCuts, dear: PricedCuts) -> list[Cuts]:
-        """Return cuts as in `cheap` up to a vertex and as in `dear` from there on.
-
-        Layers need not be cut alike: the more of them are cut as in `cheap`, the fewer bytes move,
-        and the more memory resident inputs take. Those that cost least are first. A mixture that
-        costs as much as `dear` is left out.
-        """
-        costs, resident_bytes = self._of_mixtures(cheap, dear)
-        vertices = len(costs) - 1
-        borders = np.linspace(1, vertices, MOST_MIXTURES + 1).astype(np.int64)
-        chosen = set()
-        for first, last in itertools.pairwise(borders):
-            if last > first:
-                chosen.add(int(first + costs[first:last].argmin()))
-        found = []
-        for number in chosen:
-            if cheap.cuts.cost < costs[number] < dear.cuts.cost:
-                found.append((int(costs[number]), int(resident_bytes[number]), number))
-        mixed = []
-        for cost, nbytes, number in sorted(found):
-            pairs = zip(self.positions, cheap.cuts.states, dear.cuts.states, strict=True)
-            states = [first if place <= number else last for place, first, last in pairs]
-            mixed.append(Cuts(states, cost, nbytes))
-        return mixed
-
-    def _of_mixtures(self, cheap: PricedCuts, dear: PricedCuts) -> tuple[Amounts, Amounts]:
-        """Return the costs and the resident bytes of all mixtures.
-
-        Of each by the number of vertices that are cut as in `cheap`, from none to all.
-        """
-        vertices = len(self.search.graph.computed)
-        # What changes with each number, added up at the end.
-        costs = np.zeros(vertices + 2, np.int64)
-        resident_bytes = np.zeros(vertices + 2, np.int64)
-        costs[0] = dear.cuts.cost
-        resident_bytes[0] = dear.cuts.resident_bytes
-        differences = [
-            (costs, self._work_costs(cheap.cuts.states), self._work_costs(dear.cuts.states)),
-            (
-                resident_bytes,
-                self._resident_bytes(cheap.cuts.states),
-                self._resident_bytes(dear.cuts.states),
-            ),
-        ]
-        for total, of_cheap, of_dear in differences:
-            for place, first, last in zip(self.positions, of_cheap, of_dear, strict=True):
-                total[place] += first - last
-        edge_costs = zip(self.problem.edges, cheap.edge_costs, dear.edge_costs, strict=True)
-        for edge, first, last in edge_costs:
-            places = self._places_of(edge)
-            if places[0] < places[1]:
-                crossing = self._crossing_cost(edge, cheap.cuts.states, dear.cuts.states)
-                costs[places[0]] += crossing - last
-                costs[places[1]] += first - crossing
-            else:
-                costs[places[0]] += first - last
-        return costs.cumsum()[: vertices + 1], resident_bytes.cumsum()[: vertices + 1]
-
-    def _places_of(self, edge: Edge) -> tuple[int, int]:
-        """Return the positions of an edge's ends, the earlier one first."""
-        target = self.positions[edge.target]
-        source = target if edge.source is None else self.positions[edge.source]
-        return min(source, target), max(source, target)
-
-    def _crossing_cost(self, edge: Edge, cheap: States, dear: States) -> int:
-        """Return what an edge costs if its earlier end is as in `cheap`, the later as in `dear`."""
-        assert edge.source is not None, "an input without a layout has one end"
-        source_is_earlier = self.positions[edge.source] < self.positions[edge.target]
-        source = cheap[edge.source] if source_is_earlier else dear[edge.source]
-        target = dear[edge.target] if source_is_earlier else cheap[edge.target]
-        return self.solver.edge_cost(edge, source, target)

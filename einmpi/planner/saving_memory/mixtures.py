@@ -1,0 +1,211 @@
+"""Mixtures of two cuts of a graph: some vertices, one after another, are cut as in the second.
+
+Equal layers have equal costs, so that a price of memory cuts all of them alike. Mixtures cut some
+of them, or parts of one, in another way, and lie between the cuts that two prices lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.planner.cost_tables import Solver, States, bytes_of_blocks
+from einmpi.planner.factor import Edge
+from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
+
+# Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
+# its first vertices, which are several layers, and half its last ones.
+MOST_STARTS = 256
+# Of mixtures whose costs differ by less than this share, a hundredth, one is enough.
+SMALLEST_STEP = 100
+
+Amounts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Cuts as in `cheap`, but after the vertex `start` and up to the vertex `end` as in `dear`."""
+
+    cheap: PricedCuts
+    dear: PricedCuts
+    start: int  # vertices are counted from 1
+    end: int
+    cost: int
+    resident_bytes: int
+
+
+@dataclass
+class Mixtures:
+    """The mixtures of the cuts that several prices of memory lead to."""
+
+    trade_offs: TradeOffs
+
+    @property
+    def solver(self) -> Solver:
+        return self.trade_offs.solver
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """The computed vertex that each variable belongs to: its own, or the first that reads it.
+
+        Counted from 1.
+        """
+        graph = self.trade_offs.search.graph
+        place = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
+        found = []
+        for variable in self.trade_offs.problem.variables:
+            users = graph.consumers.get(variable.name, ())
+            first_read = min((place[user] for user in users), default=1)
+            found.append(place.get(variable.name, first_read))
+        return found
+
+    @cached_property
+    def starts(self) -> Amounts:
+        """The vertices after which a part that is cut differently may begin; 0 is the start."""
+        vertices = np.arange(len(self.trade_offs.search.graph.computed))
+        if len(vertices) <= MOST_STARTS:
+            return vertices
+        half = MOST_STARTS // 2
+        return np.concatenate([vertices[:half], vertices[-half:]])
+
+    def states(self, mixture: Mixture) -> States:
+        """Return the states of all variables of a mixture."""
+        cheap = mixture.cheap.cuts.states
+        dear = mixture.dear.cuts.states
+        found = []
+        for place, first, second in zip(self.positions, cheap, dear, strict=True):
+            is_dear = mixture.start < place <= mixture.end
+            found.append(second if is_dear else first)
+        return found
+
+    def between(self, cheap: PricedCuts, dear: PricedCuts) -> list[Mixture]:
+        """Return the mixtures that no other one beats, those that cost least first.
+
+        Each costs more than `cheap` and less than `dear`. The more it costs, the less memory its
+        resident inputs take.
+        """
+        cost = self._costs(cheap, dear)
+        resident_bytes = self._resident_bytes(cheap, dear)
+        is_between = (cheap.cuts.cost < cost) & (cost < dear.cuts.cost)
+        is_between &= resident_bytes < cheap.cuts.resident_bytes
+        rows, ends = np.nonzero(is_between)
+        if not len(rows):
+            return []
+        costs = cost[rows, ends]
+        sizes = resident_bytes[rows, ends]
+        order = np.lexsort((ends, rows, sizes, costs))
+        found: list[Mixture] = []
+        for number in order[_records(sizes[order])].tolist():
+            mixture = Mixture(
+                cheap,
+                dear,
+                int(self.starts[rows[number]]),
+                int(ends[number]),
+                int(costs[number]),
+                int(sizes[number]),
+            )
+            if len(found) > 1 and _is_close(found[-2], mixture):
+                found.pop()
+            found.append(mixture)
+        return found
+
+    # ---- costs and bytes of all mixtures of two cuts ---------------------------------------------
+
+    def _costs(self, cheap: PricedCuts, dear: PricedCuts) -> Amounts:
+        """Return what all mixtures cost, by the number of their start and by their end."""
+        last = len(self.trade_offs.search.graph.computed)
+        areas = _Areas()
+        of_work = zip(
+            self.positions,
+            self.trade_offs.work_costs(cheap.cuts.states),
+            self.trade_offs.work_costs(dear.cuts.states),
+            strict=True,
+        )
+        for place, first, second in of_work:
+            areas.add(0, place, place, last + 1, second - first)
+        edges = self.trade_offs.problem.edges
+        for edge, first, second in zip(edges, cheap.edge_costs, dear.edge_costs, strict=True):
+            early, late = self._places_of(edge)
+            areas.add(0, early, late, last + 1, second - first)  # both ends as in `dear`
+            if early < late and edge.source is not None:
+                only_early, only_late = self._crossing_costs(edge, cheap, dear)
+                areas.add(0, early, early, late, only_early - first)
+                areas.add(early, late, late, last + 1, only_late - first)
+        return areas.sums(self.starts, last) + cheap.cuts.cost
+
+    def _resident_bytes(self, cheap: PricedCuts, dear: PricedCuts) -> Amounts:
+        """Return the resident bytes of all mixtures, arranged as their costs."""
+        problem = self.trade_offs.problem
+        mesh = self.trade_offs.search.mesh
+        last = len(self.trade_offs.search.graph.computed)
+        areas = _Areas()
+        for number, blocks in enumerate(problem.permanent):
+            if blocks:
+                first = bytes_of_blocks(mesh, blocks, cheap.cuts.states[number])
+                second = bytes_of_blocks(mesh, blocks, dear.cuts.states[number])
+                place = self.positions[number]
+                areas.add(0, place, place, last + 1, second - first)
+        return areas.sums(self.starts, last) + cheap.cuts.resident_bytes
+
+    def _places_of(self, edge: Edge) -> tuple[int, int]:
+        """Return the positions of an edge's ends, the earlier one first."""
+        target = self.positions[edge.target]
+        source = target if edge.source is None else self.positions[edge.source]
+        return min(source, target), max(source, target)
+
+    def _crossing_costs(self, edge: Edge, cheap: PricedCuts, dear: PricedCuts) -> tuple[int, int]:
+        """Return what an edge costs if only its earlier end is as in `dear`, and only the later."""
+        assert edge.source is not None, "an input without a layout has one end"
+        source_in_dear = self.solver.edge_cost(
+            edge, dear.cuts.states[edge.source], cheap.cuts.states[edge.target]
+        )
+        target_in_dear = self.solver.edge_cost(
+            edge, cheap.cuts.states[edge.source], dear.cuts.states[edge.target]
+        )
+        if self.positions[edge.source] < self.positions[edge.target]:
+            return source_in_dear, target_in_dear
+        return target_in_dear, source_in_dear
+
+
+class _Areas:
+    """Amounts that many mixtures have in common: those that start and end in certain ranges."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int, int]] = []
+
+    def add(self, first_start: int, after_starts: int, first_end: int, after_ends: int, amount: int) -> None:
+        """Add an amount to the mixtures with these starts and ends. The last ones are excluded."""
+        if amount:
+            self.rows.append((first_start, after_starts, first_end, after_ends, amount))
+
+    def sums(self, starts: Amounts, last: int) -> Amounts:
+        """Return the sums for these starts and all ends from 0 to `last`."""
+        # Each amount is put at the corners of its area, and then added up in both directions.
+        corners = np.zeros((len(starts) + 1, last + 2), np.int64)
+        if self.rows:
+            areas = np.array(self.rows, np.int64)
+            amounts = areas[:, 4]
+            top, bottom = np.searchsorted(starts, areas[:, 0]), np.searchsorted(starts, areas[:, 1])
+            left, right = areas[:, 2], areas[:, 3]
+            np.add.at(corners, (top, left), amounts)
+            np.add.at(corners, (bottom, left), -amounts)
+            np.add.at(corners, (top, right), -amounts)
+            np.add.at(corners, (bottom, right), amounts)
+        return corners.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
+
+
+def _records(sizes: Amounts) -> npt.NDArray[np.bool_]:
+    """Return which of these are less than all before."""
+    least = np.minimum.accumulate(sizes)
+    is_record = np.ones(len(sizes), np.bool_)
+    is_record[1:] = sizes[1:] < least[:-1]
+    return is_record
+
+
+def _is_close(mixture: Mixture, other: Mixture) -> bool:
+    """Return whether another mixture costs little more."""
+    return (other.cost - mixture.cost) * SMALLEST_STEP < mixture.cost
