@@ -6,7 +6,6 @@ of them, or parts of one, in another way, and lie between the cuts that two pric
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -177,7 +176,9 @@ class _Areas:
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int, int]] = []
 
-    def add(self, first_start: int, after_starts: int, first_end: int, after_ends: int, amount: int) -> None:
+    def add(
+        self, first_start: int, after_starts: int, first_end: int, after_ends: int, amount: int
+    ) -> None:
         """Add an amount to the mixtures with these starts and ends. The last ones are excluded."""
         if amount:
             self.rows.append((first_start, after_starts, first_end, after_ends, amount))
