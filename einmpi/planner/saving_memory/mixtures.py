@@ -19,8 +19,8 @@ from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
 # Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
 # its first vertices, which are several layers, and half its last ones.
 MOST_STARTS = 256
-# Of mixtures whose costs differ by less than this share, a hundredth, one is enough.
-SMALLEST_STEP = 100
+# Of mixtures whose costs differ by less than this share, a thousandth, one is enough.
+SMALLEST_STEP = 1000
 
 Amounts = npt.NDArray[np.int64]
 
