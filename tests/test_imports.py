@@ -4,6 +4,7 @@ import ast
 import runpy
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from paths import ROOT
@@ -70,15 +71,18 @@ def room_of_file(path):
     return room_of(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+@cache
 def imported(path):
     """(line, full name) of everything a module imports, also inside functions and `if` blocks."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(), path.name)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             # `from einmpi import api` imports a module, `from einmpi.api import load` a name.
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def test_every_module_is_in_a_room():
