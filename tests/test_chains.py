@@ -393,6 +393,7 @@ H[h,t,d] = grad(M, K[h,t,d])
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(2, 17, 3), (0, 17, 3), (2, 0, 3), (2, 17, 0)], ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_second_derivatives_of_any_extent(
@@ -630,7 +631,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(chain_step, "MIN_ROWS_OF_THREAD", 1)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["attention", "gradients", *OTHER_CHAINS])
 def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes the next block of rows, in as much memory, with the same bits in every call.

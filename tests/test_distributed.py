@@ -56,7 +56,7 @@ def test_many_ranks_on_threads(name, ranks, references):
     assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"]
 )

@@ -361,11 +361,13 @@ def assert_shown(shown, printed, here):
 SLOW_PAGES = (
     "command_line.md",
     "experiment2.md",
+    "howto_machine.md",
     "howto_python.md",
     "job_file.md",
     "llama.md",
     "loop_examples.md",
     "loops.md",
+    "reading_a_plan.md",
 )
 
 

@@ -116,7 +116,7 @@ def job_of(name: str, folder: Path) -> einmpi.Job:
     return einmpi.load(f"{folder}/{name}.toml")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limited", [True, False], ids=["within the plan", "without a limit"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_have_the_same_bits(name, limited, tmp_path, monkeypatch):
