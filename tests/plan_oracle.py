@@ -44,12 +44,37 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
     return [window for window in found if window]
 
 
+@cache
+def places(factors: Sequence[int], extent: int) -> dict[int, tuple[int, ...]]:
+    """For each axis its length and those before it in its window: the digit that it slices."""
+    return {
+        axis: tuple(factors[a] for a in sorted(window) if a <= axis)
+        for window in windows(factors, extent)
+        for axis in window
+    }
+
+
+@cache
+def may_cut(factors: Sequence[int], extent: int, axes: frozenset[int]) -> bool:
+    """Whether these axes slice different digits, all of them digits of one window."""
+    place_of = places(factors, extent)
+    if not axes <= place_of.keys():
+        return False
+    sliced = {place_of[axis] for axis in axes}
+    longest = max(sliced, key=len, default=())
+    nested = all(longest[: len(place)] == place for place in sliced)
+    return nested and len(sliced) == len(axes)
+
+
 def fits(ranks: int, extents: Sequence[int], axes: Axes, nodes: int = 1) -> bool:
-    """Whether the axes given to each dimension (or label) are in one of its windows."""
-    cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
+    """Whether the axes given to each dimension (or label) can cut it together."""
     return all(
-        not c or any(c <= w for w in windows(axes_of(ranks, nodes), extents[d]))
-        for d, c in enumerate(cut)
+        may_cut(
+            axes_of(ranks, nodes),
+            extent,
+            frozenset(axis for axis, symbol in enumerate(axes) if symbol == d),
+        )
+        for d, extent in enumerate(extents)
     )
 
 
@@ -65,13 +90,10 @@ def layouts(ranks: int, extents: tuple[int, ...], nodes: int = 1) -> tuple[Axes,
 
 def owned(factors: Sequence[int], extent: int, axes: Collection[int], rank: int) -> list[int]:
     """The indices of a dimension whose digit on each of these axes is the rank's."""
-    window = sorted(next((w for w in windows(factors, extent) if w >= set(axes)), ()))
+    place_of = places(tuple(factors), extent)
     found = []
     for index in range(extent):
-        block = index * prod(factors[a] for a in window) // extent
-        digits = {}
-        for axis in reversed(window):
-            block, digits[axis] = divmod(block, factors[axis])
+        digits = {a: index * prod(place_of[a]) // extent % factors[a] for a in axes}
         if all(digits[axis] == rank // prod(factors[axis + 1 :]) % factors[axis] for axis in axes):
             found.append(index)
     return found

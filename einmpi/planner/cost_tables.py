@@ -188,6 +188,8 @@ class Solver:
     rates: Sequence[int] = ()
     # Whether no search over all axes at once can be exact: joined tables would be too large.
     is_tangled: bool = False
+    # Whether axes of several windows may cut one label.
+    across_windows: bool = False
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
     known_costs: dict[object, int] = field(default_factory=dict)  # of edges between given states
@@ -328,10 +330,13 @@ class Solver:
         fixed = self.fixed.get(variable)
         symbols = symbols_to_cut(extents, state, prescribed)
         staying = move.staying_symbols(state)
-        key = ("rows", extents, move.groups, staying, symbols, prescribed, fixed)
+        # A tensor that is given may lie as another plan has left it.
+        across = self.across_windows or fixed is not None
+        across = across and self.mesh.mixes_windows(extents)
+        key = ("rows", extents, move.groups, staying, symbols, prescribed, fixed, across)
         rows = self.cache.get(key)
         if rows is None:
-            rows = choices(self.mesh, extents, move.groups, state, symbols)
+            rows = choices(self.mesh, extents, move.groups, state, symbols, across)
             if prescribed is not None:
                 parts = self.parts(rows, len(extents), move, state)
                 as_prescribed = (parts[:, :-1] == np.array(prescribed, np.int64)).all(axis=1)

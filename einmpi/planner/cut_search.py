@@ -22,7 +22,13 @@ from einmpi.planner.repetition import (
     small_results_of_no_layer,
     vertices_alike,
 )
-from einmpi.planner.search import EXACT_AXES, is_tangled, search, search_holding
+from einmpi.planner.search import (
+    EXACT_AXES,
+    improve_across_windows,
+    is_tangled,
+    search,
+    search_holding,
+)
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 
@@ -282,13 +288,21 @@ class CutSearch:
         if bytes_only and not weigh_work and self.repeats_work(found.states, price):
             weigh_work = True
             found = self.search(price, weigh_work)
+        if price == 0 and not found.exact and self.may_cut_across_windows:
+            found = improve_across_windows(self.solver(price, weigh_work), found, self.held)
         return replace(found, exact=found.exact and not weigh_work)
 
     def search(self, price: int, weigh_work: bool) -> Solution:
         """Return the best states at this price of memory, with a price on repeated work or not."""
+        solver = self.solver(price, weigh_work)
+        if self.holds(solver.problem):
+            return search_holding(solver, self.held)
+        return search(solver, self.start, self.other_starts)
+
+    def solver(self, price: int, weigh_work: bool) -> Solver:
+        """Return what finds the least costs at this price of memory."""
         problem = self.problem_at(price)
         rates = self.rates if problem is self.problem else self.operation_rates(problem)
-        holds = bool(self.held) and problem is self.problem
         solver = Solver(
             problem,
             self.mesh,
@@ -298,12 +312,21 @@ class CutSearch:
             weigh_work,
             self.prices,
             rates,
-            self.is_tangled and not holds,
+            self.is_tangled and not self.holds(problem),
         )
         self.tables.use_for(solver)
-        if holds:
-            return search_holding(solver, self.held)
-        return search(solver, self.start, self.other_starts)
+        return solver
+
+    def holds(self, problem: Factored) -> bool:
+        """Return whether layouts of this problem are held until the others are found."""
+        return bool(self.held) and problem is self.problem
+
+    @property
+    def may_cut_across_windows(self) -> bool:
+        """Whether axes of several windows can cut a label, where the planner chooses the cuts."""
+        variables = self.problem.variables
+        can_mix = any(self.mesh.mixes_windows(variable.extents) for variable in variables)
+        return self.is_default and can_mix
 
     def repeats_work(self, states: States, price: int) -> bool:
         """Return whether ranks repeat more than a tenth of all operations."""

@@ -98,11 +98,20 @@ def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
     if not axes:
         return extent
     window = next(group for group in mesh.windows(extent) if axes[0] in group)
-    axes = [axis for axis in axes if axis in window]  # a block on its way may be cut by two windows
-    parts = prod(mesh.factors[axis] for axis in axes)
-    if tuple(axes) == window[: len(axes)]:
+    if all(axis in window for axis in axes):
+        lengths = [mesh.factors[axis] for axis in window]
+        places = [window.index(axis) for axis in axes]
+    else:
+        # Several windows cut the label, along different digits of the same numbers. A block on its
+        # way may also be cut twice along one digit, or along digits of other numbers.
+        sliced = {mesh.places(extent)[axis] for axis in axes}
+        finest = max(sliced, key=lambda digit: (len(digit), digit))
+        lengths = list(finest)
+        places = [len(digit) - 1 for digit in sliced if list(digit) == lengths[: len(digit)]]
+    parts = prod(lengths[place] for place in places)
+    if sorted(places) == list(range(len(places))):
         return -(-extent // parts)
-    fine_blocks = prod(mesh.factors[axis] for axis in window)
+    fine_blocks = prod(lengths)
     longest_block = -(-extent // fine_blocks)
     return min(extent, fine_blocks // parts * longest_block)
 

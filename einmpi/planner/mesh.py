@@ -70,12 +70,28 @@ class Mesh:
     def windows(self, extent: int) -> tuple[tuple[int, ...], ...]:
         """Return the windows of a label: groups of neighbouring axes whose product fits `extent`.
 
-        All axes that cut a label at the same time must lie in one window. Windows are disjoint, and
-        an axis slices the same digit of the index whichever other axes of its window cut the label
-        too: so an axis on a label means the same data for every tensor. A label with
-        extent ≥ ranks has one window. On 5·3·2 axes, extent 10 has the windows (0,) and (1, 2).
+        Axes that cut a label at the same time lie in one window, or slice different digits of the
+        same numbers (see `places`). Windows are disjoint, and an axis slices the same digit of the
+        index whichever other axes cut the label too: so an axis on a label means the same data for
+        every tensor. A label with extent ≥ ranks has one window. On 5·3·2 axes, extent 10 has the
+        windows (0,) and (1, 2).
         """
         return _windows(self.factors, extent)
+
+    def places(self, extent: int) -> dict[int, tuple[int, ...]]:
+        """Return for each axis of a window the digit of a label that it slices.
+
+        The digit is given by the lengths of the window's axes up to this one: index i has the digit
+        ⌊i·m/extent⌋ mod f, where m is their product, and f the last of them. So axes of different
+        windows may slice the same digit, or different digits of the same numbers. On 2·2·2 axes,
+        extent 7 has the windows (0, 1) and (2,). Axis 1 slices the digit (2, 2), axes 0 and 2 slice
+        (2,): axes 1 and 2 can cut a label together, and axes 0 and 2 cannot.
+        """
+        return _places(self.factors, extent)
+
+    def mixes_windows(self, extents: Sequence[int]) -> bool:
+        """Return whether axes of several windows can cut one of some labels together."""
+        return any(_mixes_windows(self.factors, extent) for extent in extents)
 
     def possible_parts(self, bound: Sequence[int]) -> str:
         """Return into how many parts each dimension of a tensor can be cut, for messages."""
@@ -155,14 +171,55 @@ def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ..
 
 
 @cache
-def allowed_masks(factors: tuple[int, ...], extent: int) -> npt.NDArray[np.bool_]:
-    """Return for every set of axes, as a bit mask, whether it may cut a label of this extent."""
+def _places(factors: tuple[int, ...], extent: int) -> dict[int, tuple[int, ...]]:
+    places = {}
+    for window in _windows(factors, extent):
+        lengths = [factors[axis] for axis in window]
+        for number, axis in enumerate(window, 1):
+            places[axis] = tuple(lengths[:number])
+    return places
+
+
+@cache
+def allowed_masks(
+    factors: tuple[int, ...], extent: int, across_windows: bool = False
+) -> npt.NDArray[np.bool_]:
+    """Return for every set of axes, as a bit mask, whether it may cut a label of this extent.
+
+    Axes of several windows are allowed only `across_windows`, if they slice different digits of
+    the same numbers.
+    """
     masks = np.arange(1 << len(factors))
     allowed: npt.NDArray[np.bool_] = masks == 0
     for window in _windows(factors, extent):
-        window_mask = sum(1 << axis for axis in window)
-        allowed |= masks & ~window_mask == 0
+        if across_windows:
+            axes_of_digits = _axes_of_digits(factors, extent, window)
+        else:
+            axes_of_digits = [[axis] for axis in window]
+        inside = sum(1 << axis for axes in axes_of_digits for axis in axes)
+        fits = masks & ~inside == 0
+        for axes in axes_of_digits:
+            if len(axes) > 1:
+                fits &= sum(masks >> axis & 1 for axis in axes) <= 1
+        allowed |= fits
     return allowed
+
+
+def _axes_of_digits(
+    factors: tuple[int, ...], extent: int, window: tuple[int, ...]
+) -> list[list[int]]:
+    """Return for each digit of a window the axes, of any window, that slice it."""
+    places = _places(factors, extent)
+    found = []
+    for axis in window:
+        found.append([other for other, place in places.items() if place == places[axis]])
+    return found
+
+
+@cache
+def _mixes_windows(factors: tuple[int, ...], extent: int) -> bool:
+    across = allowed_masks(factors, extent, True)
+    return bool((across & ~allowed_masks(factors, extent)).any())
 
 
 @cache

@@ -40,6 +40,7 @@ def search(
         best = _one_axis_at_a_time(solver, start)
     elif _few_states(solver, start is not None):
         every_axis = [(axis,) for axis in range(len(solver.mesh.factors))]
+        solver = replace(solver, across_windows=True)
         best = solver.solve(every_axis, limits=Limits(budget=EXACT_BUDGET_CELLS))
         if best.exact:
             return best
@@ -90,6 +91,25 @@ def _cost_of_layout(solver: Solver, layout: int, states: States) -> int:
         if edge.target == layout and edge.source is not None:
             total += solver.edge_cost(edge, states[edge.source], states[layout])
     return total
+
+
+def improve_across_windows(
+    solver: Solver, best: Solution, held: Mapping[int, tuple[int, ...]]
+) -> Solution:
+    """Improve a solution by axes of several windows on one label.
+
+    Each axis is freed once. Only if that saves a two-hundredth, the search goes on. Layouts that
+    were held in the search before stay as they are.
+    """
+    staying = {number: best.states[number] for number in held}
+    solver = replace(solver, across_windows=True, fixed={**solver.fixed, **staying})
+    improved = best
+    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
+    for groups in _moves(solver.mesh, best.states, 1):
+        improved = _cheapest([improved, solver.solve(groups, improved.states, limits)])
+    if best.cost - improved.cost > best.cost // 200:
+        improved = _descend(solver, improved, most_axes=1 if held else 2)
+    return replace(improved, exact=False)
 
 
 def is_tangled(solver: Solver) -> bool:
@@ -158,8 +178,9 @@ def merged_shapes(mesh: Mesh) -> Sequence[Groups]:
 def _groups_along_windows(solver: Solver) -> list[Groups]:
     """Return three groups of axes that short labels can take; nothing without short labels.
 
-    A label shorter than the number of ranks can be cut only along one of its windows. The groups
-    lie between borders of windows; those of the labels with the heaviest tensors come first.
+    A label shorter than the number of ranks can take a group of axes only from one of its windows.
+    The groups lie between borders of windows; those of the labels with the heaviest tensors come
+    first.
     """
     mesh = solver.mesh
     weights: dict[int, int] = {}  # extent of a short label → bytes of the tensors that have it

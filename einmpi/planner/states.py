@@ -68,12 +68,14 @@ def choices(
     groups: Sequence[Sequence[int]],
     current: Sequence[int],
     symbols: Sequence[int],
+    across_windows: bool = False,
 ) -> Symbols:
     """Return every way to give each group of axes to one of the symbols, as rows.
 
     Axes in no group keep their symbol in `current`. A row is left out if a label would be cut by
-    axes that do not lie in one of its windows. The row that keeps everything as in `current` is
-    among them if `symbols` has all symbols of the free axes.
+    axes that do not lie in one of its windows; with `across_windows`, only if they do not slice
+    different digits of the same numbers. The row that keeps everything as in `current` is among
+    them if `symbols` has all symbols of the free axes.
     """
     free_axes = set(itertools.chain(*groups))
     every = list(itertools.product(symbols, repeat=len(groups)))
@@ -90,7 +92,7 @@ def choices(
         for column, group in enumerate(groups):
             group_mask = sum(1 << axis for axis in group)
             masks += (rows[:, column] == symbol) * group_mask
-        fits &= allowed_masks(mesh.factors, extent)[masks]
+        fits &= allowed_masks(mesh.factors, extent, across_windows)[masks]
     return rows[fits]
 
 

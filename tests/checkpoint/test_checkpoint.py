@@ -17,6 +17,7 @@ from checkpoint_jobs import INPUTS, PROGRAM, programs, write_job
 from distributed import assert_close
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_cuts import plan_crosses_windows, random_cuts
 
 import einmpi
 from einmpi.api import options_of
@@ -168,6 +169,24 @@ def test_killed_after_any_vertex(job, tmp_path, ranks, strategy):
         found, checkpoints, _ = go(job, ranks, state, resume=True, strategy=strategy)
         assert checkpoints.saved.done == number
         assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_with_cuts_across_windows(tmp_path, monkeypatch, seed):
+    """On other ranks, too, of which each reads what it needs."""
+    program = "A[i,k] = sum(X[i,j] * Y[j,k])\nB[i,k] = sum(A[j,i] * X[j,k])\nZ[k] = max[i](B[i,k])"
+    generated = '{ shape = [7, 7], random = "uniform" }'
+    inputs = f"X = {generated}\nY = {generated}"
+    job = einmpi.load(write_job(tmp_path, program, inputs, 'Z = "out.h5:/Z"'))
+    random_cuts(monkeypatch, seed)
+    wanted, _, plan = go(job, 8)
+    assert plan_crosses_windows(plan)
+    states, _ = snapshots(job, 8, tmp_path)
+    for state in states:
+        other = state.with_name(f"{state.name} again")
+        shutil.copytree(state, other)
+        assert_same_bits(go(job, 8, state, resume=True)[0], wanted)
+        assert_close_to(go(job, 12, other, resume=True)[0], wanted)
 
 
 @pytest.mark.parametrize("part", [2, pytest.param(5, marks=pytest.mark.slow)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cuts import plan_crosses_windows, random_cuts
 
 import einmpi
 from einmpi.api.loops import loop
@@ -86,6 +87,21 @@ def test_power_iteration(ranks):
     # The error of the value is the square of that of the vector, which is at most 1e-11.
     assert result.history["value"][-1] == pytest.approx(values[-1], rel=1e-14)
     assert abs(outputs["x"] @ vectors[:, -1]) == pytest.approx(1, abs=1e-11)
+
+
+def test_random_cuts_across_windows(monkeypatch):
+    """What is carried lies as axes of several windows cut it."""
+    crossing = 0
+    a, b = RNG.random((2, 7, 7))
+    job = einmpi.program("X_next[i,k] = sum(A[i,j] * X[j,k]) / 4", A=a, X=b.shape)
+    for seed in range(6):
+        random_cuts(monkeypatch, seed)
+        inputs = {"A": a, "X": b}
+        _, outputs, plan = run_on(8, job, inputs, carry={"X": "X_next"}, steps=3)
+        crossing += plan_crosses_windows(plan)
+        expected = np.linalg.matrix_power(a / 4, 3) @ b
+        np.testing.assert_allclose(outputs["X"], expected, rtol=1e-12)
+    assert crossing == 6
 
 
 def test_what_never_changes_is_computed_once():

@@ -8,7 +8,9 @@ from math import prod
 
 import pytest
 
+from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Mesh, allowed_masks, groupings, prime_factors
+from einmpi.planner.moving.runs import share
 
 MANY_RANKS = (*range(1, 300), 1000, 4095, 4096)
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 18, 30, 36, 64, 97, 100, 210)
@@ -83,6 +85,38 @@ def test_axes_may_cut_a_label_together_when_they_are_in_one_window(ranks):
         for chosen in subsets(axes):
             fits = not chosen or any(set(chosen) <= set(window) for window in mesh.windows(extent))
             assert allowed[sum(1 << axis for axis in chosen)] == fits
+
+
+@pytest.mark.parametrize("ranks", SOME_RANKS)
+def test_axes_of_several_windows_cut_a_label_into_almost_equal_parts(ranks):
+    """No rank is without indices, ranks share them out, and runs and longest shares agree."""
+    mesh = Mesh(ranks)
+    for extent in EXTENTS:
+        allowed = allowed_masks(mesh.factors, extent, True)
+        assert (allowed >= allowed_masks(mesh.factors, extent)).all()
+        for axes in subsets(range(len(mesh.factors))):
+            if not axes or not allowed[sum(1 << axis for axis in axes)]:
+                continue
+            parts = prod(mesh.factors[axis] for axis in axes)
+            shares = [mesh.share(extent, axes, rank) for rank in range(ranks)]
+            assert all(shares)
+            found = [index for owned in set(shares) for index in owned]
+            assert len(set(shares)) == parts
+            assert sorted(found) == list(range(extent))
+            assert max(map(len, shares)) <= longest_share(mesh, extent, axes)
+            for rank in range(0, ranks, 5):
+                cuts = tuple((axis, mesh.digits(rank)[axis]) for axis in axes)
+                runs = share(mesh, extent, cuts)
+                assert [i for start, stop in runs for i in range(start, stop)] == [*shares[rank]]
+
+
+def test_a_window_that_begins_as_an_earlier_one_slices_the_same_digits():
+    assert Mesh(8).windows(7) == ((0, 1), (2,))
+    allowed = allowed_masks((2, 2, 2), 7, True)
+    assert [mask for mask in range(8) if allowed[mask]] == [0, 1, 2, 3, 4, 6]  # 2 with 1, not 0
+    assert Mesh(30).windows(10) == ((0,), (1, 2))  # 5, and 3·2: other digits
+    allowed = allowed_masks((5, 3, 2), 10, True)
+    assert [mask for mask in range(8) if allowed[mask]] == [0, 1, 2, 4, 6]
 
 
 def every_cut(ranks: int, extent: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -21,6 +22,7 @@ from timelines import made_up, recorded
 import einmpi
 from einmpi.errors import InputError
 from einmpi.models.paper import MODELS, Llama, llama_program
+from einmpi.planner.mesh import Mesh, allowed_masks
 from einmpi.planner.text.compare import compare
 from einmpi.report import page_data
 from einmpi.report.arrange import arrange
@@ -549,3 +551,38 @@ def test_a_run_writes_its_page(tmp_path):
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "run.html").read_text()
     assert "as planned" in text and "Gop/s" in text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run scripts with")
+@pytest.mark.parametrize("ranks", [8, 12, 16, 36])
+def test_pictures_of_tensors_show_who_has_which_indices(ranks):
+    """`segments` of the page against the shares of ranks, for all axes that may cut a label."""
+    mesh = Mesh(ranks)
+    extents = (2, 5, 7, 10, 12, 31, 100)
+    cases = []
+    for extent in extents:
+        for mask in allowed_masks(mesh.factors, extent, True).nonzero()[0].tolist():
+            cuts = [0 if mask >> axis & 1 else -1 for axis in range(len(mesh.factors))]
+            cases.append([extent, cuts])
+    windows = {str(extent): mesh.windows(extent) for extent in extents}
+    script = (ROOT / "einmpi" / "report" / "page" / "tensors.js").read_text()
+    function = re.search(r"^function segments.*?^}$", script, re.DOTALL | re.MULTILINE)[0]
+    lines = [
+        f"const mesh = {json.dumps(mesh.factors)};",
+        f"const data = {{ layouts: {{ windows: {json.dumps(windows)} }} }};",
+        re.search(r"^const strides = .*?;$", script, re.MULTILINE)[0],
+        function,
+        f"const cases = {json.dumps(cases)};",
+        "console.log(JSON.stringify(cases.map(([extent, cuts]) => segments(extent, 0, cuts))));",
+    ]
+    done = subprocess.run(
+        ["node", "-"], input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    for (extent, cuts), found in zip(cases, json.loads(done.stdout), strict=True):
+        axes = [axis for axis, cut in enumerate(cuts) if cut == 0]
+        owned = {}
+        for start, stop, first_rank in found:
+            owned.setdefault(first_rank, []).extend(range(start, stop))
+        assert len(owned) == mesh.parts(cuts, [0])[0]
+        for rank, indices in owned.items():
+            assert tuple(indices) == mesh.share(extent, axes, rank), (extent, cuts)

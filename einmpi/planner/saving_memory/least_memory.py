@@ -98,7 +98,7 @@ class _LeastOfVariable:
         """Yield the states that the variable may have, on many axes with the axes merged."""
         search = self.search
         mesh = search.mesh
-        solver = Solver(search.problem, mesh, search.prescribed, search.fixed)
+        solver = Solver(search.problem, mesh, search.prescribed, search.fixed, across_windows=True)
         uncut = (len(self.extents),) * len(mesh.factors)
         if search.start is not None:
             yield search.start[self.variable]

@@ -19,17 +19,22 @@ const ranksInMesh = mesh.reduce((a, b) => a * b, 1);
 function segments(extent, dimension, cuts) {
   const axes = mesh.map((_, axis) => axis).filter((axis) => cuts[axis] === dimension);
   if (!axes.length) return [[0, extent, 0]];
-  const windowAxes = data.layouts.windows[extent].find((group) => group.includes(axes[0]));
-  const blocks = windowAxes.reduce((count, axis) => count * mesh[axis], 1);
+  // An axis slices a digit of ⌊index · blocks / extent⌋, the number of a block: with all axes of its
+  // window up to itself, it cuts the dimension into so many blocks.
+  const blocksOf = new Map();
+  for (const axis of axes) {
+    const windowAxes = data.layouts.windows[extent].find((group) => group.includes(axis));
+    const before = windowAxes.filter((other) => other <= axis);
+    blocksOf.set(axis, before.reduce((count, other) => count * mesh[other], 1));
+  }
+  const blocks = Math.max(...blocksOf.values());
   const found = [];
   for (let block = 0; block < blocks; block += 1) {
     const start = Math.ceil(block * extent / blocks);
     const stop = Math.ceil((block + 1) * extent / blocks);
-    let rest = block;
     let part = 0;
-    for (const axis of [...windowAxes].reverse()) {
-      if (axes.includes(axis)) part += rest % mesh[axis] * strides[axis];
-      rest = Math.floor(rest / mesh[axis]);
+    for (const axis of axes) {
+      part += Math.floor(start * blocksOf.get(axis) / extent) % mesh[axis] * strides[axis];
     }
     const last = found[found.length - 1];
     if (last && last[2] === part) last[1] = stop;
