@@ -6,19 +6,29 @@ python bench/scaling.py [--works chain mttkrp llama ffnn] [--ranks 8 64 512] [--
 SimGrid (`smpirun`) replays each plan on the first nodes of a network of 512 nodes with 8 cores
 (bench/platforms). Kernels take the time of cluster.toml there, and plans are made for it, so
 each point has predicted and simulated seconds. Strong: the same work for more ranks. Weak: work
-that grows with the ranks. A strategy that needs more than `--limit` seconds of real time for a
-point is left out at more ranks; a point without seconds was refused by the planner, and says why.
+that grows with the ranks. A strategy that needs more than `--limit` seconds of CPU time for a
+point, without those of SimGrid, is left out at more ranks; a point without seconds was refused by
+the planner, and says why.
+
+python bench/scaling.py --plot FILE.svg [--read FILE.json …]
+
+draws the seconds of the first work, curve and network; --read takes points that were written by
+--json instead of simulating them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import prod
 from pathlib import Path
-from time import perf_counter
+from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any
 
+from plots import line_plot
 from results import write_results
 
 import einmpi
@@ -29,6 +39,7 @@ from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.machine import read_machine
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
 from einmpi.simulate.platform_file import read_platform
+from einmpi.simulate.replay import replay
 from einmpi.simulate.simulation import Place, simulate_plan
 
 PLATFORMS = Path(__file__).resolve().parent / "platforms"
@@ -122,52 +133,59 @@ STRATEGIES = ("eindecomp", "megatron", "data", "sqrt", "summa")
 # ---- points --------------------------------------------------------------------------------------
 
 
-def simulate(job: Job, ranks: int, network: str, strategy: str) -> dict[str, Any]:
-    """Return the figures of one point."""
-    platform = read_platform(str(PLATFORMS / f"{network}.xml"))
-    nodes = -(-ranks // platform.cores)
-    place = Place(platform.text, platform.hosts[:nodes], read_machine(str(MACHINE)))
+def simulate(
+    job: Job, ranks: int, networks: Sequence[str], strategy: str
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of a plan on each network. Its traces are written once."""
+    platforms = {name: read_platform(str(PLATFORMS / f"{name}.xml")) for name in networks}
+    first = platforms[networks[0]]
+    nodes = -(-ranks // first.cores)
     try:
         plan = einmpi.plan(job, ranks, strategy=strategy, nodes=nodes, machine=str(MACHINE))
     except InputError as error:
-        return {"refused": str(error)}
-    done = simulate_plan(plan, place)
+        return {network: {"refused": str(error)} for network in networks}
     predicted = plan.seconds_predicted
     assert predicted is not None
-    return {
-        "seconds": done.seconds,
-        "predicted": predicted,
-        "error": predicted / done.seconds - 1,
-        "words": plan.words_predicted,
-        "bytes": done.nbytes,
-        "messages": done.messages,
-    }
+    found = {}
+    with TemporaryDirectory(prefix="einmpi-scaling-") as name:
+        folder = Path(name)
+        place = Place(first.text, first.hosts[:nodes], read_machine(str(MACHINE)))
+        done = simulate_plan(plan, place, folder=folder)
+        for network, platform in platforms.items():
+            assert platform.hosts == first.hosts and platform.cores == first.cores
+            seconds = done.seconds
+            if platform is not first:
+                (folder / "platform.xml").write_text(platform.text)
+                seconds = replay(folder, ranks)
+            found[network] = {
+                "seconds": seconds,
+                "predicted": predicted,
+                "error": predicted / seconds - 1,
+                "words": plan.words_predicted,
+                "bytes": done.nbytes,
+                "messages": done.messages,
+            }
+    return found
 
 
 def points(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all points, and print each."""
     rows = []
-    too_slow: set[tuple[str, str, str, str]] = set()
-    for work in options.works:
-        for ranks in sorted(options.ranks):
-            jobs = {"strong": WORKS[work](1)}
-            if "weak" in options.curves and ranks > FIRST_RANKS:
-                jobs["weak"] = WORKS[work](ranks // FIRST_RANKS)
-            for curve in options.curves:
-                job = jobs.get(curve, jobs["strong"])
-                for network in options.networks:
-                    for strategy in options.strategies:
-                        key = (work, curve, network, strategy)
-                        if key in too_slow:
-                            continue
-                        start = perf_counter()
-                        found = simulate(job, ranks, network, strategy)
-                        if perf_counter() - start > options.limit:
-                            too_slow.add(key)
-                        names = {"work": work, "curve": curve, "network": network}
-                        row = {**names, "strategy": strategy, "ranks": ranks, **found}
-                        rows.append(row)
-                        print(line_of(row), flush=True)
+    too_slow: set[tuple[str, str, str]] = set()
+    wanted = product(options.works, sorted(options.ranks), options.curves, options.strategies)
+    for work, ranks, curve, strategy in wanted:
+        if (work, curve, strategy) in too_slow:
+            continue
+        scale = max(1, ranks // FIRST_RANKS) if curve == "weak" else 1
+        start = process_time()
+        found = simulate(WORKS[work](scale), ranks, options.networks, strategy)
+        if process_time() - start > options.limit:
+            too_slow.add((work, curve, strategy))
+        for network, figures in found.items():
+            names = {"work": work, "curve": curve, "network": network}
+            row = {**names, "strategy": strategy, "ranks": ranks, **figures}
+            rows.append(row)
+            print(line_of(row), flush=True)
     return rows
 
 
@@ -181,6 +199,26 @@ def line_of(row: dict[str, Any]) -> str:
     return f"{place}{times}{row['words']:16,} words{row['messages']:11,} messages"
 
 
+def plot(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the curves of all strategies for the work, curve and network of the first row."""
+    names = ("work", "curve", "network")
+    shown = [row for row in rows if all(row[name] == rows[0][name] for name in names)]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(shown, key=lambda row: row["ranks"]):
+        if "seconds" in row:
+            lines.setdefault(row["strategy"], []).append((row["ranks"], row["seconds"]))
+    title = ", ".join(rows[0][name] for name in names)
+    return line_plot(title, "ranks", "simulated seconds", lines)
+
+
+def read_rows(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the points of files that --json wrote."""
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        rows += json.loads(Path(file).read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate the points that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -190,10 +228,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", nargs="+", choices=networks, default=["fat-tree"])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--ranks", nargs="+", type=int, default=[8, 64, 512])
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds of real time a point")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds of CPU time for a point"
+    )
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--read", nargs="+", metavar="FILE", help="points of earlier runs")
+    parser.add_argument("--plot", metavar="FILE.svg")
     options = parser.parse_args(arguments)
-    rows = points(options)
+    rows = read_rows(options.read) if options.read else points(options)
+    if options.plot:
+        Path(options.plot).write_text(plot(rows) + "\n", encoding="utf-8")
     if options.json:
         write_results(options.json, rows)
 

@@ -548,3 +548,23 @@ def test_algorithms_of_mpi_send_no_less_than_the_payload(tmp_path):
     assert len(rows) == 20 and len(done.stdout.splitlines()) == 11
     for row in rows:
         assert row["sent"] >= row["payload"] > 0, row
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
+def test_scaling_writes_traces_once_for_all_networks(tmp_path):
+    """A network after the first has the seconds that it has alone."""
+
+    def run(*arguments):  # a process of its own, because it registers a strategy
+        command = [sys.executable, "bench/scaling.py", *map(str, arguments)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+
+    point = ["--works", "mttkrp", "--ranks", 64, "--strategies", "data"]
+    both, single = tmp_path / "both.json", tmp_path / "single.json"
+    run(*point, "--networks", "fat-tree", "dragonfly", "--json", both)
+    run(*point, "--networks", "dragonfly", "--json", single)
+    tree, dragonfly = read_rows(both)
+    assert [dragonfly] == read_rows(single) and tree["seconds"] < dragonfly["seconds"]
+    picture = tmp_path / "curves.svg"
+    run("--read", both, single, "--plot", picture)
+    text = picture.read_text()
+    assert "mttkrp, strong, fat-tree" in text and text.count("<polyline") == 1
