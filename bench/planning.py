@@ -39,6 +39,25 @@ def mttkrp() -> EinGraph:
     return einmpi.program("Z[i,a] = sum(X[i,j,k] * B[j,a] * C[k,a])", **shapes).graph
 
 
+def mttkrp_of_order_5() -> EinGraph:
+    """Return a tensor with five dimensions times four factors."""
+    shapes = {"X": (64,) * 5, **dict.fromkeys("BCDE", (64, 24))}
+    text = "Z[i,a] = sum(X[i,j,k,l,m] * B[j,a] * C[k,a] * D[l,a] * E[m,a])"
+    return einmpi.program(text, **shapes).graph
+
+
+def ttmc() -> EinGraph:
+    """Return a chain of products of a tensor with matrices, as in the Tucker decomposition."""
+    shapes = {"X": (1024, 1024, 1024), "B": (1024, 24), "C": (1024, 24)}
+    return einmpi.program("Z[i,a,b] = sum(X[i,j,k] * B[j,a] * C[k,b])", **shapes).graph
+
+
+def two_products() -> EinGraph:
+    """Return (A·B)·C with sizes of 960."""
+    shapes = dict.fromkeys("ABC", (960, 960))
+    return einmpi.program("Z[i,l] = sum(sum[j](A[i,j] * B[j,k]) * C[k,l])", **shapes).graph
+
+
 def feed_forward() -> EinGraph:
     """Return the gradients of a network with two hidden layers, by all weights."""
     text = """
@@ -141,7 +160,10 @@ GRAPHS: dict[str, Callable[[], EinGraph]] = {
     "chain": lambda: chain(1),
     "chain-skewed": lambda: chain(10),
     "chain-960": lambda: chain(1, 960),
+    "two-products": two_products,
     "mttkrp": mttkrp,
+    "mttkrp-5": mttkrp_of_order_5,
+    "ttmc": ttmc,
     "feed-forward": feed_forward,
     "attention": attention,
     "llama-layer": lambda: llama(8, 1024, 1),
