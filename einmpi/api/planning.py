@@ -136,7 +136,6 @@ def plan(
     >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
     320000
     """
-    from einmpi.loops.planning import plan_loops
     from einmpi.planner.make_plan import make_plan
 
     check_job("plan", job)
@@ -152,6 +151,8 @@ def plan(
 
     ranks = as_int(ranks)
     if job.loop is not None:
+        from einmpi.loops.planning import plan_loops  # it imports much that others do not need
+
         return plan_loops(job, ranks, options)
     return make_plan(job.graph, ranks, options(job))
 

@@ -194,9 +194,9 @@ def _received(
     operand, so it is on another node only if an axis between nodes cuts the operand.
     """
     shape = (len(layouts), len(states), len(ranks))
-    wanted = np.ones(shape[1:], np.int64)
-    kept = np.ones(shape, np.int64)
-    kept_on_node = np.ones(shape, np.int64)
+    wanted: Ints = np.ones((1, 1), np.int64)
+    kept: Ints = np.ones((1, 1, 1), np.int64)
+    kept_on_node = kept
     for dimension in range(len(needed.bound)):
         labels = needed.labels(dimension)
         axes_by_state = [axes_of_labels(labels, state) for state in states]
@@ -209,13 +209,25 @@ def _received(
         # Many states cut the labels of one dimension in the same way, and many layouts do so too.
         axes, state_numbers = _distinct(axes_by_state)
         counts = [_needed_lengths(mesh, needed, dimension, each, ranks) for each in axes]
-        wanted *= np.array(counts, np.int64)[state_numbers]
-        for by_layout, product in ((cutting_by_layout, kept), (between_by_layout, kept_on_node)):
-            sources, layout_numbers = _distinct(by_layout)
+        wanted = wanted * _once_if_equal(np.array(counts, np.int64))[state_numbers]
+        sources, layout_numbers = _distinct(cutting_by_layout)
+        table = _once_if_equal(_kept_counts(mesh, needed, dimension, axes, sources, ranks))
+        kept = kept * table[np.ix_(layout_numbers, state_numbers)]
+        if mesh.nodes > 1:  # else everything stays on the node
+            sources, layout_numbers = _distinct(between_by_layout)
             table = _kept_counts(mesh, needed, dimension, axes, sources, ranks)
-            product *= table[np.ix_(layout_numbers, state_numbers)]
-    needed_words = wanted.sum(axis=1)
-    return HaloTable(needed_words - kept.sum(axis=2), needed_words - kept_on_node.sum(axis=2))
+            kept_on_node = kept_on_node * table[np.ix_(layout_numbers, state_numbers)]
+    needed_words = np.broadcast_to(wanted, shape[1:]).sum(axis=1)
+    received = needed_words - np.broadcast_to(kept, shape).sum(axis=2)
+    if mesh.nodes == 1:
+        return HaloTable(received, np.zeros_like(received))
+    return HaloTable(received, needed_words - kept_on_node.sum(axis=2))
+
+
+def _once_if_equal(counts: Ints) -> Ints:
+    """Return counts of ranks, on the last array axis, for one rank if they are equal for all."""
+    first = counts[..., :1]
+    return first if (counts == first).all() else counts
 
 
 def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
