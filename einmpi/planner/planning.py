@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, SharedTables, Solution, States
-from einmpi.planner.cut_search import CutSearch
+from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, SharedTables, States
 from einmpi.planner.factor import Factored, Name
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.mesh import Mesh
@@ -22,7 +20,7 @@ from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
-from einmpi.planner.saving_memory.mixtures import Mixture, Mixtures
+from einmpi.planner.saving_memory.mixtures import Mixture
 from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
@@ -31,7 +29,8 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
-from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
+from einmpi.planner.saving_memory.searches import searches_of
+from einmpi.planner.saving_memory.trade_offs import PricedCuts
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
@@ -73,27 +72,13 @@ class Planning:
     tables: SharedTables = field(default_factory=SharedTables)
 
     def __post_init__(self) -> None:
-        self.search = CutSearch(self.graph, self.mesh, self.options, self.tables)
+        self.searches = searches_of(self.graph, self.mesh, self.options, self.tables)
+        self.search = self.searches.search
         self.resident = self.search.resident
         self.prices = self.search.prices
         self.memory = CutMemory(self.graph, self.mesh, self.options, self.resident)
         # The graph whose bills were computed last, and these bills.
         self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
-
-    @cached_property
-    def without_price(self) -> Solution:
-        """The best cuts if memory costs nothing."""
-        return self.search.solve(0)
-
-    @cached_property
-    def trade_offs(self) -> TradeOffs:
-        """The cuts that need less memory and move more."""
-        return TradeOffs(self.search, self.without_price)
-
-    @cached_property
-    def mixtures(self) -> Mixtures:
-        """Cuts between those that two prices of memory lead to."""
-        return Mixtures(self.trade_offs)
 
     def plan(self) -> Plan:
         """Return the plan that moves least among those that fit into memory.
@@ -102,7 +87,7 @@ class Planning:
         memory at times.
         """
         limit = self.options.memory
-        found = self.without_price
+        found = self.searches.without_price
         cut = self.cut_graph(found.states)
         if limit is None or cut.peak <= limit:
             exact = found.exact and not self.search.prescribed
@@ -161,7 +146,7 @@ class Planning:
         depend on the limit, so that more memory never moves more. Cuts that do not fit are added to
         the attempts.
         """
-        priced = self.trade_offs.priced
+        priced = self.searches.trade_offs.priced
         for number, each in enumerate(priced):
             if each.cuts.resident_bytes > limit:
                 continue
@@ -182,25 +167,26 @@ class Planning:
         """
         if not self.resident:
             return None
-        priced = self.trade_offs.priced
+        priced = self.searches.trade_offs.priced
         reach = NEIGHBOURS_OF_LARGE if self.search.is_large else NEIGHBOURS
         candidates: list[Mixture] = []
         for number, dear in enumerate(priced[first : first + reach], first):
             cut = first_cut
             if number > first:
-                cut = self.cut_graph(dear.cuts.states, self.trade_offs.problem)
+                cut = self.cut_graph(dear.cuts.states, self.searches.trade_offs.problem)
             transient = cut.peak - dear.cuts.resident_bytes
             if cut.peak > limit:
                 continue
             for cheap in priced[max(0, number - reach) : first]:
-                for mixture in self.mixtures.between(cheap, dear):
+                for mixture in self.searches.mixtures.between(cheap, dear):
                     if mixture.resident_bytes + transient <= limit:
                         candidates.append(mixture)
         candidates.sort(key=lambda mixture: mixture.cost)
         for mixture in candidates:
             if mixture.cost >= priced[first].cuts.cost:
                 break
-            cut = self.cut_graph(self.mixtures.states(mixture), self.trade_offs.problem)
+            states = self.searches.mixtures.states(mixture)
+            cut = self.cut_graph(states, self.searches.trade_offs.problem)
             if cut.peak <= limit:
                 return cut
         return None
@@ -223,7 +209,7 @@ class Planning:
                 other = Planning(
                     self.graph, self.mesh, self.ranks, replace(self.options, strategy=name)
                 )
-                states = other.without_price.states
+                states = other.searches.without_price.states
             except InputError:
                 continue  # the strategy asks for roles that are not given
             if not other.search.repeats_work(states, 0):
@@ -234,9 +220,9 @@ class Planning:
 
     def cut_of(self, priced: PricedCuts, attempts: Sequence[_Attempt]) -> CutGraph:
         """Return the graph with the best cuts at a price; the first attempt had no price."""
-        if priced is self.trade_offs.without_price:
+        if priced is self.searches.trade_offs.without_price:
             return attempts[0].cut
-        return self.cut_graph(priced.cuts.states, self.trade_offs.problem)
+        return self.cut_graph(priced.cuts.states, self.searches.trade_offs.problem)
 
     def with_least_memory(self, limit: int, attempts: Sequence[_Attempt]) -> Plan:
         """Return a plan that keeps all it can outside of memory, or refuse the limit.
@@ -253,7 +239,7 @@ class Planning:
         plan: Plan | None = None
         if self.resident:
             fewer_bytes = []
-            for priced in self.trade_offs.priced:
+            for priced in self.searches.trade_offs.priced:
                 if priced.cuts.resident_bytes <= limit:
                     other = self.cut_of(priced, attempts)
                     fewer_bytes.append(_Attempt(other, self.memory.least(other)))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import pytest
 
 import einmpi
 from einmpi.cli.main import main
+from einmpi.planner.planning import TooLittleMemory
+from einmpi.planner.saving_memory.memory_curve import (
+    CLOSEST_LIMITS,
+    LARGEST_STEP,
+    MOST_POINTS,
+    memory_curve,
+)
 
 JOB = """
 program = "Y[i,k] = sum(X[i,j] * W[j,k])\\nZ[i,l] = sum(Y[i,k] * V[k,l])"
@@ -37,7 +46,8 @@ def test_the_curve_is_printed_drawn_and_written(tmp_path, capsys):
     job = einmpi.load(path)
     free = einmpi.plan(job, 4)
     assert (points[-1]["words"], points[-1]["memory"]) == (free.words_predicted, free.peak)
-    for point in points[:2]:
+    # Each limit was planned for with searches that were kept, and is planned for here without.
+    for point in points:
         plan = einmpi.plan(job, 4, memory=point["memory"])
         assert (plan.words_predicted, plan.peak) == (point["words"], point["peak"])
     with pytest.raises(einmpi.InputError):
@@ -53,3 +63,30 @@ def test_a_curve_takes_no_limit(tmp_path, capsys):
     assert "--memory-curve: --report is given as well" in capsys.readouterr().err
     assert main(["plan", str(path), "-n", "4", "--memory-curve", "curve.jpg"]) == 2
     assert "unknown picture format" in capsys.readouterr().err
+
+
+def test_there_are_more_points_where_the_words_fall_steeply():
+    """Steps are divided until they are small or their limits are close."""
+    falling = [(1000, 800), (2000, 400), (3000, 380), (5000, 100), (9000, 0)]
+    asked = []
+
+    @dataclass(frozen=True)
+    class Planned:
+        words_predicted: int
+        bytes_predicted: int
+        peak: int
+        spilled: int = 0
+
+    def plan_with(limit):
+        asked.append(limit)
+        if limit is not None and limit < 1000:
+            raise TooLittleMemory(4, limit, 1000)
+        words = [words for least, words in falling if limit is None or limit >= least][-1]
+        return Planned(words, 8 * words, limit or 9000)
+
+    points = memory_curve(plan_with)
+    assert len(points) <= MOST_POINTS
+    assert [point.limit for point in points] == sorted(set(asked[2:]))
+    for point, following in itertools.pairwise(points):
+        is_close = following.limit <= CLOSEST_LIMITS * point.limit
+        assert point.words <= LARGEST_STEP * following.words or is_close

@@ -14,6 +14,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.saving_memory.searches import searches_kept
 from einmpi.planner.strategies import STRATEGIES
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
@@ -71,6 +72,22 @@ def test_more_memory_never_moves_more(seed):
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(6, 18))
+def test_more_memory_never_moves_more_at_random_limits(seed):
+    graph, resident = random_program(seed)
+    choose = random.Random(seed)
+    options = Options(resident=resident, recompute="none")
+    with searches_kept():
+        most = make_plan(graph, 8, options).peak
+        moved = []
+        for limit in sorted(choose.sample(range(most // 3, most, FEW_BYTES), 12)):
+            plan = make_plan(graph, 8, replace(options, memory=limit))
+            assert plan.peak <= limit
+            if not plan.spilled:
+                moved.append(plan.bytes_predicted)
+    assert moved == sorted(moved, reverse=True)
+
+
 @pytest.mark.parametrize("strategy", ["eindecomp", "sqrt"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_refusal_names_the_lowest_limit(seed, strategy):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from einmpi.planner.plan import Plan
 from einmpi.planner.planning import TooLittleMemory
+from einmpi.planner.saving_memory.searches import searches_kept
 from einmpi.planner.text.tables import Row, table_lines
 from einmpi.units import show_bytes
 
-MOST_POINTS = 16  # of a curve; each takes as long as planning with a limit
+POINTS = 16  # of a curve, at first
+# Points between two that differ by more than a tenth are added up to this number.
+MOST_POINTS = 40
+LARGEST_STEP = 1.1
+CLOSEST_LIMITS = 1.005  # limits that are closer than this have no point between them
 # Limits below this share of the memory that is of use are left out, but for the lowest.
 SMALLEST_SHARE = 1 / 16
 
@@ -31,27 +38,48 @@ def memory_curve(plan_with: Callable[[int | None], Plan]) -> list[CurvePoint]:
     """Return the plans under rising limits, given a function that plans with a limit or without.
 
     The first limit is the lowest that works, and the last one leaves the plan as it is without a
-    limit. Those between rise by the same factor. Far below the peak without a limit all plans keep
-    most of their tensors outside of memory, so there are no points there.
+    limit. Those between rise by the same factor, and where the words of two neighbours differ by
+    more than a tenth there are others between them. Far below the peak without a limit all plans
+    keep most of their tensors outside of memory, so there are no points there.
     """
-    free = plan_with(None)
-    try:
-        plan_with(1)
-        lowest = 1
-    except TooLittleMemory as error:
-        lowest = error.least
-    highest = max(lowest, free.peak)
-    smallest_share = max(lowest / highest, SMALLEST_SHARE)
-    limits = {lowest, highest}
-    for number in range(1, MOST_POINTS - 1):
-        share = smallest_share ** (number / (MOST_POINTS - 1))
-        limits.add(max(lowest, round(highest * share)))
-    points = []
-    for limit in sorted(limits):
-        plan = plan_with(limit)
-        words = plan.words_predicted
-        points.append(CurvePoint(limit, words, plan.bytes_predicted, plan.peak, plan.spilled))
+    with searches_kept():
+        free = plan_with(None)
+        try:
+            plan_with(1)
+            lowest = 1
+        except TooLittleMemory as error:
+            lowest = error.least
+        highest = max(lowest, free.peak)
+        smallest_share = max(lowest / highest, SMALLEST_SHARE)
+        limits = {lowest, highest}
+        for number in range(1, POINTS - 1):
+            share = smallest_share ** (number / (POINTS - 1))
+            limits.add(max(lowest, round(highest * share)))
+        points = [_point(plan_with, limit) for limit in sorted(limits)]
+        while len(points) < MOST_POINTS:
+            limit = _limit_at_largest_step(points)
+            if limit is None:
+                break
+            points.append(_point(plan_with, limit))
+            points.sort(key=lambda point: point.limit)
     return points
+
+
+def _point(plan_with: Callable[[int | None], Plan], limit: int) -> CurvePoint:
+    plan = plan_with(limit)
+    return CurvePoint(limit, plan.words_predicted, plan.bytes_predicted, plan.peak, plan.spilled)
+
+
+def _limit_at_largest_step(points: Sequence[CurvePoint]) -> int | None:
+    """Return the limit between the neighbours that differ most; None if no step is large."""
+    steps = []
+    for point, following in itertools.pairwise(points):
+        is_close = following.limit <= point.limit * CLOSEST_LIMITS
+        if not is_close and point.words > LARGEST_STEP * following.words:
+            middle = round(math.sqrt(point.limit * following.limit))
+            if point.limit < middle < following.limit:
+                steps.append((point.words - following.words, middle))
+    return max(steps)[1] if steps else None
 
 
 def curve_text(points: Sequence[CurvePoint]) -> str:
