@@ -323,14 +323,10 @@ class CutSearch:
 
     @property
     def may_cut_across_windows(self) -> bool:
-        """Whether axes of several windows can cut a label, where the planner chooses the cuts.
-
-        In large graphs that takes long and saves next to nothing.
-        """
-        if not self.is_default or self.is_large:
-            return False
+        """Whether axes of several windows can cut a label, where the planner chooses the cuts."""
         variables = self.problem.variables
-        return any(self.mesh.mixes_windows(variable.extents) for variable in variables)
+        can_mix = any(self.mesh.mixes_windows(variable.extents) for variable in variables)
+        return self.is_default and can_mix
 
     def repeats_work(self, states: States, price: int) -> bool:
         """Return whether ranks repeat more than a tenth of all operations."""

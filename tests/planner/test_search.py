@@ -416,7 +416,7 @@ def test_labels_may_have_other_names_in_every_layer():
         (5, 16, 10_937_532_446),
         pytest.param(32, 4, 24_764_743_686, marks=pytest.mark.slow),
         pytest.param(32, 8, 44_094_177_294, marks=pytest.mark.slow),
-        pytest.param(32, 64, 143_157_313_662, marks=pytest.mark.slow),
+        pytest.param(32, 64, 138_862_346_366, marks=pytest.mark.slow),
     ],
 )
 def test_words_of_a_training_step_of_llama(layers, ranks, words):
