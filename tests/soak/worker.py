@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from .running import Outcome, check_on_mpi, check_on_threads
 from .shrink import shrink
 
 CASE_SECONDS = 90.0  # for a case in a process of its own
+FORWARDING_SECONDS = 0.5  # mpirun loses lines that a rank writes just before it aborts
 
 
 def main(argv: list[str]) -> int:
@@ -93,6 +95,7 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
                 outcome = Outcome()
                 outcome.fail("error", f"on rank {world.rank}: {text}")
                 say(record(case, outcome))
+                time.sleep(FORWARDING_SECONDS)
                 world.Abort(1)
             failures = world.gather(outcome.failures, 0)
             if world.rank == 0:
