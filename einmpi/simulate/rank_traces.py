@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-import numpy as np
-
-from einmpi.comm.base import Comm
 from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import Prices
-from einmpi.runtime.backend import Array, ShapeBackend
-from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.execute import execute
-from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
+from einmpi.schedule.steps import Step
+from einmpi.simulate.dry_run import dry_run
 from einmpi.simulate.trace_comm import TraceComm
 from einmpi.units import ATTOSECONDS
 
@@ -98,8 +90,6 @@ def _trace_of(
     schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], speeds: _KernelTimes
 ) -> RankTrace:
     comm = TraceComm(schedule.rank, nodes)
-    backend = ShapeBackend()
-    backend.shared = _SharedNotes(slots)
     trace = RankTrace(schedule.rank, comm.lines, 0, 0, 0, 0)
 
     def on_step(step: Step) -> None:
@@ -107,9 +97,7 @@ def _trace_of(
         trace.operations += speeds.add(step, comm)
 
     comm.add("init")
-    for group in slots.groups:
-        comm.barrier_among(group)  # nobody may still read what the last run has left
-    execute(schedule, backend, comm, _NoInputs(), on_step)
+    dry_run(schedule, slots, comm, on_step)
     comm.add("finalize")
     trace.received = comm.received
     trace.received_shared = comm.received_shared
@@ -145,53 +133,3 @@ class _KernelTimes:
         if name not in self.times:
             self.times[name] = self.prices.operation(self.plan.graph[name])
         return self.times[name]
-
-
-class _SharedNotes(SharedArrays):
-    """The transfers in shared memory of a dry run: barriers, and what a rank copies."""
-
-    def __init__(self, slots: SharedSlots) -> None:
-        super().__init__()
-        for step in slots.steps:
-            self.transfers[id(step)] = partial(_note_transfer, step)
-            self.transfers_beside[id(step)] = partial(_note_beside, step)
-
-
-def _note_transfer(step: Exchange | Reduce, buffers: Buffers, comm: TraceComm) -> None:
-    is_gather = isinstance(step, Exchange) and step.moves.same_to_all
-    if isinstance(step, Exchange):
-        buffers.make(step.target)
-    comm.barrier_among(step.group)
-    # What is gathered is read where it is.
-    comm.read_shared(step.nbytes, 0 if is_gather else step.nbytes)
-
-
-def _note_beside(
-    step: Exchange | Reduce, arriving: Sequence[Slot | None], buffers: Buffers, comm: TraceComm
-) -> None:
-    for slot in arriving:
-        if slot is not None:
-            buffers.make(slot)
-    comm.barrier_among(step.group)
-    comm.read_shared(step.nbytes, step.nbytes)
-
-
-class _NoInputs:
-    """Inputs without values; reading them takes no time."""
-
-    array_type: type[Any] = np.ndarray
-
-    def begin(self, step: Load, make: Any, comm: Comm, outside: bool) -> None:
-        pass
-
-    def fill(self, step: Load, target: Array, comm: Comm) -> None:
-        pass
-
-    def block(self, step: Load, comm: Comm) -> Array:
-        return np.broadcast_to(np.zeros((), step.slot.dtype), step.slot.shape)
-
-    def close(self) -> None:
-        pass
-
-    def takes_messages(self, step: Load) -> bool:
-        return False

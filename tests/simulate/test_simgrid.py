@@ -54,6 +54,15 @@ def test_two_ranks_exchange(spec, bandwidth, latency):
     assert found == pytest.approx(expected, rel=1e-3)  # SimGrid adds headers
 
 
+def test_a_rank_copies_the_messages_of_its_node_one_by_one():
+    """Four ranks have a quarter of B each: a rank receives three messages of 10 kB."""
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(4000, 100), B=(100, 50))
+    spec = "nodes=1,cores=4,inside_bw=500MB,inside_lat=40us,speed=1000Gf"
+    operations = 2 * 1000 * 100 * 50
+    expected = operations / 1e12 + 3 * (40e-6 + 10_000 / 5e8)
+    assert seconds_of(job, 4, spec, shared=False) == pytest.approx(expected, rel=1e-3)
+
+
 def test_the_ranks_of_a_node_share_its_link():
     """On 2 × 2 ranks, both ranks of a node receive at the same time."""
     machine = Machine(1, 1, 1, 1000, {"float64": 1000}, 1000, "fast but for the network")
