@@ -43,7 +43,10 @@ def write_record(
         "rows": rows,
     }
     check_results(record)
-    Path(file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    # A reader never sees half a file, and a run that is killed leaves the last one that was whole.
+    draft = Path(f"{file}.draft")
+    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    draft.replace(file)
     return record
 
 

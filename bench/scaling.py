@@ -2,49 +2,58 @@
 
 python bench/scaling.py [--works chain mttkrp llama ffnn] [--ranks 8 64 512] [--json FILE]
                         [--networks fat-tree dragonfly] [--strategies eindecomp data …]
+                        [--jobs 15] [--limit 600] [--most-messages 20000000] [--done FILE.json …]
 
 SimGrid (`smpirun`) replays each plan on the first nodes of a network of 512 nodes with 8 cores
 (bench/platforms). Kernels take the time of cluster.toml there, and plans are made for it, so
 each point has predicted and simulated seconds. Strong: the same work for more ranks. Weak: work
-that grows with the ranks. A strategy that needs more than `--limit` seconds of CPU time for a
-point, without those of SimGrid, is left out at more ranks; a point without seconds was refused by
-the planner, and says why.
+that grows with the ranks.
 
-python bench/scaling.py --plot FILE.svg [--read FILE.json …]
+`--jobs` points are simulated at a time, those with the most messages first, and FILE is written
+anew after each of them. A point that takes more than `--limit` seconds is ended; one for which more
+than `--most-messages` are expected is not begun. Such a point has no seconds in its row, nor has
+one that the planner refuses: `refused` says why. `--done` takes points from earlier runs as they
+are, but for those without seconds.
 
-draws the seconds of the first work, curve and network; --read takes points that were written by
---json instead of simulating them.
+python bench/scaling.py --read FILE.json … [--plot FILE.svg] [--table]
+
+takes points that were written by --json instead of simulating any. --plot draws the seconds of the
+first work, curve and network, and --table prints all of them in Markdown, with the largest errors
+of the predictions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import process_time
-from typing import Any
+from typing import NamedTuple
 
 from plots import line_plot
+from processes import outcomes
 from results import write_results
+from scaling_table import FIRST_RANKS, Row, by_point, tables
 
 import einmpi
-from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.machine import read_machine
+from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
 from einmpi.simulate.platform_file import read_platform
-from einmpi.simulate.replay import replay
+from einmpi.simulate.rank_traces import rank_traces
 from einmpi.simulate.simulation import Place, simulate_plan
+from einmpi.units import show_bytes
 
 PLATFORMS = Path(__file__).resolve().parent / "platforms"
 MACHINE = PLATFORMS / "cluster.toml"
-FIRST_RANKS = 8  # of a weak curve: there, work is that of the strong curve
+CORES = 8  # of a node of all platforms
 
 # ---- what is computed ----------------------------------------------------------------------------
 
@@ -133,63 +142,119 @@ STRATEGIES = ("eindecomp", "megatron", "data", "sqrt", "summa")
 # ---- points --------------------------------------------------------------------------------------
 
 
-def simulate(
-    job: Job, ranks: int, networks: Sequence[str], strategy: str
-) -> dict[str, dict[str, Any]]:
-    """Return the figures of a plan on each network. Its traces are written once."""
-    platforms = {name: read_platform(str(PLATFORMS / f"{name}.xml")) for name in networks}
-    first = platforms[networks[0]]
-    nodes = -(-ranks // first.cores)
-    try:
-        plan = einmpi.plan(job, ranks, strategy=strategy, nodes=nodes, machine=str(MACHINE))
-    except InputError as error:
-        return {network: {"refused": str(error)} for network in networks}
+class Point(NamedTuple):
+    """What is simulated."""
+
+    work: str
+    ranks: int
+    curve: str
+    strategy: str
+    network: str
+
+    def plan(self) -> Plan:
+        scale = max(1, self.ranks // FIRST_RANKS) if self.curve == "weak" else 1
+        job = WORKS[self.work](scale)
+        nodes = -(-self.ranks // CORES)
+        return einmpi.plan(
+            job, self.ranks, strategy=self.strategy, nodes=nodes, machine=str(MACHINE)
+        )
+
+    def row(self, figures: Row) -> Row:
+        names = {"work": self.work, "curve": self.curve, "network": self.network}
+        return {**names, "strategy": self.strategy, "ranks": self.ranks, **figures}
+
+
+def expected_messages(point: Point) -> int:
+    """Return about how many messages are sent, if each rank sends as many as the first one.
+
+    Raise InputError if the planner refuses the point.
+    """
+    first = next(rank_traces(point.plan(), None, shared=True))
+    return first.messages * point.ranks
+
+
+def simulate(point: Point) -> Row:
+    """Return the figures of a point."""
+    platform = read_platform(str(PLATFORMS / f"{point.network}.xml"))
+    assert platform.cores == CORES
+    plan = point.plan()
+    place = Place(platform.text, platform.hosts[: plan.nodes], read_machine(str(MACHINE)))
+    done = simulate_plan(plan, place)
     predicted = plan.seconds_predicted
     assert predicted is not None
-    found = {}
-    with TemporaryDirectory(prefix="einmpi-scaling-") as name:
-        folder = Path(name)
-        place = Place(first.text, first.hosts[:nodes], read_machine(str(MACHINE)))
-        done = simulate_plan(plan, place, folder=folder)
-        for network, platform in platforms.items():
-            assert platform.hosts == first.hosts and platform.cores == first.cores
-            seconds = done.seconds
-            if platform is not first:
-                (folder / "platform.xml").write_text(platform.text)
-                seconds = replay(folder, ranks)
-            found[network] = {
-                "seconds": seconds,
-                "predicted": predicted,
-                "error": predicted / seconds - 1,
-                "words": plan.words_predicted,
-                "bytes": done.nbytes,
-                "messages": done.messages,
-            }
-    return found
+    return {
+        "seconds": done.seconds,
+        "predicted": predicted,
+        "error": predicted / done.seconds - 1,
+        "words": plan.words_predicted,
+        "bytes": done.nbytes,
+        "messages": done.messages,
+    }
 
 
-def points(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return all points, and print each."""
-    rows = []
-    too_slow: set[tuple[str, str, str]] = set()
-    wanted = product(options.works, sorted(options.ranks), options.curves, options.strategies)
-    for work, ranks, curve, strategy in wanted:
-        if (work, curve, strategy) in too_slow:
-            continue
-        scale = max(1, ranks // FIRST_RANKS) if curve == "weak" else 1
-        start = process_time()
-        found = simulate(WORKS[work](scale), ranks, options.networks, strategy)
-        if process_time() - start > options.limit:
-            too_slow.add((work, curve, strategy))
-        for network, figures in found.items():
-            names = {"work": work, "curve": curve, "network": network}
-            row = {**names, "strategy": strategy, "ranks": ranks, **figures}
-            rows.append(row)
-            print(line_of(row), flush=True)
-    return rows
+class Results:
+    """The rows of all points so far, in the order of the points, in a file that is always whole."""
+
+    def __init__(self, points: Sequence[Point], file: str | None) -> None:
+        self.points = points
+        self.file = file
+        self.found: dict[Point, Row] = {}
+
+    def add(self, point: Point, figures: Row, costs: str = "") -> None:
+        """Add the figures of a point, print them and write all that is there."""
+        self.found[point] = point.row(figures)
+        print(line_of(self.found[point]) + costs, flush=True)
+        if self.file:
+            write_results(self.file, self.rows())
+
+    def rows(self) -> list[Row]:
+        return [self.found[point] for point in self.points if point in self.found]
 
 
-def line_of(row: dict[str, Any]) -> str:
+def points(options: argparse.Namespace) -> list[Row]:
+    """Return the rows of all points, and print each as it comes."""
+    wanted = product(
+        options.works,
+        sorted(options.ranks),
+        options.curves,
+        options.strategies,
+        options.networks,
+    )
+    results = Results([Point(*each) for each in wanted], options.json)
+    earlier = by_point(read_rows(options.done))
+    left = []
+    for point in results.points:
+        row = earlier.get(point)
+        if row is not None and "seconds" in row:
+            results.found[point] = row
+        else:
+            left.append(point)
+    begun = _most_messages_first(left, options, results)
+    for outcome in outcomes(simulate, begun, options.jobs, options.limit):
+        if outcome.result is None:
+            results.add(outcome.task, {"refused": outcome.failed})
+        else:
+            costs = f" in {outcome.cpu_seconds:.0f} s of CPU time, {show_bytes(outcome.memory)}"
+            results.add(outcome.task, outcome.result, costs)
+    return results.rows()
+
+
+def _most_messages_first(
+    wanted: Sequence[Point], options: argparse.Namespace, results: Results
+) -> list[Point]:
+    """Return the points to simulate, in this order; note the others in the results."""
+    messages: dict[Point, int] = {}
+    for outcome in outcomes(expected_messages, wanted, options.jobs, options.limit):
+        if outcome.result is None:
+            results.add(outcome.task, {"refused": outcome.failed})
+        elif outcome.result > options.most_messages:
+            results.add(outcome.task, {"refused": f"{outcome.result:,} messages"})
+        else:
+            messages[outcome.task] = outcome.result
+    return sorted(messages, key=lambda point: (-messages[point], point))
+
+
+def line_of(row: Row) -> str:
     place = (
         f"{row['work']:8}{row['curve']:8}{row['network']:11}{row['ranks']:5}  {row['strategy']:11}"
     )
@@ -199,7 +264,7 @@ def line_of(row: dict[str, Any]) -> str:
     return f"{place}{times}{row['words']:16,} words{row['messages']:11,} messages"
 
 
-def plot(rows: Sequence[dict[str, Any]]) -> str:
+def plot(rows: Sequence[Row]) -> str:
     """Return the curves of all strategies for the work, curve and network of the first row."""
     names = ("work", "curve", "network")
     shown = [row for row in rows if all(row[name] == rows[0][name] for name in names)]
@@ -211,9 +276,9 @@ def plot(rows: Sequence[dict[str, Any]]) -> str:
     return line_plot(title, "ranks", "simulated seconds", lines)
 
 
-def read_rows(files: Sequence[str]) -> list[dict[str, Any]]:
+def read_rows(files: Sequence[str]) -> list[Row]:
     """Return the points of files that --json wrote."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for file in files:
         rows += json.loads(Path(file).read_text(encoding="utf-8"))["rows"]
     return rows
@@ -228,17 +293,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", nargs="+", choices=networks, default=["fat-tree"])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--ranks", nargs="+", type=int, default=[8, 64, 512])
-    parser.add_argument(
-        "--limit", type=float, default=120.0, help="seconds of CPU time for a point"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="points that are simulated at a time")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for a point")
+    parser.add_argument("--most-messages", type=int, default=20_000_000, help="of a point")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--done", nargs="+", default=[], metavar="FILE", help="as they are")
     parser.add_argument("--read", nargs="+", metavar="FILE", help="points of earlier runs")
     parser.add_argument("--plot", metavar="FILE.svg")
+    parser.add_argument("--table", action="store_true", help="print the points in Markdown")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all processes
     rows = read_rows(options.read) if options.read else points(options)
+    if options.table:
+        print(tables(rows, STRATEGIES))
     if options.plot:
         Path(options.plot).write_text(plot(rows) + "\n", encoding="utf-8")
-    if options.json:
+    if options.json and options.read:
         write_results(options.json, rows)
 
 

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import fake_cupy
 import pytest
@@ -551,8 +553,8 @@ def test_algorithms_of_mpi_send_no_less_than_the_payload(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
-def test_scaling_writes_traces_once_for_all_networks(tmp_path):
-    """A network after the first has the seconds that it has alone."""
+def test_scaling_on_two_networks(tmp_path):
+    """A network beside another one has the seconds that it has alone."""
 
     def run(*arguments):  # a process of its own, because it registers a strategy
         command = [sys.executable, "bench/scaling.py", *map(str, arguments)]
@@ -568,3 +570,140 @@ def test_scaling_writes_traces_once_for_all_networks(tmp_path):
     run("--read", both, single, "--plot", picture)
     text = picture.read_text()
     assert "mttkrp, strong, fat-tree" in text and text.count("<polyline") == 1
+
+
+# ---- points in several processes ----------------------------------------------------------------
+
+
+def square(number):
+    if number == 3:
+        raise ValueError("three")
+    if number == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_tasks_in_processes_fail_alone(monkeypatch, capfd):
+    """An error and a killed process cost their own result only."""
+    processes = module_of_bench(monkeypatch, "processes")
+    for jobs in (1, 3):
+        found = {each.task: each for each in processes.outcomes(square, range(6), jobs, 60)}
+        assert {task: each.result for task, each in found.items()} == {
+            0: 0, 1: 1, 2: 4, 3: None, 4: None, 5: 25,
+        }  # fmt: skip
+        assert found[3].failed == "ValueError: three"
+        assert found[4].failed == "its process ended with status -9"
+        assert found[5].failed == "" and found[5].memory > 0
+    assert capfd.readouterr().err.count("Traceback") == 2
+
+
+def test_tasks_begin_in_order(monkeypatch):
+    processes = module_of_bench(monkeypatch, "processes")
+    assert [each.task for each in processes.outcomes(square, [5, 0, 2, 1], 1, 60)] == [5, 0, 2, 1]
+
+
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_a_task_whose_time_is_over_ends_what_it_started(monkeypatch, tmp_path, leaves_early):
+    processes = module_of_bench(monkeypatch, "processes")
+    replays = importlib.import_module("einmpi.simulate.replay")
+    started = tmp_path / "started"
+
+    def start_a_long_program(task):
+        if task == "short":
+            while not started.exists():
+                time.sleep(0.05)
+            return
+        program = "sleep 600 & echo $! > draft; mv draft started; wait"
+        with replays._running(["sh", "-c", program], tmp_path):
+            time.sleep(600)
+
+    tasks = processes.outcomes(
+        start_a_long_program, ["long", "short"], 2, 600 if leaves_early else 5
+    )
+    if leaves_early:
+        assert next(tasks).task == "short"
+        tasks.close()
+    else:
+        found = {each.task: each.failed for each in tasks}
+        assert found == {"short": "", "long": "more than 5 s"}
+    with pytest.raises(ProcessLookupError):
+        while True:  # a killed process is there until its parent has seen it
+            os.kill(int(started.read_text()), 0)
+            time.sleep(0.05)
+
+
+def point_row(
+    work="chain", curve="strong", ranks=64, strategy="eindecomp", network="fat-tree", **figures
+):
+    names = {"work": work, "curve": curve, "network": network, "strategy": strategy, "ranks": ranks}
+    return {**names, **figures}
+
+
+def test_table_of_scaling(monkeypatch):
+    table = module_of_bench(monkeypatch, "scaling_table")
+    rows = [
+        point_row(seconds=0.0222, error=-0.01),
+        point_row(seconds=0.0241, error=0.125, network="dragonfly"),
+        point_row(strategy="data", refused="more than 5 s"),
+        point_row(ranks=1024, seconds=38.311, error=0.5),
+        point_row(ranks=1024, seconds=38.309, error=-0.25, network="dragonfly"),
+        point_row(work="mttkrp", curve="weak", ranks=8, seconds=1.0, error=0.0),
+        # The same points again: what has seconds counts more than what has none.
+        point_row(strategy="data", seconds=0.9996, error=0.02),
+        point_row(strategy="data", seconds=0.9996, error=0.03, network="dragonfly"),
+        point_row(strategy="data", refused="more than 5 s"),
+        point_row(ranks=1024, strategy="data", refused="21,000,000 messages"),
+        point_row(ranks=4096, strategy="data", seconds=0.0028, error=0.0),
+    ]
+    where = "(chain, strong, eindecomp)"
+    assert table.tables(rows, ["eindecomp", "data"]).splitlines() == [
+        "| work | ranks | eindecomp | data |",
+        "|---|---|---|---|",
+        "| chain, strong | 64 | 22.2 / 24.1 | 1,000 |",
+        "| chain, strong | 1,024 | 38,310 | not simulated |",
+        "| chain, strong | 4,096 | not simulated | 2.8 / — |",
+        "",
+        "| network | ranks | points | least error | largest error |",
+        "|---|---|---|---|---|",
+        "| fat-tree | 8 | 1 | +0.0% (MTTKRP, weak, eindecomp) | +0.0% (MTTKRP, weak, eindecomp) |",
+        "| fat-tree | 64 | 2 | -1.0% (chain, strong, eindecomp) | +2.0% (chain, strong, data) |",
+        f"| fat-tree | 1,024 | 1 | +50.0% {where} | +50.0% {where} |",
+        "| fat-tree | 4,096 | 1 | +0.0% (chain, strong, data) | +0.0% (chain, strong, data) |",
+        "| dragonfly | 64 | 2 | +3.0% (chain, strong, data) | +12.5% (chain, strong, eindecomp) |",
+        f"| dragonfly | 1,024 | 1 | -25.0% {where} | -25.0% {where} |",
+        "",
+        "- chain, strong, 1,024 ranks, data: 21,000,000 messages",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
+def test_scaling_in_processes_has_the_same_rows(tmp_path):
+    def run(*arguments):  # a process of its own, because it registers a strategy
+        command = [sys.executable, "bench/scaling.py", *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300
+        )
+        return done.stdout
+
+    alone, together, few, added = (tmp_path / f"{number}.json" for number in range(4))
+    wanted = ["--works", "mttkrp", "--ranks", 8, 2, "--strategies", "data", "summa"]
+    run(*wanted, "--json", alone)
+    printed = run(*wanted, "--jobs", 3, "--json", together)
+    rows = read_rows(alone)
+    assert [(row["ranks"], row["strategy"]) for row in rows] == [
+        (2, "data"), (2, "summa"), (8, "data"), (8, "summa"),
+    ]  # fmt: skip
+    assert read_rows(together) == rows
+    assert printed.count(" s of CPU time, ") == 4
+    # Of the first rank's messages, those that one point has are too many.
+    messages = [row["messages"] for row in rows]
+    run(*wanted, "--most-messages", max(messages) - 1, "--json", few)
+    for row, whole in zip(read_rows(few), rows, strict=True):
+        if whole["messages"] == max(messages):
+            assert row["refused"] == f"{whole['messages']:,} messages" and "seconds" not in row
+        else:
+            assert row == whole
+    # Points of an earlier run are taken as they are, and only the others are simulated.
+    printed = run(*wanted, "--done", few, "--json", added)
+    assert read_rows(added) == rows
+    assert printed.count(" s of CPU time, ") == messages.count(max(messages))
