@@ -28,7 +28,6 @@ from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split
 from einmpi.kernels.cpu.blas_library.choice import matrix_product
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
-from einmpi.kernels.prepared import NumpyCall, PreparedCall, unchanged, view_maker
 
 numpy_einsum = np.einsum  # whatever a caller puts in its place, such as einmpi.einsum
 MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here
@@ -57,95 +56,11 @@ def compute_by_blas(contraction: Contraction, operands: Sequence[Array], out: Ar
         out[...] = 0
         return
     arrays = [*(operands[k] for k in contraction.positions), out]
-    stored = tuple(map(_stored, arrays))
-    dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
+    stored = tuple(map(stored_array, arrays))
+    dtype = product_dtype_of(contraction, out.dtype, arrays[:-1])
     with np.errstate(all="ignore"):
         for summands in split_to_fit_memory(contraction, stored, dtype, {}):
             _compute_part(contraction, summands, arrays, dtype)
-
-
-def prepare_by_blas(
-    contraction: Contraction, operands: Sequence[Array], out: Array
-) -> PreparedCall:
-    """Return `compute_by_blas` for arrays that are stored as these are.
-
-    Where numpy multiplies views of the arrays, without copies, the views and the call are
-    prepared. The values of integers decide how they are multiplied, so nothing is.
-    """
-
-    def compute(operands: Sequence[Array], out: Array) -> None:
-        compute_by_blas(contraction, operands, out)
-
-    product = product_of_views(contraction, operands, out)
-    if product is None:
-        return compute
-    makers = []
-    for position, view in zip(product.positions, product.views, strict=True):
-        make_view = view_maker(operands[position], view)
-        if make_view is None:
-            return compute
-        makers.append((position, make_view))
-    make_target = view_maker(out, product.target)
-    if make_target is None:
-        return compute
-    function = product.function
-
-    def multiply(operands: Sequence[Array], out: Array) -> None:
-        views = [make_view(operands[position]) for position, make_view in makers]
-        function(*views, make_target(out))
-
-    def bind(operands: Sequence[Array], out: Array) -> Callable[[], Any]:
-        views = [make_view(operands[position]) for position, make_view in makers]
-        return partial(function, *views, make_target(out))
-
-    all_makers = [make_target, *(make_view for _, make_view in makers)]
-    if len(makers) == 2 and all(make_view is unchanged for make_view in all_makers):
-        first, second = product.positions
-        return NumpyCall(
-            lambda operands, out: function(operands[first], operands[second], out), bind
-        )
-    return NumpyCall(multiply, bind)
-
-
-class ProductOfViews(NamedTuple):
-    """A numpy function of views of operands, and of one of the output."""
-
-    function: Callable[..., Any]
-    positions: tuple[int, ...]  # of the operands
-    views: tuple[Array, ...]
-    target: Array
-    is_matrix_product: bool  # of views with two dimensions, or of stacks of them
-
-
-def product_of_views(
-    contraction: Contraction, operands: Sequence[Array], out: Array
-) -> ProductOfViews | None:
-    """Return a contraction as one call on views of the arrays; None if it needs more than that."""
-    if out.dtype.kind in "iu" or 0 in (extent for _, extent in contraction.extents):
-        return None
-    arrays = [*(operands[k] for k in contraction.positions), out]
-    dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
-    parts = list(split_to_fit_memory(contraction, tuple(map(_stored, arrays)), dtype, {}))
-    if len(parts) > 1 or len(parts[0]) > 1:
-        return None
-    lowering, part = parts[0][0]
-    is_copied = any(order is not None for order in lowering.copies)
-    if is_copied or any(lowering.conjugated) or contraction.scale != 1:
-        return None
-    labelled = []
-    for array, index in zip(arrays, contraction.indices, strict=True):
-        labelled.append(_view(array, index, part))
-    product = _product(lowering, labelled)
-    *factors, output = product.parts
-    assert output == len(arrays) - 1, "the output comes last"
-    positions = tuple(contraction.positions[number] for number in factors)
-    return ProductOfViews(
-        product.function,
-        positions,
-        product.views[:-1],
-        product.views[-1],
-        is_matrix_product=lowering.kernel == "matmul",
-    )
 
 
 def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:
@@ -161,17 +76,19 @@ def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str)
     for name, index in zip(names, contraction.indices, strict=True):
         strides = dense_strides(index, extent, np.dtype(name).itemsize)
         stored.append(StoredArray(name, strides))
-    product_dtype = _product_dtype(contraction, np.dtype(dtype), ())
+    product_dtype = product_dtype_of(contraction, np.dtype(dtype), ())
     parts = split_to_fit_memory(contraction, tuple(stored), product_dtype, {})
     return max(map(bytes_needed, parts))
 
 
-def _stored(array: Array) -> StoredArray:
+def stored_array(array: Array) -> StoredArray:
     is_usable = array.flags.aligned and array.dtype.isnative
     return StoredArray(array.dtype.name, array.strides, is_usable)
 
 
-def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[Array]) -> str:
+def product_dtype_of(
+    contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[Array]
+) -> str:
     """Return the dtype in which products are computed and summed.
 
     Half precision is summed in float32. BLAS multiplies integers as float64, provided that no sum
@@ -202,7 +119,7 @@ def _compute_part(
 
     def views_of(part: Part) -> list[LabelledArray]:
         pairs = zip(arrays, contraction.indices, strict=True)
-        return [_view(array, index, part) for array, index in pairs]
+        return [view_without_ones(array, index, part) for array, index in pairs]
 
     first, *others = summands
     *factors, target = views_of(first.part)
@@ -220,28 +137,89 @@ def _compute_part(
 
 
 def _execute(lowering: Lowering, views: list[LabelledArray], scale: Number) -> None:
-    """Copy the factors, multiply, and copy the product to the output.
+    """Copy the factors, multiply, and copy the product to the output."""
+    copies: list[LabelledArray | None] = []
+    for view, order in zip(views, lowering.copies, strict=True):
+        if order is None:
+            copies.append(None)
+        else:
+            copies.append(LabelledArray(np.empty(copy_shape(view, order), lowering.dtype), order))
+    for call in calls_of(lowering, views, copies, scale):
+        call.function(*call.arrays)
+
+
+def copy_shape(view: LabelledArray, order: Labels) -> tuple[int, ...]:
+    """Return the shape of a copy that has the labels of an array in another order."""
+    extent = dict(zip(view.labels, view.array.shape, strict=True))
+    return tuple(extent[label] for label in order)
+
+
+class Call(NamedTuple):
+    """A function of views of arrays.
+
+    `owners` tells of which array each is a view: a factor, the output, or the copy of one of these,
+    whose number is higher by the number of arrays.
+    """
+
+    function: Callable[..., Any]
+    arrays: tuple[Array, ...]
+    owners: tuple[int, ...]
+
+
+def calls_of(
+    lowering: Lowering,
+    views: Sequence[LabelledArray],
+    copies: Sequence[LabelledArray | None],
+    scale: Number,
+) -> list[Call]:
+    """Return the calls that contract factors into an output, one after another.
 
     On the way the arrays that the lowering names are conjugated and scaled.
+
+    Parameters
+    ----------
+    lowering
+        The way to contract.
+    views
+        The factors and the output.
+    copies
+        Where the lowering copies each of them to; None for those that are used in place.
+    scale
+        The constant in the sum.
     """
-    parts = list(views)
-    for k, order in enumerate(lowering.copies):
-        if order is not None:
-            extent = dict(zip(views[k].labels, views[k].array.shape, strict=True))
-            shape = [extent[label] for label in order]
-            parts[k] = LabelledArray(np.empty(shape, lowering.dtype), order)
-    output = len(parts) - 1
-    for k, (array, _) in enumerate(parts):
+    count = len(views)
+    parts = []
+    owners = []
+    for k, (view, copy) in enumerate(zip(views, copies, strict=True)):
+        parts.append(view if copy is None else copy)
+        owners.append(k if copy is None else k + count)
+    output = count - 1
+    calls = []
+    for k, part in enumerate(parts):
         if k == output:
-            _product(lowering, parts).compute()
-        elif parts[k] is not views[k]:
-            _copy_into(parts[k], views[k])
+            product = product_of_parts(lowering, parts)
+            product_owners = tuple(owners[each] for each in product.parts)
+            calls.append(Call(product.function, product.views, product_owners))
+        elif copies[k] is not None:
+            copied = _copy(part, views[k])
+            calls.append(Call(copied.function, copied.views, (k, owners[k])))
         if lowering.conjugated[k]:
-            np.conjugate(array, out=array)
+            calls.append(Call(_conjugate, (part.array,), (owners[k],)))
         if lowering.scaled == k and scale != 1:
-            np.multiply(array, _constant(scale, array.dtype), out=array)
-    if parts[output] is not views[output]:
-        _copy_into(views[output], parts[output])
+            constant = _constant(scale, part.array.dtype)
+            calls.append(Call(partial(_multiply, constant), (part.array,), (owners[k],)))
+    if copies[output] is not None:
+        copied = _copy(views[output], parts[output])
+        calls.append(Call(copied.function, copied.views, (owners[output], output)))
+    return calls
+
+
+def _conjugate(array: Array) -> None:
+    np.conjugate(array, out=array)
+
+
+def _multiply(constant: Any, array: Array) -> None:
+    np.multiply(array, constant, out=array)
 
 
 def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
@@ -251,23 +229,20 @@ def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
     return scale
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A numpy function of views of the parts, the output's last, and which part each view is of."""
 
     function: Callable[..., Any]
     views: tuple[Array, ...]
     parts: tuple[int, ...]
 
-    def compute(self) -> None:
-        self.function(*self.views)
 
-
-def _product(lowering: Lowering, parts: list[LabelledArray]) -> _Product:
+def product_of_parts(lowering: Lowering, parts: list[LabelledArray]) -> Product:
     """Return the product of the first parts into the last one, as the lowering says."""
     out, labels = parts[-1]
     if lowering.kernel == "reduce":
         copy = _copy(parts[1], parts[0])
-        return _Product(copy.function, copy.views, (0, 1))
+        return Product(copy.function, copy.views, (0, 1))
     if lowering.kernel == "multiply":
         # numpy is faster if its innermost loop walks along the first factor.
         first, second = 0, 1
@@ -276,18 +251,18 @@ def _product(lowering: Lowering, parts: list[LabelledArray]) -> _Product:
         left = _stack(parts[first], labels)
         right = _stack(parts[second], labels)
         multiply = partial(np.multiply, dtype=np.dtype(lowering.dtype), casting="unsafe")
-        return _Product(multiply, (left, right, out), (first, second, 2))
+        return Product(multiply, (left, right, out), (first, second, 2))
     if lowering.kernel == "einsum":
         names = unique(parts[0].labels, parts[1].labels)
         axes = [list(map(names.index, part.labels)) for part in parts]
         contract = partial(_sum_products, axes, np.dtype(lowering.dtype))
-        return _Product(contract, (parts[0].array, parts[1].array, out), (0, 1, 2))
+        return Product(contract, (parts[0].array, parts[1].array, out), (0, 1, 2))
     rows, contracted, columns = lowering.matrix
     left = _stack(parts[0], lowering.loops, rows, contracted)
     right = _stack(parts[1], lowering.loops, contracted, columns)
     target = _stack(parts[2], lowering.loops, rows, columns)
     multiply_matrices = matrix_product(left, right, target)
-    return _Product(multiply_matrices, (left, right, target), (0, 1, 2))
+    return Product(multiply_matrices, (left, right, target), (0, 1, 2))
 
 
 def _sum_products(
@@ -297,7 +272,7 @@ def _sum_products(
     numpy_einsum(left, axes[0], right, axes[1], axes[2], out=out, dtype=dtype, casting="unsafe")
 
 
-def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
+def view_without_ones(array: Array, index: Labels, part: Part) -> LabelledArray:
     """Return a view of a part of an array, as a labelled array.
 
     A label that occurs twice stands for the diagonal, which becomes a single axis. Axes of extent

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.contraction import Contraction, exact_contraction
-from einmpi.kernels.cpu.blas import prepare_by_blas, product_of_views
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
@@ -27,6 +26,7 @@ from einmpi.kernels.cpu.compiled import (
     pool,
 )
 from einmpi.kernels.cpu.grouping_rule import is_product
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas, product_of_views
 from einmpi.kernels.loop_nest import BoundNest, Counter, counted
 from einmpi.kernels.operands import Array, number_operands
 from einmpi.kernels.prepared import PreparedCall, address_of, blocks_maker

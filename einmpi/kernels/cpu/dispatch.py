@@ -11,8 +11,8 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
-from einmpi.kernels.cpu.blas import prepare_by_blas
 from einmpi.kernels.cpu.prepared_loops import prepare_by_compiled_loops
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.cpu.scattering.scatter import Scatter, compute_scatter

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einmpi.kernels.contraction import required_contraction
-from einmpi.kernels.cpu.blas import prepare_by_blas
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.distances import DISTANCE_DTYPES
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import PreparedCall

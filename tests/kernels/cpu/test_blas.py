@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 
@@ -20,8 +21,11 @@ from einmpi.graph.einsum import EinSum, einsum_type
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar
 from einmpi.kernels import contraction_split, lowering
 from einmpi.kernels.contraction import recognise_contraction
-from einmpi.kernels.cpu import blas
+from einmpi.kernels.cpu import blas, temporaries
 from einmpi.kernels.cpu.blas import compute_by_blas, workspace_bytes
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas
+from einmpi.kernels.cpu.temporaries import temporary_arrays
+from einmpi.kernels.prepared import NumpyCall, address_of
 from einmpi.kernels.reference import evaluate_einsum
 
 PRODUCT = Call("*", (Arg(0), Arg(1)))
@@ -74,6 +78,14 @@ def check(einsum, arrays, out=None, scale=1):
         f"{einsum} of {[array.dtype.name for array in arrays]}"
     )
     return out
+
+
+def check_prepared_call(einsum, arrays, out):
+    """Assert that a prepared call has the results of a contraction, which are in `out`."""
+    expected = out.copy()
+    out[...] = np.asarray(77).astype(out.dtype)
+    prepare_by_blas(recognise_contraction(einsum), arrays, out)(arrays, out)
+    np.testing.assert_array_equal(out, expected)
 
 
 def absolute(einsum, arrays):
@@ -156,6 +168,7 @@ def random_contractions(case, data):
     assert said <= max(contraction_split.MAX_TEMPORARY_BYTES, 1024)
     out, memory = data.draw(views(np.full(einsum.bound, 77).astype(dtype)))
     check(einsum, arrays, out, scale)
+    check_prepared_call(einsum, arrays, out)
     out[...] = np.asarray(55).astype(dtype)
     assert (memory == np.asarray(55).astype(dtype)).all(), "written beside the output"
 
@@ -223,13 +236,13 @@ def filled(monkeypatch):
 )
 def test_copies(kernel, copies, subscripts, filled, monkeypatch):
     kernels = []
-    product = blas._product
+    product = blas.product_of_parts
 
     def recorded(lowering, parts):
         kernels.append(lowering.kernel)
         return product(lowering, parts)
 
-    monkeypatch.setattr(blas, "_product", recorded)
+    monkeypatch.setattr(blas, "product_of_parts", recorded)
     einsum = einsum_of(subscripts, **LARGE)
     check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
     assert (kernels, len(filled)) == ([kernel], copies)
@@ -241,7 +254,8 @@ def test_copies(kernel, copies, subscripts, filled, monkeypatch):
 )
 def test_dtypes(subscripts, dtype):
     einsum = einsum_of(subscripts, **{label: extent // 5 + 1 for label, extent in LARGE.items()})
-    check(einsum, arrays_of(einsum, [dtype] * len(einsum.operands)))
+    arrays = arrays_of(einsum, [dtype] * len(einsum.operands))
+    check_prepared_call(einsum, arrays, check(einsum, arrays))
 
 
 def test_no_copy_of_an_operand_for_views_that_BLAS_takes(filled):
@@ -363,6 +377,81 @@ def peak_of(einsum, arrays, out):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
+
+
+# Each needs copies: of a factor, of both and the output, of a conjugated one, of one to scale.
+WITH_COPIES = {
+    "klcd,acik->ldai": PRODUCT,
+    "kbcj,acik->abij": PRODUCT,
+    "ij,jk->ki": Call("*", (Call("conj", (Arg(0),)), Arg(1))),
+    "jil,kj->lik": Call("*", (Const(2.5), PRODUCT)),
+}
+
+
+@pytest.mark.parametrize("subscripts", WITH_COPIES)
+def test_prepared_copies_belong_to_no_arrays(subscripts):
+    """A call that is prepared with one array for both operands computes with others, too."""
+    einsum = einsum_of(subscripts, WITH_COPIES[subscripts], **dict.fromkeys("abcdijkl", 12))
+    dtypes = ["complex128" if "conj" in str(einsum.function) else "float64"] * 2
+    same = len(einsum.operands[0]) == len(einsum.operands[1])
+    arrays = arrays_of(einsum, dtypes)
+    out = np.empty(einsum.bound, dtypes[0])
+    prepared = prepare_by_blas(
+        recognise_contraction(einsum), [arrays[0]] * 2 if same else arrays, out
+    )
+    assert isinstance(prepared, NumpyCall)  # nothing is chosen again
+    for factor in (1, -3):
+        scaled = [factor * array for array in arrays]
+        prepared(scaled, out)
+        np.testing.assert_allclose(out, evaluate_einsum(einsum, scaled, dtypes[0]), 1e-12, 1e-12)
+        bound = np.empty_like(out)
+        prepared.bind(scaled, bound)()
+        np.testing.assert_array_equal(bound, out)
+
+
+def test_prepared_copies_take_no_new_memory():
+    einsum = einsum_of("kbcj,acik->abij", **dict.fromkeys("abcijk", 12))
+    arrays = arrays_of(einsum, ["float64"] * 2)
+    out = np.empty(einsum.bound)
+    prepared = prepare_by_blas(recognise_contraction(einsum), arrays, out)
+    prepared(arrays, out)
+    tracemalloc.start()
+    prepared(arrays, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < min(array.nbytes for array in arrays) // 8
+
+
+def test_prepared_copies_on_many_threads():
+    einsum = einsum_of("kbcj,acik->abij", **dict.fromkeys("abcijk", 12))
+    arrays = arrays_of(einsum, ["float64"] * 2)
+    out = np.empty(einsum.bound)
+    prepared = prepare_by_blas(recognise_contraction(einsum), arrays, out)
+    expected = evaluate_einsum(einsum, arrays, "float64")
+
+    def compute(factor):
+        own = np.empty_like(out)
+        prepared([factor * arrays[0], arrays[1]], own)
+        return own / factor
+
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(compute, range(1, 41)):
+            np.testing.assert_allclose(found, expected, 1e-12, 1e-11)
+
+
+def test_temporary_arrays():
+    shapes = [(3, 5), (), (7,)]
+    first = temporary_arrays(shapes, np.dtype("float64"))
+    for number, (array, shape) in enumerate(zip(first, shapes, strict=True)):
+        assert array.shape == shape and array.dtype == "float64"
+        assert address_of(array) % 64 == 0
+        array[...] = number
+    assert [float(array.max()) for array in first] == [0, 1, 2]  # they do not overlap
+    again = temporary_arrays(shapes[:2], np.dtype("complex64"))
+    assert address_of(again[0]) == address_of(first[0])
+    large = temporary_arrays([(temporaries.MOST_KEPT_BYTES,)], np.dtype("float64"))
+    del large
+    assert address_of(temporary_arrays([(8,)], np.dtype("uint8"))[0]) == address_of(first[0])
 
 
 ODD = {

@@ -6,7 +6,7 @@ import pytest
 import einmpi
 from einmpi.comm.local import ALONE
 from einmpi.compiled.program import Compiled
-from einmpi.kernels.cpu import blas, broadcast
+from einmpi.kernels.cpu import broadcast, prepared_products
 from einmpi.kernels.prepared import bare_call, bound_call, view_maker
 from einmpi.planner.plan import Options
 from einmpi.runtime import cpu_kernels
@@ -79,7 +79,7 @@ def check(statement, dtype, monkeypatch):
             operands = operands_of(step, random)
             found = computed(prepared, step, operands)
             with monkeypatch.context() as patch:
-                for module in (blas, broadcast, cpu_kernels):
+                for module in (prepared_products, broadcast, cpu_kernels):
                     patch.setattr(module, "view_maker", lambda array, view: None)
                 wanted = computed(NumpyBackend(), step, operands)
             assert found.tobytes() == wanted.tobytes()

@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.kernels.contraction import Contraction, exact_contraction
-from einmpi.kernels.cpu.blas import product_of_views
+from einmpi.kernels.cpu.prepared_products import product_of_views
 from einmpi.kernels.cpu.updates.added_products import REAL_DTYPES, add_product, can_add_product
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import ViewMaker, address_of, view_maker
