@@ -1,15 +1,16 @@
-"""Plan a job: what it asks of a plan, and the plan."""
+"""Plan a job: what a job and a call ask of a plan, and the plan."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_strict
+from einmpi.job.job import Job, with_half, with_overlap_mode, with_shared, with_strict
 from einmpi.job.recompute import checked_recompute
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -17,6 +18,41 @@ from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
     from einmpi.planner.plan import Options, Plan
+
+
+class Settings(NamedTuple):
+    """What a call says about how a job is planned and run; the job decides where it is None."""
+
+    strategy: str | None = None
+    memory: int | str | None = None
+    recompute: str | Sequence[str] | None = None
+    pin: Mapping[str, Sequence[int]] | None = None
+    machine: str | os.PathLike[str] | None = None
+    fast_math: bool | None = None
+    strict: bool | None = None
+    half: str | None = None
+    overlap: str | None = None
+    shared: str | None = None
+
+    def applied_to(self, job: Job) -> Job:
+        """Return the job with those of the settings that are a part of it."""
+        if self.fast_math is not None:
+            job = replace(job, fast_math=truth_value("fast_math", self.fast_math))
+        if self.strict is not None:
+            job = with_strict(job, truth_value("strict", self.strict))
+        if self.half is not None:
+            job = with_half(job, self.half)
+        if self.overlap is not None:
+            job = with_overlap_mode(job, self.overlap)
+        if self.shared is not None:
+            job = with_shared(job, self.shared)
+        return job
+
+    def options(self, job: Job, nodes: int = 1) -> Options:
+        """Return what these settings and the job ask of a plan."""
+        return options_of(
+            job, self.strategy, self.memory, self.pin, self.machine, nodes, self.recompute
+        )
 
 
 def options_of(
@@ -138,16 +174,13 @@ def plan(
     """
     from einmpi.planner.make_plan import make_plan
 
-    check_job("plan", job)
-    if strict is not None:
-        job = with_strict(job, truth_value("strict", strict))
-    if half is not None:
-        job = with_half(job, half)
-    if overlap is not None:
-        job = with_overlap_mode(job, overlap)
+    settings = Settings(
+        strategy, memory, recompute, pin, machine, strict=strict, half=half, overlap=overlap
+    )
+    job = settings.applied_to(check_job("plan", job))
 
     def options(of_job: Job) -> Options:
-        return options_of(of_job, strategy, memory, pin, machine, as_int(nodes), recompute)
+        return settings.options(of_job, as_int(nodes))
 
     ranks = as_int(ranks)
     if job.loop is not None:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from einmpi.api.jobs import job_of_program
-from einmpi.api.loops import loop
-from einmpi.api.planning import check_job, options_of, truth_value
+from einmpi.api.loop_arguments import LoopArguments
+from einmpi.api.loops import run_loops
+from einmpi.api.planning import Settings, check_job, truth_value
 from einmpi.arguments import named_inputs, named_values
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_shared, with_strict
+from einmpi.job.job import Job
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
@@ -103,22 +104,27 @@ def compile(
     >>> step({"X": half})["Y"].gather()
     array([1., 2., 4.])
     """
+    settings = Settings(
+        strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared
+    )
+    return _compiled(job, comm, settings, carry, donate, share)
+
+
+def _compiled(
+    job: Job,
+    comm: Any,
+    settings: Settings,
+    carry: Mapping[str, str] | None = None,
+    donate: bool = False,
+    share: Compiled | None = None,
+) -> Compiled:
+    """Return a job that is ready for the ranks, as `compile` does."""
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.program import Compiled
     from einmpi.loops.stages import with_carried_outputs
 
     def check_options() -> tuple[Job, Options]:
-        changed = check_job("compile", job)
-        if fast_math is not None:
-            changed = replace(changed, fast_math=truth_value("fast_math", fast_math))
-        if strict is not None:
-            changed = with_strict(changed, truth_value("strict", strict))
-        if half is not None:
-            changed = with_half(changed, half)
-        if overlap is not None:
-            changed = with_overlap_mode(changed, overlap)
-        if shared is not None:
-            changed = with_shared(changed, shared)
+        changed = settings.applied_to(check_job("compile", job))
         if changed.loop is not None:
             hint = "einmpi.loop and einmpi.run repeat its steps"
             raise InputError("compile", "the job has a loop", "a job without one", hint)
@@ -129,7 +135,7 @@ def compile(
             raise InputError("compile", "donate is given without carry", "both")
         if share is not None:
             _check_share(changed, own_comm, share)
-        options = options_of(changed, strategy, memory, pin, machine, recompute=recompute)
+        options = settings.options(changed)
         return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 
     own_comm = comm_of_program(comm)
@@ -220,25 +226,11 @@ def run(
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
         return _checked_call(job, named_inputs(inputs, tensors), settings)
 
-    def compile_job() -> Compiled:
-        return compile(
-            checked,
-            own_comm,
-            strategy=strategy,
-            memory=memory,
-            recompute=recompute,
-            pin=pin,
-            machine=machine,
-            fast_math=fast_math,
-            strict=strict,
-            half=half,
-            overlap=overlap,
-            shared=shared,
-        )
-
     own_comm = comm_of_program(comm)
     jobs = known_jobs(own_comm)
-    settings = (strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared)
+    settings = Settings(
+        strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared
+    )
     found = _find_known_run(jobs, check_call)
     if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
         found = None
@@ -246,22 +238,8 @@ def run(
         return found.compiled.call_as_known(found.call, found.inputs)
     key, checked, given = together(own_comm, check_call)
     if checked.loop is not None:
-        return loop(
-            checked,
-            given,
-            own_comm,
-            strategy=strategy,
-            memory=memory,
-            recompute=recompute,
-            pin=pin,
-            machine=machine,
-            fast_math=fast_math,
-            strict=strict,
-            half=half,
-            overlap=overlap,
-            shared=shared,
-        ).outputs
-    compiled = jobs.find(own_comm, key, checked, compile_job)
+        return run_loops(checked, given, own_comm, LoopArguments(), settings).outputs
+    compiled = jobs.find(own_comm, key, checked, lambda: _compiled(checked, own_comm, settings))
     try:
         return compiled(given)
     finally:
@@ -292,7 +270,7 @@ def _find_known_run(
 
 
 def _checked_call(
-    job: Job | str, given: dict[str, Any], settings: tuple[Any, ...]
+    job: Job | str, given: dict[str, Any], settings: Settings
 ) -> tuple[Hashable, Job, dict[str, Any]]:
     """Return a key that identifies the job and its settings, the job itself, and its inputs."""
     if isinstance(job, str):
@@ -304,23 +282,10 @@ def _checked_call(
     has_settings = any(setting is not None for setting in settings)
     if not has_settings and checked.machine is None:
         return (job_key, ""), checked, inputs
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared = settings
-    machine_file = checked.machine if machine is None else str(machine)
+    machine_file = checked.machine if settings.machine is None else str(settings.machine)
     # A machine file may change between two runs.
     machine_identity = None if machine_file is None else identity_at(machine_file)
-    shown = (
-        strategy,
-        memory,
-        recompute,
-        pin,
-        machine_file,
-        machine_identity,
-        fast_math,
-        strict,
-        half,
-        overlap,
-        shared,
-    )
+    shown = (settings._replace(machine=machine_file), machine_identity)
     return (job_key, repr(shown)), checked, inputs
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from einmpi.api.loop_arguments import LoopArguments
 from einmpi.api.loops import run_loops
-from einmpi.api.planning import check_job
+from einmpi.api.planning import Settings, check_job
 from einmpi.arguments import as_int
 from einmpi.errors import InputError
 from einmpi.job.job import Job
@@ -96,10 +96,7 @@ def train(
     >>> found.outputs["w"].gather().round(3)
     array([3., 3.])
     """
-    known = signature(run_loops).parameters
-    for name in options:
-        if name not in known:
-            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+    arguments, settings = _arguments_of_loop(options)
     if check_job("train", job).loops:
         raise InputError("train", "the job has several loops", "a program, or a job with one loop")
     training = make_training(
@@ -112,4 +109,18 @@ def train(
         scale,
         as_int(growth),
     )
-    return run_loops(job, inputs, comm, training, validation=validation, **options)
+    return run_loops(job, inputs, comm, arguments, settings, training, validation)
+
+
+def _arguments_of_loop(options: Mapping[str, Any]) -> tuple[LoopArguments, Settings]:
+    """Return further arguments of `train`, as `loop` groups them; refuse unknown ones."""
+    arguments = {}
+    settings = {}
+    for name, value in options.items():
+        if name in LoopArguments._fields:
+            arguments[name] = value
+        elif name in Settings._fields:
+            settings[name] = value
+        else:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+    return LoopArguments(**arguments), Settings(**settings)
