@@ -14,7 +14,7 @@ import einmpi
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.memory import peak_bound
+from einmpi.planner.peak_memory import peak_bound
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import as_json, explain

@@ -13,16 +13,14 @@ from einmpi.planner.memory import (
     Labels,
     Layouts,
     block_bytes,
-    bytes_at_vertices,
-    input_bytes,
-    least_bytes,
     operand_cuts,
     output_cuts,
-    peak_bound,
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.peak_memory import bytes_at_vertices, input_bytes, peak_bound
 from einmpi.planner.plan import Options
+from einmpi.planner.saving_memory.least_bytes import least_bytes
 from einmpi.planner.saving_memory.order import Constraints, other_orders
 from einmpi.planner.saving_memory.recompute import CutGraph
 

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.cost_tables import Groups, Move, Solver, States, Unreachable
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.memory import (
-    block_bytes,
-    least_bytes_of_vertex,
-    longest_share,
-    operand_cuts,
-    with_message_buffers,
-)
+from einmpi.planner.memory import block_bytes, longest_share, operand_cuts
+from einmpi.planner.saving_memory.least_bytes import least_bytes_of_vertex, with_message_buffers
 from einmpi.planner.search import EXACT_AXES, merged_shapes
 
 
