@@ -24,7 +24,7 @@ from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.planner.chains import blocks, find
 from einmpi.planner.plan import Plan
-from einmpi.planner.text.explain import as_json
+from einmpi.planner.text.plan_json import as_json
 from einmpi.runtime import execute
 from einmpi.runtime.fused import chain as chain_step
 from einmpi.runtime.sharing import inputs as sharing_inputs

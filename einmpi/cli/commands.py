@@ -148,7 +148,7 @@ def _memory_curve(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     from einmpi import api
     from einmpi.planner.text.compare import compare
-    from einmpi.planner.text.explain import as_json
+    from einmpi.planner.text.plan_json import as_json
     from einmpi.report.plot import check_plot, write_plot
     from einmpi.report.terminal import comparison_text, plan_text
 

@@ -11,8 +11,8 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import gather_condition, one_level
 from einmpi.planner.text.folding import folded_vertices
+from einmpi.planner.text.notes import gather_condition, one_level
 from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words

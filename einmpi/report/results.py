@@ -14,7 +14,8 @@ from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import LoopPlan, loop_plan_of
-from einmpi.planner.text.explain import certificate_data, one_level
+from einmpi.planner.text.notes import one_level
+from einmpi.planner.text.plan_json import certificate_data
 from einmpi.process.software import current_date, software_versions
 from einmpi.report.figures import Array, Figures, as_json_number, finite, show_figures
 from einmpi.report.recording.loop_record import LoopRecord

@@ -53,7 +53,7 @@ from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
 from einmpi.job.generated import RANDOM
 from einmpi.language.vocabulary import CONSTANTS
-from einmpi.planner.text.explain import as_json
+from einmpi.planner.text.plan_json import as_json
 
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -17,7 +17,8 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.planner.text.explain import as_json, explain
+from einmpi.planner.text.explain import explain
+from einmpi.planner.text.plan_json import as_json
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 

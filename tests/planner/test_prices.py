@@ -18,7 +18,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.prices import BETWEEN, BYTES, Prices
 from einmpi.planner.search import search
-from einmpi.planner.text.explain import as_json
+from einmpi.planner.text.plan_json import as_json
 
 MACHINE = Machine(
     latency_inside=1000,

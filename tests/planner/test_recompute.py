@@ -19,7 +19,7 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.saving_memory.recompute import without_copies
-from einmpi.planner.text.explain import as_json
+from einmpi.planner.text.plan_json import as_json
 
 MIB = 2**20
 # A step, and tensors of it to compute again: values of functions, products, and chains of both.

@@ -21,7 +21,7 @@ def show_plans(options: argparse.Namespace) -> None:
     """Print the plan for each of the shapes that flags ask for."""
     from einmpi.comm.local import ALONE
     from einmpi.planner.text.compare import compare
-    from einmpi.planner.text.explain import as_json
+    from einmpi.planner.text.plan_json import as_json
     from einmpi.report.terminal import comparison_text, plan_text
 
     check_files(options)

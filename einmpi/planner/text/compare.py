@@ -10,7 +10,8 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import AllSteps, PlanData
 from einmpi.planner.prices import BYTES
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.planner.text.explain import gap, loops_of
+from einmpi.planner.text.explain import loops_of
+from einmpi.planner.text.notes import gap
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import show_bytes, show_count, show_seconds

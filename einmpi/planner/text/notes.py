@@ -1,0 +1,192 @@
+"""The notes below the table of a plan: what moves, memory, and how good the plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from einmpi.planner.chains.record import FusedChain
+from einmpi.planner.plan_data import FittedInputs, PlanData, Recomputed, SharedInputs
+from einmpi.planner.prices import BETWEEN
+from einmpi.planner.text.folding import folded_vertices
+from einmpi.planner.text.loop_notes import loop_notes
+from einmpi.planner.text.summary import in_words
+from einmpi.planner.text.tables import Note
+from einmpi.units import plural, show_bytes, show_count, show_seconds
+
+MOST_LAYOUTS = 12  # that are listed; more are counted
+MOST_CHAINS = 4
+
+
+def totals(plan: PlanData, full: bool = False) -> list[Note]:
+    """Return the notes below the table of vertices; of folded vertices only if `full`."""
+    folded = frozenset() if full else folded_vertices(plan)
+    notes: list[Note] = []
+    for name, note in plan.notes.items():
+        if name not in folded:
+            notes.append(("", f"{name}: {note}"))
+    if plan.layouts:
+        notes.append(("layouts", _layouts(plan)))
+    if plan.shared is not None:
+        notes.append(("shared", _shared(plan.shared)))
+    if plan.fitted is not None and (plan.fitted.kept or plan.fitted.loaded):
+        notes.append(("resident", _fitted(plan, plan.fitted)))
+    notes.append(("moved", _moved(plan)))
+    notes += loop_notes(plan)
+    if not plan.knows_nodes:
+        notes.append(("nodes", one_level(plan)))
+    if plan.machine is not None:
+        notes.append(("seconds", _seconds(plan)))
+        notes.append(("objective", f"these seconds, by a machine {plan.machine.source}"))
+    notes += [("fused", _fused(chain)) for chain in plan.chains[:MOST_CHAINS]]
+    if len(plan.chains) > MOST_CHAINS:
+        notes.append(("fused", f"… {len(plan.chains)} chains in all"))
+    if plan.recomputed is not None:
+        notes.append(("recomputed", _recomputed(plan, plan.recomputed)))
+    notes.append(("peak memory", _peak_memory(plan)))
+    notes.append(("certificate", _certificate(plan)))
+    if plan.machine is None and plan.mesh.nodes > 1:
+        notes.append(("objective", f"bytes; one between nodes counts as {BETWEEN}"))
+    notes.append(("digest", plan.digest))
+    return notes + in_words(plan)
+
+
+def _layouts(plan: PlanData) -> str:
+    """Return the parts of each stored tensor's dimensions: "A [2,4], B [8,1]"."""
+    listed = []
+    for name, layout in list(plan.layouts.items())[:MOST_LAYOUTS]:
+        parts = plan.mesh.parts(layout, range(len(plan.graph[name].bound)))
+        listed.append(f"{name} [{','.join(map(str, parts))}]")
+    if len(plan.layouts) > MOST_LAYOUTS:
+        listed.append(f"… {len(plan.layouts)} in all")
+    return ", ".join(listed)
+
+
+def _shared(shared: SharedInputs) -> str:
+    """Return which inputs lie as an earlier plan has cut them, and what that costs."""
+    text = f"{_listed(shared.names)}: loaded once, as an earlier plan has cut them"
+    if shared.words_more:
+        more = f"{show_count(shared.words_more)} {plural(shared.words_more, 'word')}"
+        text += f"; with other layouts {more} less would move"
+    return text
+
+
+def _fitted(plan: PlanData, fitted: FittedInputs) -> str:
+    """Return which inputs stay loaded because they fit, and which do not."""
+    if not fitted.loaded:
+        return f"{_listed(fitted.kept)} stay loaded: all that may"
+    nbytes = sum(plan.graph[name].nbytes for name in fitted.loaded)
+    loaded = f"{_listed(fitted.loaded)} ({show_bytes(nbytes)}) loaded in each call"
+    if not fitted.kept:
+        return f"none fits: {loaded}"
+    return f"{_listed(fitted.kept)} stay loaded; {loaded}"
+
+
+def _recomputed(plan: PlanData, recomputed: Recomputed) -> str:
+    """Return which tensors are computed again, what that costs, and what it saves."""
+    operations = show_count(recomputed.operations)
+    share = 100 * recomputed.operations / max(1, plan.graph.operations() - recomputed.operations)
+    moved = show_bytes(recomputed.nbytes)
+    before = show_bytes(recomputed.peak_before)
+    names = _listed(recomputed.tensors)
+    return (
+        f"{names}: {operations} operations ({share:.2g}%) and {moved} moved more; "
+        f"peak memory {before} without"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in one line, counted if they are many."""
+    listed = list(names[:MOST_LAYOUTS])
+    if len(names) > MOST_LAYOUTS:
+        listed.append(f"… {len(names)} in all")
+    return ", ".join(listed)
+
+
+def _moved(plan: PlanData) -> str:
+    words = show_count(plan.words_predicted)
+    total = show_bytes(plan.bytes_predicted)
+    busiest = show_bytes(plan.bytes_busiest)
+    noun = plural(plan.words_predicted, "word")
+    if plan.loop is not None:
+        noun += " a step"
+    text = f"{words} {noun}, {total}; {busiest} to the busiest rank"
+    if plan.nodes > 1 and plan.bytes_between is not None:
+        text += f"; {show_bytes(plan.bytes_between)} between nodes"
+    return text
+
+
+def one_level(plan: PlanData) -> str:
+    """Return why the mesh does not show the nodes, and what the plan assumes instead."""
+    if not plan.uneven:
+        why = "inputs are on a mesh that does not know them"
+    elif plan.ranks % plan.nodes:
+        why = "they have different numbers of ranks"
+    else:
+        why = "they have different numbers of ranks, or these are not in order"
+    return f"{why}; planned as if all ranks were equally near"
+
+
+def _seconds(plan: PlanData) -> str:
+    """Return the predicted seconds, and how much of them is computing and moving."""
+    bills = plan.bills.values()
+    kinds = {
+        "computing": sum(bill.computing for bill in bills),
+        "inside nodes": sum(bill.moving_inside for bill in bills),
+        "between nodes": sum(bill.moving_between for bill in bills),
+    }
+    parts = []
+    for kind, time in kinds.items():
+        if time:
+            parts.append(f"{kind} {show_seconds(plan.seconds_of(time))}")
+    whole = plan.seconds_predicted
+    assert whole is not None, "a plan with a machine predicts seconds"
+    return f"{show_seconds(whole)} predicted: {', '.join(parts) or 'nothing to do'}"
+
+
+def _fused(chain: FusedChain) -> str:
+    """Return which vertices are computed together, how many rows at a time, and what it saves."""
+    rows = []
+    for labels, size in zip(chain.rows, chain.block, strict=True):
+        rows.append(f"{labels[0]}:{show_count(size)}")
+    blocks = show_bytes(chain.nbytes)
+    whole = show_bytes(chain.saved)
+    return (
+        f"{', '.join(chain.inner)} → {', '.join(chain.outer)}: {' '.join(rows)} at a time, "
+        f"{blocks} a rank instead of {whole}"
+    )
+
+
+def _peak_memory(plan: PlanData) -> str:
+    text = f"{show_bytes(plan.peak)} a rank"
+    if plan.spilled:
+        text += f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times"
+    if plan.ahead:
+        text += f"; up to {show_bytes(plan.ahead)} of it for reading files ahead"
+    if plan.overlap:
+        text += f"; up to {show_bytes(plan.overlap)} of it to compute while tensors move"
+    return text
+
+
+def _certificate(plan: PlanData) -> str:
+    """Return how good the plan is proven to be."""
+    if plan.kind == "exact":
+        return f"exact: no cut of this graph on this mesh moves less{gather_condition(plan)}"
+    words = f"{show_count(plan.lower_bound)} {plural(plan.lower_bound, 'word')}"
+    return f"lower bound {words}, gap {gap(plan)}"
+
+
+def gap(plan: PlanData) -> str:
+    """Return how far the words moved are above the lower bound: "exact", "3.1%", or "–" for 0."""
+    if plan.kind == "exact":
+        return "exact"
+    if plan.lower_bound == 0:
+        return "–"
+    tenths = (plan.words_predicted - plan.lower_bound) * 1000 // plan.lower_bound
+    return f"{tenths / 10:.1f}%"
+
+
+def gather_condition(plan: PlanData) -> str:
+    """Return under which condition a plan is exact: gathered dimensions are not cut."""
+    if not plan.gathered or plan.mesh.ranks == 1:
+        return ""
+    return f", given that gathered dimensions are not cut (of {', '.join(plan.gathered)})"
