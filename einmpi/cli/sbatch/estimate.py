@@ -20,6 +20,7 @@ MARGIN = 2  # Slurm kills a job at its time limit: request twice the prediction
 # a GPU, and bytes per second of a file system or a network.
 OPERATIONS_PER_SECOND = {"numpy": 10**9, "cupy": 10**12}
 BYTES_PER_SECOND = 10**8
+_SPEED = f"{BYTES_PER_SECOND // 10**6} MB/s"
 
 
 @dataclass(frozen=True)
@@ -34,63 +35,81 @@ class Estimate:
 def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """Estimate memory and time of a run with this many threads per rank."""
     ranks_per_node = plan.ranks // plan.nodes
-    stages: list[tuple[PlanData, int]] = [(plan, 1)]  # plans, and how often each is carried out
-    loops: list[PlanData] = []
-    if plan.loop is not None:
-        loops = [plan, *plan.loop.later]
-        stages = []
-    for each in loops:
-        loop = loop_plan_of(each)
-        stages.append((each, loop.steps))
-        if loop.once is not None:
-            stages.append((loop.once, 1))
-    peak = max(each.peak for each, _ in stages)
-    if backend != "numpy":
-        ahead = [0]  # in host memory, which the plan does not count
-        for each in loops:
-            if each.loop is not None and each.loop.batches is not None:
-                ahead.append(each.loop.batches.bytes_ahead)
-        peak += max(ahead)
+    peak = _peak(plan, backend)
     memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
     memory_text = (
         f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
         f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
     )
-    tensors_in_files: dict[str, Vertex] = {}
-    bytes_of_batches = 0  # of all but the first ones
-    for each in loops or [plan]:
-        for name in (*(vertex.name for vertex in each.graph.inputs), *each.graph.outputs):
-            tensors_in_files[name] = each.graph[name]
-        if each.loop is not None and each.loop.batches is not None:
-            bytes_of_batches += (each.loop.steps - 1) * each.loop.batches.nbytes
-    file_bytes = sum(vertex.nbytes for vertex in tensors_in_files.values()) + bytes_of_batches
-    file_seconds = file_bytes / (plan.nodes * BYTES_PER_SECOND)
-    speed = f"{BYTES_PER_SECOND // 10**6} MB/s"
-    if plan.seconds_predicted is not None and plan.machine is not None:
-        run_seconds = sum(times * (each.seconds_predicted or 0.0) for each, times in stages)
-        time_text = [
-            f"Time: {_show(run_seconds)} by the plan, from measured times: {plan.machine.source};",
-        ]
-    else:
-        per_second = OPERATIONS_PER_SECOND[backend]
-        if backend == "numpy":
-            per_second *= threads
-        operations = sum(times * each.graph.operations() for each, times in stages)
-        nbytes = sum(times * each.bytes_predicted for each, times in stages)
-        computing = operations / (per_second * plan.mesh.ranks)
-        moving = nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
-        run_seconds = computing + moving
-        time_text = [
-            "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
-            f"{per_second / 1e9:g} Gop/s per rank: {_show(computing)}; "
-            f"{speed} to each rank: {_show(moving)};",
-        ]
+    run_seconds, time_text = _run_seconds(plan, backend, threads)
+    file_seconds = _bytes_of_files(plan) / (plan.nodes * BYTES_PER_SECOND)
     time_text.append(
-        f"inputs and outputs at {speed} per node: {_show(file_seconds)}; "
+        f"inputs and outputs at {_SPEED} per node: {_show(file_seconds)}; "
         f"{MARGIN} times that, plus {START_SECONDS // 60} minutes for the start."
     )
     seconds = ceil(MARGIN * (run_seconds + file_seconds)) + START_SECONDS
     return Estimate(memory_mib, seconds, [memory_text, *time_text])
+
+
+def _loops(plan: PlanData) -> list[PlanData]:
+    """Return the plans of all loops, one after another; none without loops."""
+    return [] if plan.loop is None else [plan, *plan.loop.later]
+
+
+def _stages(plan: PlanData) -> list[tuple[PlanData, int]]:
+    """Return the plans that a run carries out, and how often it does."""
+    stages: list[tuple[PlanData, int]] = []
+    for each in _loops(plan):
+        loop = loop_plan_of(each)
+        stages.append((each, loop.steps))
+        if loop.once is not None:
+            stages.append((loop.once, 1))
+    return stages or [(plan, 1)]
+
+
+def _peak(plan: PlanData, backend: str) -> int:
+    """Return the bytes that the tensors of a rank take in host memory."""
+    peak = max(each.peak for each, _ in _stages(plan))
+    if backend != "numpy":
+        ahead = [0]  # in host memory, which the plan does not count
+        for each in _loops(plan):
+            if each.loop is not None and each.loop.batches is not None:
+                ahead.append(each.loop.batches.bytes_ahead)
+        peak += max(ahead)
+    return peak
+
+
+def _bytes_of_files(plan: PlanData) -> int:
+    """Return the bytes of all inputs and outputs, as if all were in files."""
+    tensors: dict[str, Vertex] = {}
+    bytes_of_batches = 0  # of all but the first ones
+    for each in _loops(plan) or [plan]:
+        for name in (*(vertex.name for vertex in each.graph.inputs), *each.graph.outputs):
+            tensors[name] = each.graph[name]
+        if each.loop is not None and each.loop.batches is not None:
+            bytes_of_batches += (each.loop.steps - 1) * each.loop.batches.nbytes
+    return sum(vertex.nbytes for vertex in tensors.values()) + bytes_of_batches
+
+
+def _run_seconds(plan: PlanData, backend: str, threads: int) -> tuple[float, list[str]]:
+    """Return the seconds without files, and lines that say what they are based on."""
+    stages = _stages(plan)
+    if plan.seconds_predicted is not None and plan.machine is not None:
+        seconds = sum(times * (each.seconds_predicted or 0.0) for each, times in stages)
+        source = plan.machine.source
+        return seconds, [f"Time: {_show(seconds)} by the plan, from measured times: {source};"]
+    per_second = OPERATIONS_PER_SECOND[backend]
+    if backend == "numpy":
+        per_second *= threads
+    operations = sum(times * each.graph.operations() for each, times in stages)
+    nbytes = sum(times * each.bytes_predicted for each, times in stages)
+    computing = operations / (per_second * plan.mesh.ranks)
+    moving = nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
+    return computing + moving, [
+        "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
+        f"{per_second / 1e9:g} Gop/s per rank: {_show(computing)}; "
+        f"{_SPEED} to each rank: {_show(moving)};",
+    ]
 
 
 def _show(seconds: float) -> str:
