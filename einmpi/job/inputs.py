@@ -6,6 +6,7 @@ import keyword
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.converting import CONVERTIBLE_DTYPES
@@ -98,30 +99,7 @@ def _read_input(
         raise InputError(
             place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    file_keys = (
-        "file",
-        *name_keys(),
-        *_SELECTING_KEYS,
-        "shape",
-        "dtype",
-        "convert",
-        "follow",
-        *_COMMON_KEYS,
-    )
-    table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
-    if "random" in given and "file" in given:
-        raise InputError(place, f"input {name} has both random and file", "one of the two")
-    if "random" not in given and "file" not in given:
-        raise InputError(place, f"input {name} has neither random nor file", "one of the two")
-    source = "file" if "file" in given else "random"
-    allowed = file_keys if source == "file" else _GENERATED_KEYS
-    for key in given:
-        if key not in allowed:
-            raise InputError(
-                document.place((*path, key)),
-                f"{key} cannot be combined with {source}",
-                one_of(allowed),
-            )
+    source = _check_keys(document, path, name, given)
     spec = InputSpec(
         name,
         resident=_read_resident(document, (*path, "resident")),
@@ -143,6 +121,38 @@ def _read_input(
         convert=_read_conversion(document, (*path, "convert")),
         follow=_read_follow(document, (*path, "follow"), file_format),
     )
+
+
+def _check_keys(
+    document: Document, path: KeyPath, name: str, given: Mapping[str, object]
+) -> Literal["random", "file"]:
+    """Return where an input comes from; refuse keys that do not belong to that."""
+    place = document.place(path)
+    file_keys = (
+        "file",
+        *name_keys(),
+        *_SELECTING_KEYS,
+        "shape",
+        "dtype",
+        "convert",
+        "follow",
+        *_COMMON_KEYS,
+    )
+    table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
+    if "random" in given and "file" in given:
+        raise InputError(place, f"input {name} has both random and file", "one of the two")
+    if "random" not in given and "file" not in given:
+        raise InputError(place, f"input {name} has neither random nor file", "one of the two")
+    source: Literal["random", "file"] = "file" if "file" in given else "random"
+    allowed = file_keys if source == "file" else _GENERATED_KEYS
+    for key in given:
+        if key not in allowed:
+            raise InputError(
+                document.place((*path, key)),
+                f"{key} cannot be combined with {source}",
+                one_of(allowed),
+            )
+    return source
 
 
 def _read_resident(document: Document, path: KeyPath) -> Resident:
