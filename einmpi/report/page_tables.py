@@ -133,66 +133,87 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
 
     Each is shown as planned and, if there is a timeline, as measured.
     """
-    vertices = plan.graph.vertices
-    moves: dict[str, list[EdgeMovement]] = {vertex.name: [] for vertex in vertices}
-    for each in edge_movements(plan):
-        moves[each.tensor].append(each)
-    planned_bytes = {}
-    for name, own in moves.items():
-        planned_bytes[name] = sum(each.nbytes for each in own)
-    costs = {vertex.name: _cost(plan, vertex, planned_bytes[vertex.name]) for vertex in vertices}
-    predicted = _shares(costs)
-    times = dict.fromkeys(moves, 0.0)
-    measured = dict.fromkeys(moves, _Measured())
-    if timeline is not None:
-        for name, tensor in _measured_by_tensor(timeline).items():
-            if name in moves:
-                measured[name] = tensor
-                times[name] = tensor.computing + tensor.moving
-    took = _shares(times)
-    longest = max([*predicted.values(), *took.values()], default=0.0)
-    most_bytes = max(planned_bytes.values(), default=0)
-    folded = _folded_tensors(plan)
-    rows: list[str] = []
-    folded_here: list[str] = []  # names of consecutive tensors that are hidden
-    tensors = 0  # that the table shows at first
-    for vertex in vertices:
-        name = vertex.name
-        cells = _planned_cells(plan, vertex, moves[name])
-        if timeline is not None:
-            cells += _measured_cells(measured[name], planned_bytes[name], timeline.ranks)
-            cells.append(_predicted_and_measured_bars(longest, predicted[name], took[name]))
-        else:
-            cells.append(_bar(most_bytes, planned_bytes[name]))
-            cells.append(_bar(longest, predicted[name]))
-        if name in folded:
-            folded_here.append(name)
-            rows.append(f"<tr hidden>{''.join(cells)}</tr>")
-            continue
-        if folded_here:
-            rows.append(_fold_row(folded_here, planned_bytes, measured, timeline))
-            folded_here = []
-        tensors += 1
-        hidden = " hidden" if tensors > ROWS_SHOWN else ""
-        rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
-    if folded_here:
-        rows.append(_fold_row(folded_here, planned_bytes, measured, timeline))
     heads = ["tensor", "definition", "cuts", "to move", "main reason"]
     if timeline is not None:
         heads += ["moved", "computing", "moving", "share of the time"]
     else:
         heads += ["", "share of the work"]
-    all_rows = "\n".join(rows)
+    all_rows = "\n".join(_TensorRows(plan, timeline).rows())
     filter_input = '<input id="table-filter" type="search" autocomplete="off">'
     return f"""{_notes(plan, timeline)}
 <div class="tools"><label>Filter rows {filter_input}</label>
-<button id="table-all" hidden>Show all {len(vertices):,} rows</button></div>
+<button id="table-all" hidden>Show all {len(plan.graph.vertices):,} rows</button></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of tensors">
 <table id="tensor-table">
 <thead><tr>{_heads(heads, left=(0, 1, 2, 4, 8))}</tr></thead>
 <tbody>
 {all_rows}
 </tbody></table></div>"""
+
+
+class _TensorRows:
+    """The rows of the table of tensors, and the figures of all tensors that they are drawn from."""
+
+    def __init__(self, plan: Plan, timeline: Timeline | None) -> None:
+        self.plan = plan
+        self.timeline = timeline
+        vertices = plan.graph.vertices
+        self.moves: dict[str, list[EdgeMovement]] = {vertex.name: [] for vertex in vertices}
+        for each in edge_movements(plan):
+            self.moves[each.tensor].append(each)
+        self.planned_bytes = {}
+        for name, own in self.moves.items():
+            self.planned_bytes[name] = sum(each.nbytes for each in own)
+        costs = {}
+        for vertex in vertices:
+            costs[vertex.name] = _cost(plan, vertex, self.planned_bytes[vertex.name])
+        self.predicted = _shares(costs)
+        self.measured = dict.fromkeys(self.moves, _Measured())
+        if timeline is not None:
+            for name, tensor in _measured_by_tensor(timeline).items():
+                if name in self.moves:
+                    self.measured[name] = tensor
+        times = {name: each.computing + each.moving for name, each in self.measured.items()}
+        self.took = _shares(times)
+        self.longest = max([*self.predicted.values(), *self.took.values()], default=0.0)
+        self.most_bytes = max(self.planned_bytes.values(), default=0)
+
+    def rows(self) -> list[str]:
+        """Return the rows; those of folded tensors are hidden below a row for all of them."""
+        folded = _folded_tensors(self.plan)
+        rows: list[str] = []
+        folded_here: list[str] = []  # names of consecutive tensors that are hidden
+        tensors = 0  # that the table shows at first
+        for vertex in self.plan.graph.vertices:
+            cells = "".join(self._cells(vertex))
+            if vertex.name in folded:
+                folded_here.append(vertex.name)
+                rows.append(f"<tr hidden>{cells}</tr>")
+                continue
+            rows += self._fold_rows(folded_here)
+            folded_here = []
+            tensors += 1
+            hidden = " hidden" if tensors > ROWS_SHOWN else ""
+            rows.append(f"<tr{hidden}>{cells}</tr>")
+        return rows + self._fold_rows(folded_here)
+
+    def _cells(self, vertex: Vertex) -> list[str]:
+        name = vertex.name
+        cells = _planned_cells(self.plan, vertex, self.moves[name])
+        if self.timeline is None:
+            cells.append(_bar(self.most_bytes, self.planned_bytes[name]))
+            cells.append(_bar(self.longest, self.predicted[name]))
+            return cells
+        ranks = self.timeline.ranks
+        cells += _measured_cells(self.measured[name], self.planned_bytes[name], ranks)
+        bars = _predicted_and_measured_bars(self.longest, self.predicted[name], self.took[name])
+        return [*cells, bars]
+
+    def _fold_rows(self, names: Sequence[str]) -> list[str]:
+        """Return a row for tensors that are hidden, if there are any."""
+        if not names:
+            return []
+        return [_fold_row(names, self.planned_bytes, self.measured, self.timeline)]
 
 
 def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[EdgeMovement]) -> list[str]:

@@ -210,16 +210,8 @@ class Report:
             "versions": software_versions(),
             "host": platform.node(),
             "date": self.date,
-            "outputs": {},
+            "outputs": self._outputs_json(),
         }
-        for name, array in self.outputs.items():
-            data["outputs"][name] = {
-                "shape": list(array.shape),
-                "dtype": array.dtype.name,
-                "norm": finite(self.figures[name].norm),
-                "min": finite(self.figures[name].least),
-                "max": finite(self.figures[name].greatest),
-            }
         for loop, each in zip(self.loops, _loop_plans(plan), strict=False):
             loop_data = loop.as_json()
             if each.batches is not None:
@@ -230,6 +222,18 @@ class Report:
                 data.setdefault("loops", []).append(loop_data)
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
+        return data
+
+    def _outputs_json(self) -> dict[str, Any]:
+        data = {}
+        for name, array in self.outputs.items():
+            data[name] = {
+                "shape": list(array.shape),
+                "dtype": array.dtype.name,
+                "norm": finite(self.figures[name].norm),
+                "min": finite(self.figures[name].least),
+                "max": finite(self.figures[name].greatest),
+            }
         return data
 
     def __str__(self) -> str:
