@@ -84,6 +84,25 @@ def make_training(
         what = "there is no loss" if loss is None else f"the loss is {show(loss)}"
         raise InputError(place("loss"), what, "the name of a tensor without dimensions")
     names = _checked_names(place, parameters)
+    record, given = _checked_optimizer(place, optimizer)
+    return Training(
+        loss=loss,
+        parameters=names,
+        optimizer=record,
+        options=_checked_options(place, given, record),
+        decay=_checked_decay(place, given, record),
+        clip=_checked_clip(place, given),
+        rate=_checked_rate(place, given, record),
+        accumulate=_checked_count(place, "accumulate", accumulate, 1),
+        precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
+        scale=_checked_scale(place, scale),
+        growth=_checked_count(place, "growth", growth, STEPS_UNTIL_GROWTH),
+        place=place,
+    )
+
+
+def _checked_optimizer(place: Place, optimizer: Any) -> tuple[Optimizer, Mapping[str, Any]]:
+    """Return the record of an optimiser, and what is said about it: its name and options."""
     if isinstance(optimizer, str):
         optimizer = {"name": optimizer}
     example = '{ name = "adamw", rate = 0.001 }'
@@ -107,6 +126,13 @@ def make_training(
             if key in _NAMES_IN_TORCH:
                 hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
             raise InputError(place("optimizer", key), what, one_of(known, str(key)), hint)
+    return record, optimizer
+
+
+def _checked_options(
+    place: Place, optimizer: Mapping[str, Any], record: Optimizer
+) -> dict[str, float]:
+    """Return the options that only this optimiser has."""
     options = {}
     for key, option in record.options.items():
         value = _number(place, optimizer, key, option.default, option.range_text)
@@ -114,34 +140,26 @@ def make_training(
             what = f"{key} is {show(optimizer[key])}"
             raise InputError(place("optimizer", key), what, option.range_text)
         options[key] = value
-    decay = _number(place, optimizer, "decay", record.decay, "a number of at least 0")
+    return options
+
+
+def _checked_decay(place: Place, optimizer: Mapping[str, Any], record: Optimizer) -> float:
+    expected = "a number of at least 0"
+    decay = _number(place, optimizer, "decay", record.decay, expected)
     if decay < 0:
-        raise InputError(
-            place("optimizer", "decay"),
-            f"decay is {show(optimizer['decay'])}",
-            "a number of at least 0",
-        )
-    clip = None
-    if optimizer.get("clip") is not None:
-        clip = _number(place, optimizer, "clip", 1.0, _POSITIVE)
-        if clip <= 0:
-            raise InputError(
-                place("optimizer", "clip"), f"clip is {show(optimizer['clip'])}", _POSITIVE
-            )
-    return Training(
-        loss=loss,
-        parameters=names,
-        optimizer=record,
-        options=options,
-        rate=_checked_rate(place, optimizer, record),
-        decay=decay,
-        clip=clip,
-        accumulate=_checked_count(place, "accumulate", accumulate, 1),
-        precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
-        scale=_checked_scale(place, scale),
-        growth=_checked_count(place, "growth", growth, STEPS_UNTIL_GROWTH),
-        place=place,
-    )
+        what = f"decay is {show(optimizer['decay'])}"
+        raise InputError(place("optimizer", "decay"), what, expected)
+    return decay
+
+
+def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
+    if optimizer.get("clip") is None:
+        return None
+    clip = _number(place, optimizer, "clip", 1.0, _POSITIVE)
+    if clip <= 0:
+        what = f"clip is {show(optimizer['clip'])}"
+        raise InputError(place("optimizer", "clip"), what, _POSITIVE)
+    return clip
 
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
