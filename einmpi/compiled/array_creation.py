@@ -90,7 +90,7 @@ class ArrayCreation:
         local = np.empty(shape(block), whole.dtype.newbyteorder("="))
         for there, here in boxes(block, packed(block)):
             local[here] = whole[there]
-        return _made(cls, local, layout, own_comm)
+        return made_as(cls, local, layout, own_comm)
 
     @classmethod
     def from_local(
@@ -136,7 +136,7 @@ class ArrayCreation:
         shapes = shapes_of_blocks(own, own_comm)
         if parts is None:
             local, layout = evened_out(own, shapes, own_comm)
-            return _made(cls, local, layout, own_comm)
+            return made_as(cls, local, layout, own_comm)
 
         def check_shape() -> Layout:
             if isinstance(parts, Layout):
@@ -153,7 +153,7 @@ class ArrayCreation:
         layout = together(own_comm, check_shape, lambda found: f"{found.bound} {found}")
         if layout.block(own_comm.rank) is None:
             own = np.empty((0,) * (len(layout.bound) or 1), own.dtype)
-        return _made(cls, own, layout, own_comm)
+        return made_as(cls, own, layout, own_comm)
 
     @classmethod
     def from_function(
@@ -305,7 +305,8 @@ class ArrayCreation:
         return _filled(cls, bound, dtype, comm, parts, fill)
 
 
-def _made(cls: Any, local: Array, layout: Layout, comm: Comm) -> DistArray:
+def made_as(cls: Any, local: Array, layout: Layout, comm: Comm) -> DistArray:
+    """Return an array of a class, which is DistArray or derived from it."""
     made: DistArray = cls(local, layout, comm)
     return made
 
@@ -341,4 +342,4 @@ def _filled(
         return f"{found[0].dtype} {found[1].bound} {found[1]}"
 
     local, layout = together(own_comm, make, fingerprint)
-    return _made(cls, local, layout, own_comm)
+    return made_as(cls, local, layout, own_comm)

@@ -411,6 +411,7 @@ READERS = (
     ROOT / "einmpi/files/writing.py",
     ROOT / "einmpi/compiled/dist_array.py",
     ROOT / "einmpi/compiled/array_creation.py",
+    ROOT / "einmpi/compiled/array_files.py",
     ROOT / "einmpi/compiled/array_layouts.py",
     ROOT / "einmpi/compiled/local_blocks.py",
     *modules_of("api"),
