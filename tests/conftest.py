@@ -48,7 +48,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(config, items):
-    selection.mark_samples(items)
+    selection.mark_samples(items, whole_files=not any("::" in name for name in config.args))
     if wanted := config.getoption("--slice"):
         items[:], others = selection.divided(items, *wanted)
         config.hook.pytest_deselected(items=others)

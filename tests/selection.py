@@ -42,19 +42,56 @@ def divided(items, number, slices):
 # ---- samples -------------------------------------------------------------------------------------
 
 
-def mark_samples(items):
-    """Of the cases of each test marked `sampled(n)`, mark all but n as slow."""
+def mark_samples(items, whole_files):
+    """Of the cases of each test marked `sampled(n)`, mark all but n as slow.
+
+    `whole_files` says that no case was asked for by name: then those that a marker names must
+    exist.
+    """
     cases = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0]].append(item)
-    for found in cases.values():
-        (fast,) = found[0].get_closest_marker("sampled").args
+    for name, found in cases.items():
+        marker = found[0].get_closest_marker("sampled")
+        always = marker.kwargs.get("always", ())
         not_slow = [item for item in found if not item.get_closest_marker("slow")]
-        for item in sampled_out(not_slow, fast):
-            item.add_marker(pytest.mark.slow)
+        unknown = set(always) - set(map(case_of, not_slow))
+        if whole_files and unknown:
+            raise pytest.UsageError(f"{name} has no fast case {sorted(unknown)[0]}")
+        kept = sample(not_slow, marker.args[0], always)
+        for item in not_slow:
+            if item not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
-def sampled_out(items, fast):
-    """All but a random sample of so many."""
-    return sorted(items, key=lambda item: number_of(item.nodeid))[fast:]
+def sample(items, size, always=()):
+    """Return so many cases of a test: those in `always`, then such that add most to those before.
+
+    A case adds the values of parameters that none before it has, such as a dtype or a number of
+    ranks. Where several add as many, their names decide.
+    """
+    chosen = [item for item in items if case_of(item) in always]
+    others = sorted(items, key=lambda item: number_of(item.nodeid))
+    others = [item for item in others if item not in chosen]
+    while others and len(chosen) < size:
+        seen = set().union(*map(values_of, chosen))
+        best = max(others, key=lambda item: len(values_of(item) - seen))
+        chosen.append(best)
+        others.remove(best)
+    return chosen
+
+
+def case_of(item):
+    """The name of a case: what stands in brackets."""
+    return item.nodeid.partition("[")[2].removesuffix("]")
+
+
+def values_of(item):
+    """The values of a case's parameters, each as a name and a text that every run has alike."""
+    found = set()
+    for name, value in item.callspec.params.items():
+        is_plain = isinstance(value, str | int | float | complex | tuple | list | dict | None)
+        text = repr(value) if is_plain else getattr(value, "__name__", type(value).__name__)
+        found.add((name, text))
+    return found

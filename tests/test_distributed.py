@@ -32,7 +32,7 @@ FEW_RANKS = [(1, False), (3, False), (4, False), (6, False)]
 MORE_RANKS = [(5, False), (8, True), (12, False)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, always=["chain, odd-few", "half-few", "nothing-few", "pagerank, odd-few"])
 @pytest.mark.parametrize(
     "counts", [FEW_RANKS, pytest.param(MORE_RANKS, marks=pytest.mark.slow)], ids=["few", "more"]
 )
@@ -48,7 +48,7 @@ def test_every_strategy_on_threads(name, counts, references):
             assert done.moved == done.plan.bytes_predicted, (ranks, strategy)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["chain, even-64"])
 @pytest.mark.parametrize("ranks", [24, 64])
 @pytest.mark.parametrize("name", ["chain, even", "attention, odd", "four dimensions", "gather"])
 def test_many_ranks_on_threads(name, ranks, references):

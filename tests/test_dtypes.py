@@ -91,7 +91,7 @@ def test_functions_and_casts(dtype: str) -> None:
         check_operation(target, f"Z[i] = {target}(x[i])", {"x": x})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, always=["int8", "bool"])
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_constants_adapt_and_are_compared_as_they_are(dtype: str) -> None:
     x = numbers(dtype, 40)

@@ -18,7 +18,7 @@ KILLED = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["exception", "killed", "disk"])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_rank_fails(tmp_path, name):
     run, done = fail(

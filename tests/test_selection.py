@@ -4,16 +4,19 @@ import argparse
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from paths import ROOT
-from selection import parsed, slice_of
+from selection import parsed, sample, slice_of
 
 HERE = "tests/test_selection.py"
 CASES = [f"{HERE}::test_a_sampled_case[{number}]" for number in range(12)]
 
 
-FAST = [CASES[number] for number in (4, 5, 10)]  # as recorded: their names decide
+FAST = [
+    CASES[number] for number in (4, 5, 10)
+]  # as recorded: their names decide where all add one value
 
 
 def collected(*options, test=f"{HERE}::test_a_sampled_case"):
@@ -34,6 +37,46 @@ def test_a_sampled_case(number, request):
 def test_few_cases_are_fast():
     assert collected() == FAST
     assert collected("-m", "slow") == [name for name in CASES if name not in FAST]
+
+
+class Case:
+    """A case of a test with two parameters, as pytest describes it."""
+
+    def __init__(self, name, dtype, ranks):
+        self.nodeid = f"tests/test_x.py::test_y[{name}]"
+        self.callspec = SimpleNamespace(params={"dtype": dtype, "ranks": ranks})
+
+
+GRID = [Case(f"{dtype}-{ranks}", dtype, ranks) for dtype in "abcd" for ranks in (1, 2, 3)]
+
+
+def names(cases):
+    return [case.nodeid.partition("[")[2][:-1] for case in cases]
+
+
+def test_a_sample_has_as_many_values_of_each_parameter_as_possible():
+    for size in range(1, 13):
+        cases = sample(GRID, size)
+        assert len(set(names(cases))) == size
+        assert len({case.callspec.params["dtype"] for case in cases}) == min(size, 4)
+        assert len({case.callspec.params["ranks"] for case in cases}) == min(size, 3)
+
+
+def test_cases_that_are_always_in_a_sample():
+    cases = sample(GRID, 3, ["b-2", "b-3"])
+    assert names(cases)[:2] == ["b-2", "b-3"]
+    assert cases[2].callspec.params["dtype"] != "b" and cases[2].callspec.params["ranks"] == 1
+
+
+def test_a_case_that_no_test_has_cannot_be_named(tmp_path):
+    text = "import pytest\n@pytest.mark.sampled(1, always=['b'])\n"
+    text += "@pytest.mark.parametrize('x', ['a', 'c'])\ndef test_it(x): pass\n"
+    (tmp_path / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
+    command += ["--confcutdir", ROOT, "-p", "conftest", "--collect-only", tmp_path / "test_it.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "tests")
+    assert "test_it has no fast case b" in done.stdout + done.stderr
+    assert done.returncode != 0
 
 
 def test_a_case_that_is_asked_for_by_name_runs():

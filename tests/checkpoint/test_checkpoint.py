@@ -811,7 +811,7 @@ def short(tmp_path):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["a block", "the manifest", "the new name"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_while_saving(short, tmp_path, monkeypatch, moment):
     """The newest complete checkpoint counts, and what was left half done is cleared away."""

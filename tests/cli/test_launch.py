@@ -198,7 +198,7 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["raise", "input", "killed"])
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("case", ENDS)

@@ -46,7 +46,7 @@ def machine(tmp_path):
     return str(tmp_path / "machine.toml")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["attention, odd", "nothing"])
 @pytest.mark.parametrize(
     "name",
     [

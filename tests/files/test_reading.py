@@ -90,7 +90,7 @@ def store(array):
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["float32", "complex64", "bool"])
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_in_every_file(dtype, small, count):
     array = sample((9, 7), dtype)

@@ -101,7 +101,7 @@ def test_every_layout(ranks, mesh, monkeypatch):
     assert os.listdir() == ["o.h5"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["float16", "int8"])
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_and_storage(dtype, monkeypatch):
     monkeypatch.setattr(fill, "WINDOW_BYTES", 400)

@@ -99,7 +99,7 @@ def check_slopes(text, arrays, rtol):
         np.testing.assert_allclose(found, slope, rtol=rtol, atol=rtol, err_msg=name)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(10, always=["**", "where", "float16", "complex64"])
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @settings(max_examples=3)
 @given(data=st.data())

@@ -73,7 +73,7 @@ EXTENTS = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, always=["Z[i,k] = sum(A[i,j] * B[j,k])"])
 @pytest.mark.parametrize("text", EXTENTS)
 def test_extents_of_zero_and_one(text):
     """Extents of 0 and 1; for compiled loops see cpu/test_compiled.py."""

@@ -127,7 +127,7 @@ def test_floor_division_in_compiled_loops(dtype: str, monkeypatch: pytest.Monkey
         assert (np.signbit(found) == np.signbit(wanted))[~np.isnan(wanted)].all()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, always=["float16", "bool"])
 @pytest.mark.parametrize("dtype", REAL_DTYPES)
 def test_clip(dtype: str) -> None:
     x = values_of(dtype)
@@ -200,7 +200,7 @@ def test_the_standard_deviation_keeps_its_digits() -> None:
     check("Z[i] = var[j](x[i,j], ddof=1)", {"x": x}, x.var(axis=1, ddof=1), units=1e6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["float16", "complex64", "int8"])
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_std_norm_and_count(dtype: str) -> None:
     rng = np.random.default_rng(3)
@@ -234,7 +234,7 @@ def test_macros_of_no_values() -> None:
             einmpi.program(f"Z[i] = {name}(x[i,j])", x=x)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["argmin-float16", "argmax-bool"])
 @pytest.mark.parametrize("dtype", REAL_DTYPES)
 @pytest.mark.parametrize("name", ["argmin", "argmax"])
 def test_argmin_and_argmax(name: str, dtype: str) -> None:

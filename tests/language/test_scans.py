@@ -54,7 +54,9 @@ def check(text: str, arrays: dict[str, np.ndarray], wanted: np.ndarray, ranks: i
             np.testing.assert_array_equal(values, wanted, err_msg=path)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(
+    8, always=["cumsum-float16", "cumprod-complex64", "cummax-uint8", "cummin-bool"]
+)
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 @pytest.mark.parametrize("name", SCANS)
 def test_every_dtype(name: str, dtype: str) -> None:
@@ -215,7 +217,7 @@ def test_every_strategy(strategy: str) -> None:
 # ---- two passes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["2", "5"])
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_a_long_line_moves_totals_only(ranks: int) -> None:
     for length, name in zip((0, 1, 5, 9, 64, 101), cycle(SCANS), strict=False):

@@ -84,7 +84,7 @@ def on_ranks(job, ranks):
     return run_threads(ranks, on_rank)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, always=["heat-3"])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_bits_and_bytes_as_with_a_copy(tmp_path, without_halos_beside, name, ranks):

@@ -53,7 +53,7 @@ def bound_calls(compiled):
     return repeated.calls
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(10, always=["chain, odd-2", "complex-2", "gather-2", "half-2", "nothing-2"])
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 6))]
 )

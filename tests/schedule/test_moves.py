@@ -76,7 +76,7 @@ def words(mesh, bound, source, target, rank):
     return total, between
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["3-bound1", "8-bound4"])
 @pytest.mark.parametrize(
     "ranks, bound",
     [
@@ -276,7 +276,7 @@ def test_the_right_values_arrive(monkeypatch, ranks, nodes, bound, stage):
             assert received == tuple(count * block.dtype.itemsize for count in expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["4-3-bound0", "7-6-bound3"])
 @pytest.mark.parametrize(
     "ranks, used, bound", [(4, 3, (7, 5)), (6, 6, (9, 4)), (5, 2, (8,)), (7, 6, (3, 3, 3))]
 )

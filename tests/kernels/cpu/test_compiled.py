@@ -108,7 +108,7 @@ def random_arrays(dtype, shapes, seed=0):
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["complex", "or-and"])
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name):
     text, dtype, labels = NAMED[name]
@@ -548,7 +548,7 @@ def test_long_sums_do_not_depend_on_threads():
             close(np.frombuffer(found.pop(), kind)[0], wanted, [dtype])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["sum", "max"])
 @pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
 def test_nan_and_infinity_go_through(name):
     values = np.random.default_rng(0).normal(size=(7, 300))

@@ -50,7 +50,9 @@ def on_gpu(job):
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(
+    6, always=["chain, odd", "half", "complex", "integers", "scattered", "nothing"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_on_threads(name, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch)
@@ -404,7 +406,7 @@ class ThroughDevice(PreparesNothing):
         return self.moved(lambda s, r: self.comm.sendrecv(to, s, source, r), [send, receive])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, always=["mpi-False", "nccl-True"])
 @pytest.mark.parametrize(
     "transport, mixed",
     [("host", False), ("host", True), ("mpi", False), ("nccl", False), ("nccl", True)],
