@@ -192,12 +192,13 @@ def plan_rows(graphs: list[str], ranks: list[int], repeat: int) -> Iterator[dict
                     plans = [make_plan(graph, count, options) for _ in range(repeat)]
                 except einmpi.InputError:
                     continue  # the graph has no label of a role the strategy needs
+                moved = plans[0].words_predicted
                 yield {
                     "graph": name,
                     "ranks": count,
                     "strategy": strategy,
-                    "words": plans[0].words_predicted,
-                    "bound": lower_bound_words(graph, count, (*carry, *resident)),
+                    "words": moved,
+                    "bound": lower_bound_words(graph, count, (*carry, *resident), moved),
                     "seconds_to_read": seconds_to_read,
                     "seconds": statistics.median(plan.seconds for plan in plans),
                 }

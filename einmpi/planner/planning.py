@@ -403,7 +403,7 @@ class Planning:
         fewest_words = exact and self.mesh.nodes == 1 and not self.search.rates and not cut.copies
         bound = words
         if not fewest_words:
-            bound = lower_bound_words(graph, self.mesh.ranks, self.resident)
+            bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
         partitionings = self.search.partitionings
         if not partitionings or cut.copies:
             partitionings = {}

@@ -12,8 +12,9 @@ from scipy.optimize import linprog
 from target_graphs import attention, chain, llama
 
 import einmpi
-from einmpi.planner.lower_bound import outer_products, words
+from einmpi.planner.lower_bound import words
 from einmpi.planner.lower_bound.charges import Charging
+from einmpi.planner.lower_bound.kept import most_kept
 from einmpi.planner.lower_bound.ways import ways_to_cut
 
 
@@ -51,7 +52,7 @@ def test_the_charges_are_the_best_ones(ranks):
     graphs = [chain(1), chain(10), attention(), llama()[0]]
     graphs += [random_graph(rng, 6, (2, 4, 8, 16, 100)) for _ in range(20)]
     for graph in graphs:
-        (charging,) = words._charging(graph, ranks, ())
+        ((charging, *_),) = words._charging(graph, ranks, ())
         if charging.charges:
             best = best_of_scipy(charging)
             assert charging.bound(charging.best(1024), 1024) / 1024 == pytest.approx(best, abs=1)
@@ -60,7 +61,7 @@ def test_the_charges_are_the_best_ones(ranks):
 def test_vertices_that_are_alike_have_the_same_charges():
     """Layers together have the bound of single ones, in a linear program that stays small."""
     four, eight = llama(8, 1024, 4)[0], llama(8, 1024, 8)[0]
-    (charging,) = words._charging(eight, 64, ())
+    ((charging, *_),) = words._charging(eight, 64, ())
     assert len(charging.parts) + charging.charges < words.MOST_ROWS
     bound = words.lower_bound_words(eight, 64)
     assert bound == pytest.approx(2 * words.lower_bound_words(four, 64), rel=1e-6)
@@ -75,7 +76,7 @@ def test_a_graph_in_pieces_has_a_lower_bound_that_is_not_much_lower(monkeypatch)
 
 def test_charges_for_one_tensor_are_together_at_most_its_elements():
     graph = llama()[0]
-    (charging,) = words._charging(graph, 64, ())
+    ((charging, *_),) = words._charging(graph, 64, ())
     found = charging.best(16)
     assert min(found) >= 0
     for limit in charging.limits:
@@ -128,8 +129,7 @@ def test_ranks_keep_no_more_of_an_outer_product_than_is_taken_off(ranks, bound):
         for before, after in zip(blocks[made], blocks[read], strict=True):
             common = [len(a & b) for a, b in zip(before, after, strict=True)]
             kept += int(np.prod(common))
-        grids = np.array([parts[made]]), np.array([parts[read]])
-        most = outer_products._kept_elements(*grids, bound, ranks)
+        most = most_kept(np.array([parts[made]]), np.array([parts[read]]), bound, ranks)
         assert kept <= most[0, 0], (made, read)
         if made == read:
             assert kept == most[0, 0]

@@ -16,19 +16,18 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
+from einmpi.planner.lower_bound.kept import most_kept
 from einmpi.planner.lower_bound.ways import (
     MOST_WAYS,
     Ints,
     Role,
     Ways,
     count_of_ways,
-    divisors,
     grids,
     part_counts,
     role_of,
     ways_of_grid,
 )
-from einmpi.planner.mesh import prime_factors
 
 MOST_PAIRS = 1 << 19  # of a way to cut the product and a way to cut its reader
 
@@ -113,7 +112,8 @@ def joint_ways(made: EinSum, read: EinSum, operand: int, ranks: int) -> Ways:
     read_ways = ways_of_grid(reading, roles, len(read.operands), prod(read.bound))
 
     copies = 1 + read_ways.copies[:, operand]
-    kept = _kept_elements(making, reading, made.bound, ranks)
+    needed = np.column_stack([reading[:, : len(made.bound)], copies])
+    kept = most_kept(making, needed, made.bound, ranks)
     words = read_ways.words + prod(made.bound) * copies - kept
     columns = []  # copies of each operand, for every pair of ways
     for column in made_ways.copies.T:
@@ -123,60 +123,3 @@ def joint_ways(made: EinSum, read: EinSum, operand: int, ranks: int) -> Ways:
             columns.append(np.broadcast_to(column, kept.shape).ravel())
     spare = np.broadcast_to(read_ways.spare, kept.shape).ravel()
     return Ways(np.column_stack(columns), words.ravel(), spare)
-
-
-def _kept_elements(making: Ints, reading: Ints, bound: tuple[int, ...], ranks: int) -> Ints:
-    """Return, for each pair of ways, the most elements of the product that ranks keep.
-
-    The axes of the mesh are not known, only how many of each length cut which dimension before and
-    afterwards, or none. The best case: as many as possible stay without a dimension, and as many as
-    possible stay on theirs. If then one still has to turn from a dimension to another, a rank keeps
-    no more than the longest share of that dimension.
-    """
-    dimensions = len(bound)
-    copies_before = making[:, -1]
-    copies_after = reading[:, dimensions:].prod(axis=1)
-    kept = np.ones((len(making), len(reading)), np.int64)
-    elements = np.full_like(kept, prod(bound))
-    for prime in sorted(set(prime_factors(ranks))):
-        most = prime_factors(ranks).count(prime)
-        both = np.minimum(
-            _exponents(copies_before, prime, most)[:, None],
-            _exponents(copies_after, prime, most),
-        )
-        kept *= prime**both
-        leaving = np.zeros_like(kept)
-        arriving = np.zeros_like(kept)
-        for dimension in range(dimensions):
-            before = _exponents(making[:, dimension], prime, most)[:, None]
-            after = _exponents(reading[:, dimension], prime, most)
-            leaving += np.maximum(0, before - after)
-            arriving += np.maximum(0, after - before)
-        turns = np.minimum(leaving, arriving) > 0
-        longest = _elements_of_longest_share(bound, prime, ranks)
-        elements = np.where(turns, np.minimum(elements, longest), elements)
-    return kept * elements
-
-
-def _exponents(numbers: Ints, prime: int, most: int) -> Ints:
-    """Return how often a prime divides each of the numbers, which is at most `most` times."""
-    found = np.zeros(len(numbers), np.int64)
-    for exponent in range(1, most + 1):
-        found += numbers % prime**exponent == 0
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _elements_of_longest_share(bound: tuple[int, ...], length: int, ranks: int) -> int:
-    """Return the most elements of a tensor that have one digit on an axis of this length.
-
-    The axis slices a digit of the number of a fine block. How many fine blocks there are depends on
-    the axis; the worst case is taken.
-    """
-    most = 0
-    for extent in bound:
-        for blocks in divisors(ranks):
-            if blocks % length == 0 and blocks <= extent:
-                indices = min(extent, blocks // length * -(-extent // blocks))
-                most = max(most, prod(bound) // extent * indices)
-    return most

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.lower_bound.charges import Charging, Limit, Part
 from einmpi.planner.lower_bound.outer_products import joint_ways, outer_products
+from einmpi.planner.lower_bound.parts_problem import Charges, least_words
 from einmpi.planner.lower_bound.ways import Ways, ways_to_cut
 from einmpi.planner.repetition import vertices_alike
 
@@ -26,18 +27,41 @@ class _Unit(NamedTuple):
     ways: Ways
 
 
-def lower_bound_words(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> int:
+class _Joined(NamedTuple):
+    """Some units of a graph, and what they charge."""
+
+    charging: Charging
+    charge_of: Mapping[Read, int]  # its number
+    tensor_of: Mapping[Read, str]
+
+
+def lower_bound_words(
+    graph: EinGraph, ranks: int, resident: Collection[str] = (), words: int | None = None
+) -> int:
     """Return the words that every plan on a mesh of so many ranks moves, or less.
 
     Inputs are stored once, but for those that are `resident`: these are where they are needed.
+    `words` are those that a plan moves: then what its vertices move together is looked at, too,
+    where taking each of them alone shows less.
     """
     fraction = _finest_fraction(graph, ranks)
     if ranks == 1 or not fraction:
         return 0
     total = 0
-    for charging in _charging(graph, ranks, resident):
-        total += max(0, charging.bound(charging.best(fraction), fraction))
-    return -(-total // fraction)  # words are whole numbers
+    charged: dict[Read, float] = {}
+    of_tensors: dict[str, float] = {}
+    for joined in _charging(graph, ranks, resident):
+        charges = joined.charging.best(fraction)
+        total += max(0, joined.charging.bound(charges, fraction))
+        for read, number in joined.charge_of.items():
+            charged[read] = charges[number] / fraction
+            name = joined.tensor_of[read]
+            of_tensors[name] = of_tensors.get(name, 0.0) + charged[read]
+    bound = -(-total // fraction)  # words are whole numbers
+    if words is None or bound >= words:
+        return bound
+    charges_of_graph = Charges(charged, of_tensors)
+    return max(bound, least_words(graph, ranks, resident, charges_of_graph, words))
 
 
 def _finest_fraction(graph: EinGraph, ranks: int) -> int:
@@ -50,7 +74,7 @@ def _finest_fraction(graph: EinGraph, ranks: int) -> int:
     return min(FINEST_FRACTION, MOST_WORDS // max(1, ranks * largest * terms))
 
 
-def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[Charging]:
+def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[_Joined]:
     """Yield the parts of a graph with what they may charge, all at once or piece by piece.
 
     In a large graph, vertices that do the same charge the same. If there are still too many, the
@@ -64,7 +88,7 @@ def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterato
     if _rows(units) > MOST_ROWS:
         alike = vertices_alike(graph, dict.fromkeys(free, "free"))
         whole = _joined(graph, units, free, alike)
-        if len(whole.parts) + whole.charges <= MOST_ROWS:
+        if len(whole.charging.parts) + whole.charging.charges <= MOST_ROWS:
             yield whole
             return
     read_before: set[str] = set()
@@ -135,12 +159,14 @@ def _reads(vertex: Vertex) -> tuple[tuple[Read, str], ...]:
 
 def _joined(
     graph: EinGraph, units: Sequence[_Unit], free: Collection[str], alike: Mapping[str, str]
-) -> Charging:
+) -> _Joined:
     """Return the parts of some units; those of vertices that are alike have the same charges.
 
     Nothing is charged for the tensors in `free`.
     """
     numbers: dict[Read, int] = {}
+    charge_of: dict[Read, int] = {}
+    tensor_of: dict[Read, str] = {}
     charges_for: dict[str, list[int]] = {}
     charges_of: list[tuple[int | None, ...]] = []
     for unit in units:
@@ -151,6 +177,8 @@ def _joined(
                 model = alike.get(reader, reader), operand
                 charge = numbers.setdefault(model, len(numbers))
                 charges_for.setdefault(name, []).append(charge)
+                charge_of[reader, operand] = charge
+                tensor_of[reader, operand] = name
             charges.append(charge)
         charges_of.append(tuple(charges))
 
@@ -164,4 +192,5 @@ def _joined(
     limits: dict[Limit, None] = {}
     for name, charged in charges_for.items():
         limits[Limit(tuple(sorted(charged)), graph[name].elements)] = None
-    return Charging(list(parts.values()), list(limits), len(numbers))
+    charging = Charging(list(parts.values()), list(limits), len(numbers))
+    return _Joined(charging, charge_of, tensor_of)
