@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from catalogue import BENCHES, FOLDER, Bench, reason_to_skip
+from catalogue import BENCHES, FOLDER, Bench
+from needs import reason_to_skip
 from results import write_record
 from results_page import Outcome, write_page
 
@@ -64,7 +65,13 @@ def run_bench(bench: Bench, folder: Path, is_quick: bool, limit: float) -> Outco
         return Outcome(bench, failed=f"status {status}: {last}")
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     record = write_record(file, bench.name, shlex.join(command), rows)
-    return Outcome(bench, record=record, seconds=seconds)
+    return Outcome(bench, record, seconds, left_out=lines_about_peers(printed))
+
+
+def lines_about_peers(printed: Path) -> tuple[str, ...]:
+    """Return what a benchmark has printed about peers that it could not run, each line once."""
+    lines = printed.read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(dict.fromkeys(line.strip() for line in lines if " is left out" in line))
 
 
 def run_all(benches: Sequence[Bench], folder: Path, is_quick: bool, limit: float) -> list[Outcome]:

@@ -16,11 +16,14 @@ from peer_words import WAYS, ask_for_words
 from pmpi_counts import CONTROL_CALLS, Counted, build_layer, mpicc_of, read_counts, settings
 
 import einmpi
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Exchange, Reduce
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "jobs" / "chain.toml"
 PROGRAM = (sys.executable, str(HERE / "chain_peers.py"))
 BY_PMPI = "the layer under MPI"
+NO_SHARING = {"shared": "off"}  # memory that ranks share moves no messages
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,8 @@ def count(
 
 
 def chain_order(peer: str, size: int, skew: int, dtype: str = "float64") -> dict[str, Any]:
-    return {"case": "chain", "peer": peer, "size": size, "skew": skew, "dtype": dtype} | {
-        "shared": "off"  # memory that ranks share moves no messages
-    }
+    order = {"case": "chain", "peer": peer, "size": size, "skew": skew, "dtype": dtype}
+    return order | NO_SHARING
 
 
 def count_chains(setup: Setup) -> list[dict[str, Any]]:
@@ -152,8 +154,22 @@ def words_row(kind: str, name: str, ranks: int, counted: Counted, size: int) -> 
     program, _, strategy = name.partition(" ")
     if program == "einmpi":
         job = einmpi.load(JOB, s=size, skew=SKEWS[kind])
-        row["predicted"] = einmpi.plan(job, ranks, strategy=strategy).words_predicted
+        row |= predicted_row(einmpi.plan(job, ranks, strategy=strategy), counted)
     return row
+
+
+def predicted_row(plan: einmpi.Plan, counted: Counted) -> dict[str, Any]:
+    """Return the words that a plan predicts, and the bytes in its schedules beside those counted.
+
+    Ranks get whole inputs in blocks of their own, so where extents do not divide evenly another
+    rank than in these schedules may receive a little more; the sums are the same.
+    """
+    scheduled = 0
+    for rank in range(plan.ranks):
+        steps = lower(plan, rank).steps
+        scheduled += sum(step.nbytes for step in steps if isinstance(step, Exchange | Reduce))
+    row = {"predicted": plan.words_predicted, "bound": plan.lower_bound}
+    return row | {"bytes_predicted": scheduled, "bytes": sum(counted.payload)}
 
 
 def count_scalapack(setup: Setup, ranks: int, size: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from llama_peers import hugging_face_settings
-from packages import Missing, package
+from packages import has_package, package
 from results import write_results
 from threadpoolctl import threadpool_limits
 
@@ -75,10 +75,10 @@ def prepare_einmpi(config: Config, weights: dict[str, Array], batch: int, length
 
 def prepare_transformers(config: Config, weights: dict[str, Array], threads: int) -> Decode | None:
     """Return a step of transformers with a cache of its own; None if it is not installed."""
+    if not all(has_package("transformers", name) for name in ("torch", "transformers")):
+        return None
     torch = package("torch")
     transformers = package("transformers")
-    if isinstance(torch, Missing) or isinstance(transformers, Missing):
-        return None
     torch.set_num_threads(threads)
     model = transformers.LlamaForCausalLM(hugging_face_settings(config)).eval()
     state = {}

@@ -36,10 +36,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.experiment1
 
-from chain_words import PROGRAM, Setup, count, count_chains, grids
+from chain_words import (
+    BY_PMPI,
+    NO_SHARING,
+    PROGRAM,
+    Setup,
+    count,
+    count_chains,
+    grids,
+    predicted_row,
+)
 from contractions import CONTRACTIONS
 from node import Peer, describe_machine, take_turns
 from node_peers import SKEWS
+from packages import has_package
 from pmpi_counts import BuildError, compile_c, mpicc_of
 
 import einmpi
@@ -175,52 +185,70 @@ def show_times(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def measure_contractions(setup: Setup) -> list[dict[str, Any]]:
-    """Return a row for each contraction: predicted and counted words, and times."""
+    """Return rows of words for each contraction and number of ranks, and a row of times."""
+    words = count_contractions(setup)
+    return words + time_contractions(setup, words)
+
+
+def count_contractions(setup: Setup) -> list[dict[str, Any]]:
+    """Return a row for each contraction and number of ranks: predicted and counted words."""
+    scale = setup.options.scale
+    cases = [{"contraction": name, "scale": scale} for name in CONTRACTIONS]
+    rows = []
+    for ranks in setup.options.contraction_ranks:
+        orders = []
+        for case in cases:
+            orders.append(case | {"case": "contraction", "peer": "einmpi"} | NO_SHARING)
+        for case, counted in zip(cases, count(setup, orders, ranks), strict=True):
+            plan = einmpi.plan(CONTRACTIONS[case["contraction"]].scaled(scale).job(), ranks)
+            row = {"part": "contraction words", **case, "ranks": ranks}
+            row |= predicted_row(plan, counted)
+            row |= {"words": sum(counted.payload) // 8, "counted_by": BY_PMPI}
+            rows.append(row | {"control_bytes": sum(counted.control), "calls": counted.calls})
+    return rows
+
+
+def time_contractions(setup: Setup, words: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each contraction: its time on ranks, and that of opt_einsum if it is here.
+
+    Words are printed beside it.
+    """
     options = setup.options
     cores = setup.cores[: options.ranks]
-    names = list(CONTRACTIONS)
-    words = count_contractions(setup, names)
     peers = [(Peer("einmpi", cores, setup.mpirun, options.ranks, program=PROGRAM), "einmpi")]
-    peers.append((Peer("opt_einsum", cores, program=PROGRAM), "opt_einsum"))
+    if has_package("opt_einsum", "opt_einsum"):
+        peers.append((Peer("opt_einsum", cores, program=PROGRAM), "opt_einsum"))
     rows = []
-    print(f"\n{'contraction':16}{'predicted':>12}{'counted':>12}{'opt_einsum':>13}{'ratio':>7}")
+    head = f"{'contraction':16}{'ranks':>6}{'predicted':>12}{'counted':>12}"
+    print(f"\n{head}{'seconds':>11}{'opt_einsum':>11}{'ratio':>7}")
     try:
-        for name in names:
-            order = {"case": "contraction", "contraction": name, "scale": options.scale}
-            own, other = take_turns(peers, order | {"shared": "auto"}, options.repeat)
-            row = {"part": "contractions", "contraction": name, "scale": options.scale}
-            row |= {"ranks": options.ranks, "threads": own["threads"], "seconds": own["seconds"]}
-            row |= {"all": own["all"], "opt_einsum": other["seconds"]}
-            row |= {"opt_einsum_threads": other["threads"], "opt_einsum_all": other["all"]}
-            row |= {"ratio": own["seconds"] / other["seconds"], "words": words[name]}
+        for name in CONTRACTIONS:
+            case = {"contraction": name, "scale": options.scale}
+            order = {"case": "contraction", "shared": "auto", **case}
+            own, *others = take_turns(peers, order, options.repeat)
+            row = {"part": "contractions", **case, "ranks": options.ranks}
+            row |= {"threads": own["threads"], "seconds": own["seconds"], "all": own["all"]}
+            for other in others:
+                row |= {"opt_einsum": other["seconds"], "opt_einsum_threads": other["threads"]}
+                row |= {"opt_einsum_all": other["all"]}
+                row["ratio"] = own["seconds"] / other["seconds"]
             rows.append(row)
-            counted = words[name][-1]
-            print(
-                f"{name:16}{counted['predicted']:>12,}{counted['words']:>12,}"
-                f"{other['seconds']:>11.4f} s{row['ratio']:>7.2f}",
-                flush=True,
-            )
+            show_contraction(row, [each for each in words if each["contraction"] == name])
     finally:
         for peer, _ in peers:
             peer.end()
     return rows
 
 
-def count_contractions(setup: Setup, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the words of each contraction on each number of ranks."""
-    scale = setup.options.scale
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for ranks in setup.options.contraction_ranks:
-        orders = []
-        for name in names:
-            order = {"case": "contraction", "contraction": name, "scale": scale}
-            orders.append(order | {"peer": "einmpi", "shared": "off"})
-        for name, counted in zip(names, count(setup, orders, ranks), strict=True):
-            plan = einmpi.plan(CONTRACTIONS[name].scaled(scale).job(), ranks)
-            row = {"ranks": ranks, "predicted": plan.words_predicted}
-            row |= {"bound": plan.lower_bound, "words": sum(counted.payload) // 8}
-            found[name].append(row | {"control_bytes": sum(counted.control)})
-    return found
+def show_contraction(row: dict[str, Any], words: list[dict[str, Any]]) -> None:
+    """Print a line for each number of ranks; the first one also has the times."""
+    times = f"{row['seconds']:>11.4f}"
+    if "ratio" in row:
+        times += f"{row['opt_einsum']:>11.4f}{row['ratio']:>7.2f}"
+    for number, counted in enumerate(words):
+        name = row["contraction"] if number == 0 else ""
+        numbers = f"{counted['ranks']:>6}{counted['predicted']:>12,}{counted['words']:>12,}"
+        print(f"{name:16}{numbers}{times if number == 0 else ''}", flush=True)
 
 
 # ---- all -----------------------------------------------------------------------------------------
@@ -299,27 +327,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         setup = Setup(options, sorted(os.sched_getaffinity(0)), folder, peers)
         if "time" in options.parts:
             rows += measure_time(setup)
-        if "words" in options.parts:
-            rows += count_chains(setup)
-        if "contractions" in options.parts:
-            rows += measure_contractions(setup)
+        try:
+            if "words" in options.parts:
+                rows += count_chains(setup)
+            if "contractions" in options.parts:
+                rows += measure_contractions(setup)
+        except BuildError as error:
+            sys.exit(f"words cannot be counted: {error}")
     if options.json:
         result = {"bench": "experiment1", "machine": machine, "date": date, "command": command}
         Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1))
     if options.plot:
         plot(Path(options.plot), rows)
-    for line in (less := words_below_ours(rows)):
+    problems = [*words_below_ours(rows), *not_as_predicted(rows)]
+    for line in problems:
         print(line, flush=True)
-    return int(bool(less) or not is_as_predicted(rows))
+    return int(bool(problems))
 
 
-def is_as_predicted(rows: list[dict[str, Any]]) -> bool:
-    """Return whether all plans of einmpi said how many words would be counted."""
-    predictions = [row for row in rows if "predicted" in row]
+def not_as_predicted(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each row of einmpi whose plan said another number of words."""
+    found = []
     for row in rows:
-        if row["part"] == "contractions":
-            predictions += row["words"]
-    return all(row["predicted"] == row["words"] for row in predictions)
+        if "predicted" not in row:
+            continue
+        if row["predicted"] != row["words"] or row["bytes_predicted"] != row["bytes"]:
+            what = row.get("contraction") or f"{row['peer']}, {row['kind']}"
+            numbers = f"{row['words']:,} words, but {row['predicted']:,} predicted"
+            numbers += f"; {row['bytes']:,} bytes, but {row['bytes_predicted']:,} scheduled"
+            found.append(f"{what}, {row['ranks']} ranks: {numbers}")
+    return found
 
 
 def words_below_ours(rows: list[dict[str, Any]]) -> list[str]:

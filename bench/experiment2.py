@@ -31,18 +31,20 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from packages import has_package
 from results import write_results
 
 Array = Any  # of numpy
 RATE = 0.1
 SECONDS_BETWEEN_LOOKS = 0.001  # of ranks that wait for others
 LOSS_TOLERANCE = 2e-3  # of losses in float32, after all steps of a turn
+# Packages of peers; those of numpy are here.
+PACKAGES = {"torch": "torch", "ddp": "torch", "cuda": "torch", "jax": "jax", "products": "numpy"}
 WEIGHTS = ("W1", "b1", "W2", "b2")
 
 PROGRAM = """
@@ -336,8 +338,7 @@ def measure(case: Case, given: argparse.Namespace, world: Any) -> list[dict[str,
     peers: dict[str, Peer] = {}
     port = world.bcast(20_000 + os.getpid() % 20_000)
     for name in given.peers:
-        package = "jax" if name == "jax" else "torch"
-        if name == "products" or find_spec(package) is None:
+        if name == "products":
             continue
         if name == "ddp":
             peers[name] = Peer(name, case, 1, world.rank, world.size, port)
@@ -402,11 +403,16 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--strategies", nargs="+", default=["eindecomp", "data", "model"])
-    parser.add_argument("--peers", nargs="*", default=["torch", "jax", "ddp"])
+    parser.add_argument(
+        "--peers", nargs="*", choices=list(PACKAGES), default=["torch", "jax", "ddp"]
+    )
     parser.add_argument("--backend", default="numpy")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     given = parser.parse_args()
     world = MPI.COMM_WORLD
+    if world.rank == 0:
+        given.peers = [name for name in given.peers if has_package(name, PACKAGES[name])]
+    given.peers = world.bcast(given.peers)
     if world.rank == 0:
         head = f"{'form':8}{'batch':>6}  {'way':12}{'median ms':>10}{'least':>10}"
         print(f"{head}{'ratio':>8}{'least':>8}{'bytes':>16}", flush=True)

@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
 import numba
 import numpy as np
+from packages import has_package, package
 from results import write_results
 from scipy.spatial.distance import cdist
 from scipy.special import erf
@@ -35,10 +37,7 @@ from einmpi.kernels.cpu import dispatch
 from einmpi.kernels.cpu.blas import workspace_bytes
 from einmpi.runtime.backend import NumpyBackend
 
-try:
-    import torch
-except ImportError:  # then there are no columns of torch
-    torch = None
+torch = package("torch") if find_spec("torch") else None  # without it, its columns are missing
 
 REST_SECONDS = 0.02  # before each run, in which the threads of the previous one fall asleep
 Arrays = dict[str, np.ndarray]
@@ -421,6 +420,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     given = parser.parse_args()
+    has_package("torch", "torch")  # says so if it is not
     print(f"{'kernel':13}{'dtype':9}{'threads':>7}{'ms':>10}{'copied':>8}  time of a peer / ours")
     found = []
     for row in rows(given):

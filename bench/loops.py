@@ -26,6 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from mpi4py import MPI
+from packages import has_package
 from results import write_results
 from threadpoolctl import threadpool_limits
 
@@ -274,6 +275,8 @@ def measure(name: str, is_small: bool, repeat: int) -> dict[str, Any]:
     job = case.job(sizes)
     inputs = case.inputs(sizes)
     has_peer = find_spec(case.package) is not None
+    if WORLD.rank == 0:
+        has_package(case.peer_name, case.package)  # says so if it is not
     candidate = case.peer(sizes, inputs) if has_peer else None
     seconds: dict[str, list[float]] = {"einmpi": [], "peer": []}
     for turn in range(repeat + 1):
@@ -304,7 +307,7 @@ def shown(row: dict[str, Any]) -> str:
     """Return a row of the printed table."""
     own = f"{row['case']:8}{row['median']['einmpi']:11.3f}{row['least']['einmpi']:8.3f}"
     if row["ratio"] is None:
-        return f"{own}  {row['peer']} is not installed"
+        return f"{own}  without a peer"
     peer = f"{row['median']['peer']:9.3f}{row['least']['peer']:8.3f}"
     ratios = f"{row['ratio']:8.2f}{row['ratio_of_least']:8.2f}"
     return f"{own}{peer}{ratios}  {row['peer']}"

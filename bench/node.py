@@ -27,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packages import has_package
 from results import processor_name, write_results
 
 from einmpi.process.software import blas_name, loaded_blas
@@ -217,7 +218,7 @@ def main() -> None:
     described = describe_machine(options.cores)
     print(", ".join(f"{name}: {value}" for name, value in described.items()), flush=True)
     alone = [name for name in ("numpy", "torch", "jax") if name in options.peers]
-    alone = [name for name in alone if find_spec(name) is not None]
+    alone = [name for name in alone if has_package(name, name)]
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     peers: list[tuple[Peer, str]] = []
     for name in alone:
@@ -280,8 +281,8 @@ def small_calls(repeat: int, cores: Sequence[int], mpirun: list[str]) -> list[di
         finally:
             peer.end()
         for name, microseconds in calls.items():
-            row = {"case": "calls", "peer": name, "ranks": ranks, "seconds": microseconds / 1e6}
-            found.append(row)
+            row = {"case": "calls", "peer": name, "ranks": ranks, "matrices": "10×10"}
+            found.append(row | {"seconds": microseconds / 1e6})
             print(f"  {name:14} {ranks} × 1 {microseconds:9.1f}", flush=True)
     return found
 

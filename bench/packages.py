@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -14,6 +15,14 @@ class Missing:
 
     def __getattr__(self, attribute: str) -> Any:
         raise SystemExit(f"this benchmark needs {self.name}, which is not installed here")
+
+
+def has_package(peer: str, name: str) -> bool:
+    """Return whether the package of a peer is installed; say that the peer is left out if not."""
+    if find_spec(name) is None:
+        print(f"{peer} is left out: {name} is not installed", flush=True)
+        return False
+    return True
 
 
 def package(name: str) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 from catalogue import FOLDER, Bars, Bench, Lines, first_sentence
 from plots import bar_plot, line_plot
 
+from einmpi.units import counted
+
 STYLE = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; margin: 2em auto; max-width: 70em;
        padding: 0 1em; color: #1f2328; }
@@ -37,6 +39,7 @@ class Outcome:
     seconds: float = 0.0
     skipped: str = ""
     failed: str = ""
+    left_out: tuple[str, ...] = ()  # a line for each peer that could not run
 
     def summary(self) -> str:
         """Return one line for a terminal."""
@@ -45,7 +48,7 @@ class Outcome:
         if self.failed:
             return f"failed: {self.failed}"
         assert self.record is not None
-        return f"{len(self.record['rows'])} rows in {self.seconds:.0f} s"
+        return f"{counted(len(self.record['rows']), 'row')} in {self.seconds:.0f} s"
 
 
 def write_page(file: Path, outcomes: list[Outcome]) -> None:
@@ -54,8 +57,9 @@ def write_page(file: Path, outcomes: list[Outcome]) -> None:
     sections = "".join(section(outcome) for outcome in with_results)
     page = (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width'><title>Benchmarks</title>"
-        f"<style>{STYLE}</style><body><h1>Benchmarks</h1>"
+        "<meta name='viewport' content='width=device-width'>"
+        "<title>Results of einmpi's benchmarks</title>"
+        f"<style>{STYLE}</style><body><h1>Results of einmpi's benchmarks</h1>"
         f"{about_machine(with_results)}{contents(outcomes)}{sections}</body></html>\n"
     )
     file.write_text(page, encoding="utf-8")
@@ -68,26 +72,45 @@ def about_machine(outcomes: list[Outcome]) -> str:
     record = outcomes[0].record
     assert record is not None
     machine = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
-    return f"<p>{escape(machine)}; {escape(record['date'])}</p>"
+    return (
+        f"<p>Measured on {escape(record['date'])} on this machine: {escape(machine)}. Darker bars "
+        "and thicker lines are those of einmpi and of its planners. Times depend on the machine "
+        "and on what else it did; words do not.</p>"
+    )
 
 
 def contents(outcomes: list[Outcome]) -> str:
-    """Return a table of all benchmarks, with what came of each."""
+    """Return tables of all benchmarks, with what came of each; the paper's experiments first."""
+    of_paper = [outcome for outcome in outcomes if outcome.bench.is_of_paper]
+    others = [outcome for outcome in outcomes if not outcome.bench.is_of_paper]
+    found = ""
+    for heading, part in (("The paper's experiments", of_paper), ("Other benchmarks", others)):
+        if part:
+            found += f"<h3>{heading}</h3>{contents_table(part)}"
+    return found
+
+
+def contents_table(outcomes: list[Outcome]) -> str:
+    """Return a table with a line for each benchmark."""
     lines = []
     for outcome in outcomes:
-        name = escape(outcome.bench.name)
+        bench = outcome.bench
         kind = "skipped" if outcome.skipped else "failed" if outcome.failed else "done"
-        link = f"<a href='#{name}'>{name}</a>" if kind == "done" else name
-        cells = f"<td>{link}</td><td>{escape(about(outcome.bench))}</td>"
+        title = escape(title_of(bench))
+        if kind == "done":
+            title = f"<a href='#{escape(bench.name)}'>{title}</a>"
+        cells = f"<td>{title}</td><td><code>{escape(bench.name)}</code></td>"
         lines.append(f"<tr>{cells}<td class='{kind}'>{escape(outcome.summary())}</td></tr>")
-    head = "<tr><th>benchmark</th><th>what it shows</th><th>result</th></tr>"
+    head = "<tr><th>what it shows</th><th>name</th><th>result</th></tr>"
     return f"<table>{head}{''.join(lines)}</table>"
 
 
-def about(bench: Bench) -> str:
-    """Return what the script of a benchmark says about itself, in a sentence."""
+def title_of(bench: Bench) -> str:
+    """Return the title of a benchmark; else what its script says about itself."""
     file = FOLDER / f"{bench.script}.py"
-    return first_sentence(file).rstrip(".") if file.exists() else ""
+    if bench.title or not file.exists():
+        return bench.title or bench.name
+    return first_sentence(file).rstrip(".")
 
 
 def section(outcome: Outcome) -> str:
@@ -95,11 +118,16 @@ def section(outcome: Outcome) -> str:
     record = outcome.record
     assert record is not None
     pictures = "".join(f"<figure>{svg}</figure>" for svg in plots_of(outcome.bench, record["rows"]))
-    name = escape(record["bench"])
+    count = counted(len(record["rows"]), "row")
+    left_out = ""
+    if outcome.left_out:
+        lines = "".join(f"<li>{escape(line)}</li>" for line in outcome.left_out)
+        left_out = f"<ul class='skipped'>{lines}</ul>"
     return (
-        f"<h2 id='{name}'>{name}</h2><p>{escape(about(outcome.bench))}<br>"
-        f"<code>{escape(record['command'])}</code></p><div class='plots'>{pictures}</div>"
-        f"<details><summary>{len(record['rows'])} rows</summary>{table(record['rows'])}</details>"
+        f"<h2 id='{escape(outcome.bench.name)}'>{escape(title_of(outcome.bench))}</h2>"
+        f"<p>{escape(outcome.bench.reading)}</p>{left_out}<div class='plots'>{pictures}</div>"
+        f"<p class='skipped'>By <code>{escape(record['command'])}</code></p>"
+        f"<details><summary>{count}</summary>{table(record['rows'])}</details>"
     )
 
 
@@ -115,18 +143,41 @@ def bar_plots(plot: Bars, rows: list[dict[str, Any]]) -> list[str]:
     """Return a plot of bars for each combination of the columns that plots differ in."""
     found: dict[str, list[tuple[str, float]]] = {}
     for row in rows:
-        has_place = all(name in row for name in plot.per)
-        names = [str(row[name]) for name in plot.names if name in row]
-        if has_place and names and is_number(row.get(plot.value)):
-            title = ", ".join(place(name, row[name]) for name in plot.per)
-            found.setdefault(title, []).append((", ".join(names), float(row[plot.value])))
+        if not all(name in row for name in plot.per):
+            continue
+        title = ", ".join(place(name, row[name]) for name in plot.per)
+        for names, value in named_values(plot, row):
+            found.setdefault(title, []).append((", ".join(names), value))
     plots = []
     for title, bars in found.items():
-        unit = plot.value
+        if not plot.in_order:
+            bars = sorted(bars, key=lambda bar: bar[1])
+        unit, factor = unit_and_factor(plot.unit or plot.value, [value for _, value in bars])
         if len(bars) > MOST_BARS:
             unit += f" (the first {MOST_BARS} of {len(bars)})"
-        plots.append(bar_plot(title, unit, bars[:MOST_BARS]))
+        scaled = [(name, factor * value) for name, value in bars[:MOST_BARS]]
+        plots.append(bar_plot(title, unit, scaled, is_ratio=plot.is_ratio))
     return plots
+
+
+def named_values(plot: Bars, row: dict[str, Any]) -> list[tuple[list[str], float]]:
+    """Return the names and the numbers of the bars of a row."""
+    names = [bar_name(name, row[name]) for name in plot.names if name in row]
+    if not names:
+        return []
+    values = {"": row}
+    if plot.inside:
+        values = row.get(plot.inside, {})
+    found = []
+    for inner, columns in values.items():
+        if is_number(columns.get(plot.value)):
+            found.append(([*names, *([inner] if inner else [])], float(columns[plot.value])))
+    return found
+
+
+def bar_name(column: str, value: Any) -> str:
+    """Return a part of the name of a bar: a text as it is, a number with what it counts."""
+    return value if isinstance(value, str) else counted(value, column.removesuffix("s"))
 
 
 def place(name: str, value: Any) -> str:
@@ -134,22 +185,39 @@ def place(name: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{name} {value}"
 
 
+def unit_and_factor(unit: str, values: list[float]) -> tuple[str, float]:
+    """Return the unit for some numbers, and by what they are multiplied: few decimals are read."""
+    largest = max(values, default=1.0)
+    if unit.startswith("seconds") and 0 < largest < 1:
+        if largest < 1e-3:
+            return f"micro{unit}", 1e6
+        return f"milli{unit}", 1e3
+    return unit, 1.0
+
+
 def line_plots(plot: Lines, rows: list[dict[str, Any]]) -> list[str]:
     """Return a plot for each combination of the columns that plots differ in."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        if is_number(row.get(plot.y)):
+        has_place = all(name in row for name in (*plot.per, plot.name, plot.x))
+        if has_place and is_number(row.get(plot.y)):
             title = ", ".join(str(row[name]) for name in plot.per)
             lines = found.setdefault(title, {})
             lines.setdefault(row[plot.name], []).append((row[plot.x], row[plot.y]))
-    return [line_plot(title, plot.x, plot.y, lines) for title, lines in found.items()]
+    plots = []
+    for title, lines in found.items():
+        values = [y for line in lines.values() for _, y in line]
+        unit, factor = unit_and_factor(plot.unit or plot.y, values)
+        scaled = {name: [(x, factor * y) for x, y in line] for name, line in lines.items()}
+        plots.append(line_plot(title, plot.x, unit, scaled))
+    return plots
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return all rows as a table, with a column for each name that a row has."""
     flat = [flattened(row) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
     lines = []
     for row in flat:
         cells = ""

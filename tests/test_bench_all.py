@@ -71,7 +71,8 @@ def test_all(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page and "it needs a copy of the suite" in page
     assert not re.search(r"src=|href='[^#]|url\(|@import|<script", page)  # nothing from elsewhere
-    assert "<a href='#spill'>spill</a>" in page and "<h2 id='spill'>" in page
+    title = "The matrix chain with less memory"
+    assert f"<a href='#spill'>{title}</a>" in page and f"<h2 id='spill'>{title}</h2>" in page
 
 
 def test_a_failing_benchmark_is_named_and_the_others_go_on(bench, tmp_path, monkeypatch, capsys):
@@ -100,6 +101,7 @@ def test_every_benchmark_of_all_is_there_and_takes_json(bench):
             assert each.script == "experiment1"
             continue
         assert '"--json"' in file.read_text() or each.script == "array_api", each.name
+        assert each.title and (each.reading or {"gpu", "suite"} & set(each.needs)), each.name
 
 
 def change(name, value):
@@ -155,6 +157,36 @@ def test_bars_are_as_long_as_their_numbers(bench):
     assert lengths[1] == 4 * lengths[0] > lengths[2] == 0
 
 
+def test_points_at_zero_are_left_out_where_the_axis_is_logarithmic(bench):
+    lines = {"sqrt": [(8, 0), (64, 4.0), (512, 2.0)], "nothing": [(8, 0)]}
+    svg = bench("plots").line_plot("words", "ranks", "words", lines)
+    assert len(places(svg, "polyline")) == 2 and "nothing" not in svg
+
+
+def test_names_of_lines_are_not_cut_off(bench):
+    name = "einmpi eindecomp-paper, with a long name"
+    root = ET.fromstring(bench("plots").line_plot("t", "x", "y", {name: [(1, 1), (2, 2)]}))
+    (legend,) = [text for text in root.iter() if text.text == name]
+    assert float(legend.get("x")) + 6 * len(name) < float(root.get("width"))
+
+
+def test_ratios_have_a_line_at_one(bench):
+    svg = bench("plots").bar_plot("ratios", "s", [("a", 0.5), ("b", 2.0)], is_ratio=True)
+    root = ET.fromstring(svg)
+    _, first, second = root.findall("{http://www.w3.org/2000/svg}rect")
+    (line,) = root.findall("{http://www.w3.org/2000/svg}path")
+    across = float(line.get("d").removeprefix("M").partition(",")[0]) - float(first.get("x"))
+    assert math.isclose(across, 2 * float(first.get("width")), abs_tol=0.2)
+    assert math.isclose(across, float(second.get("width")) / 2, abs_tol=0.2)
+
+
+@pytest.mark.parametrize(
+    "value, text", [(0.0123, "0.0123"), (12.34, "12.3"), (691200, "691,200"), (2.38e9, "2.38 G")]
+)
+def test_numbers_beside_bars(bench, value, text):
+    assert f">{text}</text>" in bench("plots").bar_plot("t", "words", [("a", value)])
+
+
 def test_nothing_to_plot(bench):
     plots = bench("plots")
     assert plots.line_plot("t", "x", "y", {}) == plots.bar_plot("t", "s", []) == ""
@@ -179,12 +211,47 @@ def test_bars_are_apart_where_their_columns_differ(bench):
     rows = [{**place, "ranks": ranks, "peer": "einmpi", "words": ranks} for ranks in (2, 4)]
     rows += [{**place, "peer": "numpy", "words": 691200}, {"peer": "no place", "words": 1}]
     two, four = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), rows)
-    assert "skewed, ranks 2: words" in two and "numpy" not in two
+    assert ">skewed, ranks 2</text>" in two and ">words</text>" in two and "numpy" not in two
     assert "numpy" in four and "691,200" in four and "no place" not in two + four
     assert bench("plots").OTHERS in four and bench("plots").OTHERS not in two
     many = [{**place, "peer": f"p{number}", "words": 1} for number in range(61)]
     (first,) = page.plots_of(catalogue.Bench("chain", "chain", plots=(bars,)), many)
     assert "the first 60 of 61" in first
+
+
+def test_bars_of_names_inside_of_a_row(bench):
+    page = bench("results_page")
+    catalogue = bench("catalogue")
+    bars = catalogue.Bars(("kernel",), "ratio", inside="peers", in_order=True, is_ratio=True)
+    peers = {"torch": {"seconds": 1.0, "ratio": 3.0}, "numpy": {"ratio": 0.5}, "none": {}}
+    (plot,) = page.bar_plots(bars, [{"kernel": "softmax", "peers": peers}])
+    assert plot.index(">softmax, torch<") < plot.index(">softmax, numpy<") and "none" not in plot
+    assert "stroke-dasharray" in plot
+
+
+def test_bars_are_sorted_and_have_units_that_can_be_read(bench):
+    page = bench("results_page")
+    bars = bench("catalogue").Bars(("peer", "ranks"), "seconds", unit="seconds of a step")
+    rows = [{"peer": name, "ranks": 1, "seconds": s} for name, s in (("a", 0.02), ("b", 0.01))]
+    (plot,) = page.bar_plots(bars, rows)
+    assert plot.index(">b, 1 rank<") < plot.index(">a, 1 rank<")
+    assert ">milliseconds of a step<" in plot and ">20<" in plot
+    (plot,) = page.bar_plots(bars, [{"peer": "a", "ranks": 2, "seconds": 4e-5}])
+    assert ">microseconds of a step<" in plot and ">40<" in plot and ">a, 2 ranks<" in plot
+
+
+def test_peers_that_are_left_out_are_named_on_the_page(bench, tmp_path):
+    printed = tmp_path / "spill.txt"
+    line = "heat is left out: heat is <not> installed"
+    printed.write_text(f"words\n  {line}\n{line}\nother\n")
+    left_out = bench("all").lines_about_peers(printed)
+    assert left_out == (line,)
+    page = bench("results_page")
+    spill = bench("catalogue").Bench("spill", "spill")
+    page.write_page(tmp_path / "i.html", [page.Outcome(spill, record=GOOD, left_out=left_out)])
+    assert "<li>heat is left out: heat is &lt;not&gt; installed</li>" in (
+        tmp_path / "i.html"
+    ).read_text(encoding="utf-8")
 
 
 def test_lines_of_a_page_are_those_of_its_rows(bench):
