@@ -490,6 +490,7 @@ def test_a_peer_that_moves_fewer_words_is_named(monkeypatch):
     less = {**own, "peer": "heat", "words": 8}
     assert words_below_ours([own, equal, {**less, "ranks": 2}]) == []
     assert words_below_ours([own, less]) == ["heat moves fewer words: uniform, 4 ranks"]
+    assert words_below_ours([own, {**less, "peer": "dask"}]) == []  # its work is not shared evenly
 
 
 def test_words_that_no_plan_has_predicted_are_named(monkeypatch):
