@@ -23,6 +23,7 @@ class Bars:
     inside: str = ""
     in_order: bool = False  # of the rows; otherwise the smallest number comes first
     is_ratio: bool = False  # there is a line at 1
+    subject: str = ""  # for the titles, where the columns `per` are not enough
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,27 @@ BENCHES = (
         "(A·B) + (C·(D·E)) on ranks, uniform with s × s matrices and skewed with thin and wide "
         "ones, under einmpi's strategies and by other programs; then products and contractions of "
         "several tensors. Words are the numbers that ranks receive from each other, counted by a "
-        "layer under MPI; seconds are medians. Less is better in all plots.",
+        "layer under MPI; those of einmpi are also what its plans predict, or else this benchmark "
+        "fails. Seconds are medians. Less is better in all plots.",
         full="--repeat 3 --count-ranks 2 4 8",
         quick="--parts words --count-ranks 2 4",
         needs=("mpirun",),
         plots=(
-            Bars(("peer",), "words", per=("kind", "ranks"), unit="words received by all ranks"),
-            Bars(("peer",), "seconds", per=("kind", "size", "dtype")),
+            Bars(
+                ("peer",),
+                "words",
+                per=("kind", "ranks"),
+                unit="words received by all ranks",
+                subject="chain",
+            ),
+            Bars(("peer",), "seconds", per=("kind", "size", "dtype"), subject="chain"),
             Bars(
                 ("contraction",),
                 "words",
                 per=("ranks",),
                 unit="words received by all ranks",
                 in_order=True,
+                subject="contractions",
             ),
             Bars(
                 ("contraction",),

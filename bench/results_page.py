@@ -13,7 +13,7 @@ from plots import bar_plot, line_plot
 from einmpi.units import counted
 
 STYLE = """
-body { font: 15px/1.5 Helvetica, Arial, sans-serif; margin: 2em auto; max-width: 70em;
+body { font: 15px/1.5 Helvetica, Arial, sans-serif; margin: 2em auto; max-width: 77em;
        padding: 0 1em; color: #1f2328; }
 h2 { margin-top: 2em; border-bottom: 1px solid #d0d7de; }
 code { font-size: 90%; }
@@ -145,7 +145,8 @@ def bar_plots(plot: Bars, rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         if not all(name in row for name in plot.per):
             continue
-        title = ", ".join(place(name, row[name]) for name in plot.per)
+        places = [place(name, row[name]) for name in plot.per]
+        title = ", ".join([plot.subject, *places] if plot.subject else places)
         for names, value in named_values(plot, row):
             found.setdefault(title, []).append((", ".join(names), value))
     plots = []

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from mpi_helpers import finished
@@ -236,6 +237,8 @@ def test_bars_are_sorted_and_have_units_that_can_be_read(bench):
     (plot,) = page.bar_plots(bars, rows)
     assert plot.index(">b, 1 rank<") < plot.index(">a, 1 rank<")
     assert ">milliseconds of a step<" in plot and ">20<" in plot
+    titled = replace(bars, subject="a chain", per=("ranks",))
+    assert ">a chain, ranks 1</text>" in page.bar_plots(titled, rows)[0]
     (plot,) = page.bar_plots(bars, [{"peer": "a", "ranks": 2, "seconds": 4e-5}])
     assert ">microseconds of a step<" in plot and ">40<" in plot and ">a, 2 ranks<" in plot
 
