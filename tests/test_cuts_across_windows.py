@@ -6,6 +6,7 @@ import pytest
 from distributed import assert_close, dry_run, run_on_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mpi_helpers import needs_mpirun, run_mpi
 from random_cuts import plan_crosses_windows, random_cuts
 
 import einmpi
@@ -128,3 +129,57 @@ def test_files_and_arrays_that_lie_somewhere(tmp_path, ranks, monkeypatch):
         with h5py.File(tmp_path / "out.h5") as file:
             np.testing.assert_allclose(file["Y"][...].T, product @ arrays["B"], rtol=1e-12)
         (tmp_path / "out.h5").unlink()
+
+
+# Each argument is a seed of random cuts, or "own" for those of the planner itself.
+ON_REAL_RANKS = """
+import sys
+
+import numpy as np
+from random_cuts import plan_crosses_windows, random_cuts
+
+import einmpi
+from einmpi.comm.mpi import comm_of
+
+
+class ForGood:
+    setattr = staticmethod(setattr)
+
+
+comm = comm_of()
+job = einmpi.load("job.toml")
+X, B, C = (np.load(f"{name}.npy") for name in "XBC")
+expected = np.einsum("ijk,ja,ka->ia", X, B, C)
+for seed in sys.argv[1:]:
+    if seed != "own":
+        random_cuts(ForGood, int(seed))
+    for shared in ("auto", "off"):
+        compiled = einmpi.compile(job, shared=shared)
+        for _ in range(3):  # the third time, calls are bound to the steps
+            np.testing.assert_allclose(compiled()["Z"].gather(), expected, rtol=1e-12)
+            received = comm.allgather_text(str(compiled.measured.received))
+            ((plan, _),) = compiled.ready.values()
+            assert sum(map(int, received)) == plan.bytes_predicted > 0
+            assert compiled.measured.peak <= plan.peak
+        assert plan.mesh.ranks == comm.size and plan_crosses_windows(plan)
+if comm.rank == 0:
+    print(len(sys.argv) - 1, "cuts")
+"""
+
+
+@pytest.mark.mpirun
+@needs_mpirun
+@pytest.mark.parametrize(
+    "ranks, cuts",
+    [(8, ["own", "1"]), pytest.param(16, ["1", "2", "3"], marks=pytest.mark.slow)],
+)
+def test_on_real_ranks(ranks, cuts, tmp_path):
+    """Values, bytes and memory; with memory that ranks share, and with messages only."""
+    rng = np.random.default_rng(ranks)
+    lines = ["program = 'Z[i,a] = sum(X[i,j,k] * B[j,a] * C[k,a])'"]
+    for name, shape in {"X": (5, 5, 5), "B": (5, 7), "C": (5, 7)}.items():
+        np.save(tmp_path / f"{name}.npy", rng.random(shape))
+        lines.append(f"inputs.{name} = '{name}.npy'")
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    done = run_mpi(ranks, ["-c", ON_REAL_RANKS, *cuts], cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"{len(cuts)} cuts\n"), done.stderr
