@@ -146,20 +146,31 @@ class Compiled:
                 self.reads_files,
             )
         sources = self._sources(inputs, given)
-        if self.comm.size == 1:
-            outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
-        else:
-            failure = RankFailure()
-            with abort_on_divergence(self.comm):
-                outputs, self.measured = self.run_schedule(
-                    plan, schedule, sources, wait=False, failure=failure
-                )
-                first_failed = self._first_failed(known, failure)
-            if first_failed is not None:
-                self._raise_failure(first_failed)
+        blocks = self._run_call(plan, schedule, sources, known)
+        outputs = self.results.outputs(plan, blocks, sources.given)
         if known is not None:
             self._prepare_next_call(known, inputs)
         return outputs
+
+    def _run_call(
+        self, plan: Plan, schedule: Schedule, sources: Inputs, known: KnownCall | None
+    ) -> dict[str, Any]:
+        """Execute the schedule of a call, and return this rank's blocks of the outputs.
+
+        If it fails on a rank, all raise an error.
+        """
+        if self.comm.size == 1:
+            blocks, self.measured = self.runner.run(plan, schedule, sources, wait=False)
+            return blocks
+        failure = RankFailure()
+        with abort_on_divergence(self.comm):
+            blocks, self.measured = self.runner.run(
+                plan, schedule, sources, wait=False, failure=failure
+            )
+            first_failed = self._first_failed(known, failure)
+        if first_failed is not None:
+            self._raise_failure(first_failed)
+        return blocks
 
     def _sources(self, inputs: Mapping[str, Any], given: dict[str, Any]) -> Inputs:
         """Return the inputs of a run, and take those from the caller that were given away.
@@ -296,9 +307,7 @@ class Compiled:
         schedule: Schedule,
         sources: Inputs,
         checkpoints: Keeper | None = None,
-        wait: bool = True,
-        failure: RankFailure | None = None,
     ) -> tuple[dict[str, DistArray], Measured]:
         """Execute the schedule, and return the outputs and what was measured."""
-        blocks, measured = self.runner.run(plan, schedule, sources, checkpoints, wait, failure)
+        blocks, measured = self.runner.run(plan, schedule, sources, checkpoints)
         return self.results.outputs(plan, blocks, sources.given), measured
