@@ -233,19 +233,7 @@ class LoopRun:
             for number in range(first, self.loop.steps):
                 for name, dtype in numbers.items():
                     self.values[name] = np.array(self.numbers(number)[name], dtype)
-                if self.batches is not None:
-                    self.batches.place(number, self.values)
-                blocks, measured = self.step.runner.run(
-                    self.plan, self.schedule, sources, wait=False, failure=own_failure
-                )
-                if self.on_computed is not None:
-                    self.on_computed(number)
-                if self.batches is not None:
-                    measured = self.batches.with_reading(measured)
-                self.measured = self.measured.plus(measured)
-                if own_failure.error is not None and self.values_decide:
-                    # The others may end the loop with this step, or go on: it cannot know.
-                    raise own_failure.error
+                blocks = self.compute_step(number, sources, own_failure)
                 watched = self.watched(blocks, number)
                 row = {name: watched[name] for name in self.loop.record}
                 if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
@@ -265,6 +253,25 @@ class LoopRun:
                 if number + 1 == next_agreement:
                     next_agreement += self.steps_until_agreement(number + 1, first)
         return self.result(self.step.results.outputs(self.plan, blocks, self.values), is_done)
+
+    def compute_step(
+        self, number: int, sources: Inputs, own_failure: RankFailure
+    ) -> dict[str, Any]:
+        """Run the schedule of a step, and return this rank's blocks of its results."""
+        if self.batches is not None:
+            self.batches.place(number, self.values)
+        blocks, measured = self.step.runner.run(
+            self.plan, self.schedule, sources, wait=False, failure=own_failure
+        )
+        if self.on_computed is not None:
+            self.on_computed(number)
+        if self.batches is not None:
+            measured = self.batches.with_reading(measured)
+        self.measured = self.measured.plus(measured)
+        if own_failure.error is not None and self.values_decide:
+            # The others may end the loop with this step, or go on: it cannot know.
+            raise own_failure.error
+        return blocks
 
     def carry(self, blocks: Mapping[str, Any], sources: Inputs) -> None:
         """Make results of a step the inputs of the next one."""
