@@ -182,15 +182,7 @@ def _trained(
             constants=tuple(program.parameter_types),
         ),
     )
-    rate = train.rate_source()
-    if rate is not None:
-        # The program may not read `steps` where the rate does.
-        with_rate = replace(program, source=replace(program.source, text=f"{text}\n{rate.text}"))
-        sizes = _with_numbers(with_rate).sizes
-        # An earlier loop may have a rate of its own.
-        readable = [spec for spec in program.inputs if spec.name != RATE]
-        known = StepProgram(complete.written, sizes, readable)
-        check_rate(known, train.place("optimizer", "rate"), rate)
+    _check_rate(program, train, complete)
     added = train.statements(written, program.source)
     inputs = list(_without(program.inputs, added))
     for state in written.state:
@@ -208,6 +200,21 @@ def _trained(
         loop_table=loop_table.with_training(written),
         results=complete.written.outputs,
     )
+
+
+def _check_rate(program: ProgramText, train: TrainTable, complete: ProgramText) -> None:
+    """Refuse a rate that is a wrong expression. `complete` has the numbers of a step as inputs."""
+    rate = train.rate_source()
+    if rate is None:
+        return
+    # The program may not read `steps` where the rate does.
+    text = f"{program.source.text}\n{rate.text}"
+    with_rate = replace(program, source=replace(program.source, text=text))
+    sizes = _with_numbers(with_rate).sizes
+    # An earlier loop may have a rate of its own.
+    readable = [spec for spec in program.inputs if spec.name != RATE]
+    known = StepProgram(complete.written, sizes, readable)
+    check_rate(known, train.place("optimizer", "rate"), rate)
 
 
 def _without(
