@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
     CompiledKernel,
+    OperandView,
     bind_to_arrays,
     check_gathers,
     chunk_count,
@@ -22,7 +23,7 @@ from einmpi.kernels.cpu.compiled import (
     pool,
     shares_of,
 )
-from einmpi.kernels.loop_nest import counted
+from einmpi.kernels.loop_nest import BoundNest, Counter, counted
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of
 
@@ -56,46 +57,17 @@ def prepare_by_compiled_loops(
     if bound.packed or has_empty_gather:
         return compute
 
-    # Each call of the kernel has a row of parameters: those of one thread.
-    parameters = bound.values.copy()
-    offsets = []  # of a view in its array, with the place of its address
-    label_values = []
-    for position, view in enumerate(views):
-        place = bound.position["A", position, 0]
-        if position < len(operands):
-            offset = address_of(view.array) - address_of(operands[position])
-            offsets.append((place, offset))
-        else:
-            label_values.append((place, view.array))
-    out_place = bound.position["A", len(views), 0]
-    box = tuple((0, axis.extent) for axis in bound.axes)
-    for loop, (start, stop) in enumerate(box):
-        parameters[2 * loop] = start
-        parameters[2 * loop + 1] = stop
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
-    shares = list(shares_of(bound, box, 1, used_threads))
-    template = np.empty((len(shares), len(parameters)), np.int64)
-    for row, (loop, share) in zip(template, shares, strict=True):
-        row[:] = parameters
-        row[2 * loop : 2 * loop + 2] = share
+    template = _job_template(bound, views, operands, used_threads)
     is_gather = any(letter == "L" for letter, _, _ in bound.position)
     nest = bound.nest
     kernel: CompiledKernel | None = None
-
-    def jobs_for(operands: Sequence[Array], out: Array) -> Jobs:
-        jobs = template.copy()
-        for (place, offset), array in zip(offsets, operands, strict=True):
-            jobs[:, place] = address_of(array) + offset
-        for place, values in label_values:
-            jobs[:, place] = address_of(values)
-        jobs[:, out_place] = address_of(out)
-        return jobs
 
     def run_kernel(operands: Sequence[Array], out: Array) -> None:
         nonlocal kernel
         if kernel is None:
             kernel = kernel_of(nest)
-        jobs = jobs_for(operands, out)
+        jobs = template.jobs_for(operands, out)
         if len(jobs) > 1:
             list(pool(threads).map(kernel, map(address_of, jobs)))
         else:
@@ -104,11 +76,58 @@ def prepare_by_compiled_loops(
             check_gathers(bound, list(jobs))
 
     def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
-        if is_gather or len(template) > 1:
+        if is_gather or len(template.rows) > 1:
             return partial(run_kernel, operands, out)
-        return _BoundKernel(kernel_of(nest), jobs_for(operands, out))
+        return _BoundKernel(kernel_of(nest), template.jobs_for(operands, out))
 
     return NumpyCall(run_kernel, bind)
+
+
+class _JobTemplate(NamedTuple):
+    """The parameters of a kernel without the addresses of its arrays, and their places."""
+
+    rows: Jobs
+    offsets: list[tuple[int, int]]  # of each operand: the place, and where its view begins
+    label_values: list[tuple[int, Array | Counter]]  # the place, and the values of a label
+    out_place: int
+
+    def jobs_for(self, operands: Sequence[Array], out: Array) -> Jobs:
+        """Return the parameters for some arrays."""
+        jobs = self.rows.copy()
+        for (place, offset), array in zip(self.offsets, operands, strict=True):
+            jobs[:, place] = address_of(array) + offset
+        for place, values in self.label_values:
+            jobs[:, place] = address_of(values)
+        jobs[:, self.out_place] = address_of(out)
+        return jobs
+
+
+def _job_template(
+    bound: BoundNest, views: Sequence[OperandView], operands: Sequence[Array], threads: int
+) -> _JobTemplate:
+    """Return the parameters of loops over the operands and the values of labels in `views`.
+
+    Each call of the kernel has a row of them: those of one thread.
+    """
+    offsets = []
+    label_values = []
+    for position, view in enumerate(views):
+        place = bound.position["A", position, 0]
+        if position < len(operands):
+            offsets.append((place, address_of(view.array) - address_of(operands[position])))
+        else:
+            label_values.append((place, view.array))
+    parameters = bound.values.copy()
+    box = tuple((0, axis.extent) for axis in bound.axes)
+    for loop, (start, stop) in enumerate(box):
+        parameters[2 * loop] = start
+        parameters[2 * loop + 1] = stop
+    shares = list(shares_of(bound, box, 1, threads))
+    rows = np.empty((len(shares), len(parameters)), np.int64)
+    for row, (loop, share) in zip(rows, shares, strict=True):
+        row[:] = parameters
+        row[2 * loop : 2 * loop + 2] = share
+    return _JobTemplate(rows, offsets, label_values, bound.position["A", len(views), 0])
 
 
 class _BoundKernel:
