@@ -108,9 +108,9 @@ BENCHES = (
         "experiment2",
         "experiment2",
         "Experiment 2: training a wide classifier",
-        "A step of gradient descent of a network with one hidden layer, at about a tenth of the "
-        "paper's extents, under three strategies of einmpi, by torch and JAX in one process, and "
-        "by torch's data parallelism (ddp). " + LESS_IS_BETTER,
+        "A step of gradient descent of a network with one hidden layer, smaller than the paper's; "
+        "the rows have its extents. eindecomp, model and data are strategies of einmpi, torch and "
+        "JAX are one process, ddp is torch's data parallelism. " + LESS_IS_BETTER,
         quick="--batch 32 --sizes 600 80 146 --steps 3 --repeat 1",
         ranks=2,
         plots=(
@@ -122,9 +122,9 @@ BENCHES = (
         "experiment3-plans",
         "experiment3",
         "Experiment 3: the first token of LLaMA, planned",
-        "The prefill of 8 prompts of 1024 tokens on the paper's servers. Seconds are predicted by "
-        "the planner from the data sheet of the GPUs, not measured. A strategy without a bar "
-        "needs more memory than a GPU has. " + LESS_IS_BETTER,
+        "The prefill of a batch of prompts on servers like the paper's: model, number of GPUs, and "
+        "memory of each. Seconds are predicted by the planner from the data sheet of the GPUs, not "
+        "measured. A strategy without a bar needs more memory than a GPU has. " + LESS_IS_BETTER,
         full="--models 7B 13B --cases 8x1024 --machine bench/machines/v100x8.toml",
         quick="--models tiny --cases 8x64 --devices 4x10MB 8x10MB "
         "--machine bench/machines/v100x8.toml",
@@ -168,7 +168,7 @@ BENCHES = (
         "experiment4-plans",
         "experiment4",
         "Experiment 4: weights in host memory, planned",
-        "The prefill of LLaMA where weights are read from the host's memory, on 8 GPUs. "
+        "The prefill of LLaMA on several GPUs that read its weights from the host's memory. "
         + LESS_IS_BETTER,
         full="--plan --models 7B --sequences 1024",
         quick="--plan --models tiny --sequences 64 --batches 4 --devices 4x5MB",
@@ -297,7 +297,7 @@ BENCHES = (
         "arrays",
         "arrays",
         "numpy's functions on distributed arrays",
-        "Arrays of a million numbers on two ranks. " + LESS_IS_BETTER,
+        "Calls that move elements between two ranks. " + LESS_IS_BETTER,
         quick="--size 10000 --repeat 2",
         ranks=2,
         plots=(Bars(("call",), "milliseconds", in_order=True),),
