@@ -44,13 +44,33 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
     return [window for window in found if window]
 
 
+def in_order(factors: Sequence[int], found: Sequence[set[int]]) -> list[list[int]]:
+    """The axes of each window in the order of the digits that they slice.
+
+    Lengths that most windows have come first. One that a window has several times counts anew each
+    time: the second axis of a length comes after all first ones that as many windows have.
+    """
+    if len(found) < 2:
+        return [sorted(window) for window in found]
+    turns = [
+        {axis: sum(factors[a] == factors[axis] for a in window if a <= axis) for axis in window}
+        for window in found
+    ]
+    kinds = Counter((factors[axis], turn) for window in turns for axis, turn in window.items())
+    order = sorted(kinds, key=lambda kind: (-kinds[kind], kind[1], -kind[0]))
+    return [
+        [axis for kind in order for axis in window if (factors[axis], window[axis]) == kind]
+        for window in turns
+    ]
+
+
 @cache
 def places(factors: Sequence[int], extent: int) -> dict[int, tuple[int, ...]]:
     """For each axis its length and those before it in its window: the digit that it slices."""
     return {
-        axis: tuple(factors[a] for a in sorted(window) if a <= axis)
-        for window in windows(factors, extent)
-        for axis in window
+        axis: tuple(factors[a] for a in window[: place + 1])
+        for window in in_order(factors, windows(factors, extent))
+        for place, axis in enumerate(window)
     }
 
 

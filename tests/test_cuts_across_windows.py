@@ -183,3 +183,12 @@ def test_on_real_ranks(ranks, cuts, tmp_path):
     (tmp_path / "job.toml").write_text("\n".join(lines))
     done = run_mpi(ranks, ["-c", ON_REAL_RANKS, *cuts], cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stdout) == (0, f"{len(cuts)} cuts\n"), done.stderr
+
+
+def test_axes_of_different_lengths_that_are_of_several_windows():
+    """960 indices on 5·2·5·2·5·2 axes: all labels are cut into 10 parts, one along two windows."""
+    shapes = dict.fromkeys("ABC", (960, 960))
+    job = einmpi.program("Z[i,l] = sum(sum[j](A[i,j] * B[j,k]) * C[k,l])", **shapes)
+    plan = einmpi.plan(job, 1000)
+    assert plan_crosses_windows(plan)
+    assert plan.words_predicted == plan.lower_bound == 6 * 9 * 960**2

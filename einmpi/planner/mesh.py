@@ -75,6 +75,10 @@ class Mesh:
         index whichever other axes cut the label too: so an axis on a label means the same data for
         every tensor. A label with extent ≥ ranks has one window. On 5·3·2 axes, extent 10 has the
         windows (0,) and (1, 2).
+
+        The axes of a window are in the order of the digits that they slice. Lengths that many of
+        the windows have come first, so that axes of several windows slice digits of the same
+        numbers: on 3·2·2 axes, extent 10 has the windows (1, 0) and (2,).
         """
         return _windows(self.factors, extent)
 
@@ -167,7 +171,27 @@ def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ..
         product *= factor
     if current:
         windows.append(current)
-    return tuple(windows)
+    if len(windows) < 2:
+        return tuple(windows)
+    return _shared_lengths_first(factors, windows)
+
+
+def _shared_lengths_first(
+    factors: tuple[int, ...], windows: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the windows with the lengths first that most of them have; lengths take turns."""
+    lengths_of = [[factors[axis] for axis in window] for window in windows]
+    ordered = []
+    for window in windows:
+        keys = {}
+        seen: dict[int, int] = {}
+        for axis in window:
+            length = factors[axis]
+            turn = seen[length] = seen.get(length, 0) + 1
+            sharing = sum(lengths.count(length) >= turn for lengths in lengths_of)
+            keys[axis] = (-sharing, turn, -length)
+        ordered.append(tuple(sorted(window, key=keys.__getitem__)))
+    return tuple(ordered)
 
 
 @cache

@@ -193,7 +193,7 @@ def _groups_along_windows(solver: Solver) -> list[Groups]:
     borders = {0, len(mesh.factors)}
     for extent in sorted(weights, key=lambda extent: (-weights[extent], extent)):
         for window in mesh.windows(extent):
-            for border in (window[0], window[-1] + 1):
+            for border in (min(window), max(window) + 1):
                 if len(borders) <= EXACT_AXES:
                     borders.add(border)
     while len(borders) <= EXACT_AXES:  # halve the longest group

@@ -52,7 +52,7 @@ def test_windows_are_runs_of_the_axes_that_fit(ranks):
     mesh = Mesh(ranks)
     for extent in EXTENTS:
         windows = mesh.windows(extent)
-        assert [axis for window in windows for axis in window] == [
+        assert [axis for window in windows for axis in sorted(window)] == [
             a for a, f in enumerate(mesh.factors) if f <= extent
         ]
         assert all(
@@ -65,7 +65,9 @@ def test_no_window_could_take_the_axis_after_it(ranks):
     mesh = Mesh(ranks)
     for extent in EXTENTS:
         for window, following in itertools.pairwise(mesh.windows(extent)):
-            assert prod(mesh.factors[axis] for axis in window) * mesh.factors[following[0]] > extent
+            assert (
+                prod(mesh.factors[axis] for axis in window) * mesh.factors[min(following)] > extent
+            )
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -114,6 +116,12 @@ def test_a_window_that_begins_as_an_earlier_one_slices_the_same_digits():
     assert Mesh(8).windows(7) == ((0, 1), (2,))
     allowed = allowed_masks((2, 2, 2), 7, True)
     assert [mask for mask in range(8) if allowed[mask]] == [0, 1, 2, 3, 4, 6]  # 2 with 1, not 0
+    # 2·5·5·2·5 and 2: the last axis slices the digit of axis 1, not that of axis 0.
+    assert Mesh(1000).windows(960) == ((1, 0, 2, 3, 4), (5,))
+    assert Mesh(1000).places(960)[5] == Mesh(1000).places(960)[1] == (2,)
+    assert allowed_masks(Mesh(1000).factors, 960, True)[0b110000]
+    # 5·2·5 and 5·2·2: what both have comes first.
+    assert Mesh(1000).windows(64) == ((0, 1, 2), (4, 3, 5))
     assert Mesh(30).windows(10) == ((0,), (1, 2))  # 5, and 3·2: other digits
     allowed = allowed_masks((5, 3, 2), 10, True)
     assert [mask for mask in range(8) if allowed[mask]] == [0, 1, 2, 4, 6]

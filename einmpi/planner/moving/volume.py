@@ -244,7 +244,8 @@ def _indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
     combination = np.zeros(len(starts) - 1, np.int64)
     for axis in axes:
         block = starts[:-1] * blocks_of[axis] // extent
-        later = prod(mesh.factors[other] for other in window_of[axis] if other > axis)
+        window = window_of[axis]
+        later = prod(mesh.factors[other] for other in window[window.index(axis) + 1 :])
         digit = block // later % mesh.factors[axis]
         combination = combination * mesh.factors[axis] + digit
     combinations = prod(mesh.factors[axis] for axis in axes)

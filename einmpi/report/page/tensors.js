@@ -24,7 +24,7 @@ function segments(extent, dimension, cuts) {
   const blocksOf = new Map();
   for (const axis of axes) {
     const windowAxes = data.layouts.windows[extent].find((group) => group.includes(axis));
-    const before = windowAxes.filter((other) => other <= axis);
+    const before = windowAxes.slice(0, windowAxes.indexOf(axis) + 1);
     blocksOf.set(axis, before.reduce((count, other) => count * mesh[other], 1));
   }
   const blocks = Math.max(...blocksOf.values());
