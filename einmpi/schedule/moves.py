@@ -135,7 +135,7 @@ def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(sorted(set(axes)))
 
 
-def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) -> Reduction:
+def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) -> Reduction:
     """Return the pieces of `middle` that the ranks with partial results along `axes` aggregate.
 
     They are places in the blocks of `source`.
@@ -143,7 +143,7 @@ def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) ->
     group, me = group_of(source.mesh, axes, rank)
     digits = source.mesh.digits(rank)
     stored = source.region(digits)
-    pieces = _by_member(tuple(axes), middle, digits, lambda d, runs: locate(runs, stored[d]))
+    pieces = _by_member(axes, middle, digits, lambda d, runs: locate(runs, stored[d]))
     unchanged = _unchanged_dimensions((middle, source), axes, source)
     return Reduction(group, me, tuple(pieces), source.max_elements(), unchanged)
 
@@ -196,13 +196,14 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     return replace(moves, own=None, unchanged=unchanged)
 
 
+@lru_cache(maxsize=1024)
 def _unchanged_dimensions(
-    blocks: Sequence[Blocks], axes: Sequence[int], target: Layout
+    blocks: tuple[Blocks, ...], axes: tuple[int, ...], target: Layout
 ) -> tuple[Unchanged, ...]:
     """Return the dimensions in which ranks that differ on `axes` have the same indices.
 
     They have them in all of these blocks, the last of which is `target`. The answer is the same on
-    all ranks.
+    all ranks: a process that lowers a plan for many of them looks once.
     """
     found = []
     for dimension in range(len(target.bound)):

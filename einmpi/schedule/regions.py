@@ -157,6 +157,8 @@ def chunks(region: Region, limit: int) -> list[Region]:
     Regions of the same shape are cut at the same places.
     """
     extents = shape(region)
+    if 0 < prod(extents) <= limit:  # as a rule
+        return [region]
     pieces = []
     for dimension, runs in enumerate(region):
         extent = extents[dimension]

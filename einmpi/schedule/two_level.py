@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
     Where both ranks of a node and different nodes have partial results, there are two steps: one
     inside nodes, then one between them.
     """
-    partial = axes_that_cut(source.cuts, PARTIAL)
+    partial = tuple(axes_that_cut(source.cuts, PARTIAL))
     if not partial:
         return []
     between = tuple(axis for axis in partial if axis < source.mesh.node_axes)
@@ -37,7 +38,7 @@ def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
     if not between or not inside:
         return [reduction(source, middle, partial, rank)]
     return [
-        reduction(source, _Combined(middle, between), inside, rank),
+        reduction(source, _combined(middle, between), inside, rank),
         reduction(source, middle, between, rank),
     ]
 
@@ -67,7 +68,7 @@ def exchanges(
     if not inside or not crosses_nodes:
         return [exchange(source, middle, target, axes, rank)]
     moves = exchange(source, middle, target, first, rank)
-    arrived = _Combined(middle, first, target)
+    arrived = _combined(middle, first, target)
     replicated: tuple[int, ...] = ()
     if stored:
         replicated = tuple(axis for axis in inside if source.cuts[axis] is None)
@@ -83,7 +84,7 @@ def exchanges(
             found.append(pass_on(missing, target, replicated, rank))
     others = tuple(axis for axis in inside if axis not in replicated)
     if others:
-        complete = _Combined(replace(middle, splits=()), first, target)
+        complete = _combined(replace(middle, splits=()), first, target)
         found.append(pass_on(complete, target, others, rank))
     return found
 
@@ -140,23 +141,36 @@ class _Combined:
     def _combined_runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         # Axes between nodes split last: the pieces of the ranks along such an axis are adjacent,
         # and together they are what remains without that split.
-        splits = tuple(pair for pair in self.layout.splits if pair[0] not in self.axes)
-        unsplit = replace(self.layout, splits=splits)
-        cutting = [axis for axis in self.axes if self.layout.cuts[axis] == dimension]
-        if all(split_dimension != dimension for _, split_dimension in splits):
+        if all(split_dimension != dimension for _, split_dimension in self._unsplit.splits):
             # Without these axes the dimension is simply cut less.
-            cuts = list(unsplit.cuts)
-            for axis in cutting:
-                cuts[axis] = None
-            return replace(unsplit, cuts=tuple(cuts)).runs(dimension, digits)
+            return self._uncut.runs(dimension, digits)
+        cutting = [axis for axis in self.axes if self.layout.cuts[axis] == dimension]
         ranks = digits_along(self.mesh, cutting, digits)
-        return union(unsplit.runs(dimension, others) for others in ranks)
+        return union(self._unsplit.runs(dimension, others) for others in ranks)
+
+    @cached_property
+    def _unsplit(self) -> Layout:
+        """The layout without the splits along the axes."""
+        splits = tuple(pair for pair in self.layout.splits if pair[0] not in self.axes)
+        return replace(self.layout, splits=splits)
+
+    @cached_property
+    def _uncut(self) -> Layout:
+        """The layout without splits and cuts along the axes."""
+        cuts = []
+        for axis, cut in enumerate(self.layout.cuts):
+            cuts.append(None if axis in self.axes else cut)
+        return replace(self._unsplit, cuts=tuple(cuts))
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         axes = set(self.layout.axes_of(dimension)) - set(self.axes)
         if self.within is not None:
             axes.update(self.within.axes_of(dimension))
         return tuple(sorted(axes))
+
+
+# All ranks have the same ones. A process that lowers a plan for many ranks makes them once.
+_combined = lru_cache(maxsize=1024)(_Combined)
 
 
 @dataclass(frozen=True)

@@ -154,12 +154,26 @@ def test_ranks_share_what_is_the_same_for_all():
     """Layouts are made once, and index sets once for ranks that have the same, not for each."""
     from einmpi.planner.moving.runs import intersect, share
     from einmpi.schedule.lower import _layout, _pieces, lower
-    from einmpi.schedule.moves import _combinations, _distances, middle_layout
+    from einmpi.schedule.moves import (
+        _combinations,
+        _distances,
+        _unchanged_dimensions,
+        middle_layout,
+    )
+    from einmpi.schedule.two_level import _combined
 
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
     plan = einmpi.plan(job, 512, nodes=64)
     lower(plan, 0)
-    same_for_all = (_layout, _pieces, middle_layout, _combinations, _distances)
+    same_for_all = (
+        _layout,
+        _pieces,
+        middle_layout,
+        _combinations,
+        _distances,
+        _combined,
+        _unchanged_dimensions,
+    )
     before = [function.cache_info().misses for function in same_for_all]
     share.cache_clear()
     intersect.cache_clear()

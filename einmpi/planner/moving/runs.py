@@ -33,7 +33,10 @@ def length(runs: Runs) -> int:
     """Return the number of indices."""
     if len(runs) == 1:  # as a rule; asked so often that it has to be quick
         return runs[0][1] - runs[0][0]
-    return sum(stop - start for start, stop in runs)
+    count = 0
+    for start, stop in runs:
+        count += stop - start
+    return count
 
 
 @lru_cache(maxsize=65536)
