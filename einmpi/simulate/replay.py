@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 from einmpi.errors import EinmpiError, InputError, printable
 from einmpi.process.abort import on_abort
@@ -25,16 +26,25 @@ _OPTIONS = (
     "--log=root.thres:warning",
     "--log=smpi_replay.fmt:%.12r%e%m%n",
 )
+_LONGEST_START = 10.0  # seconds until a program has begun, on a machine with much other load
 _SECONDS = re.compile(r"([0-9.e+-]+) Simulation time ")
 _ACTION = re.compile(r"([0-9.e+-]+) ([0-9]+) [a-z]+ ")
 
 
+# What SimGrid, C++ and the loader of programs say where there is no memory.
+_NO_MEMORY = re.compile(
+    r"bad_alloc|failed to allocate|cannot allocate|out of memory|failed to map segment", re.I
+)
 # What SimGrid writes before its words: a host and a time, a place in its own source, a category.
 _PLACE_IN_SIMGRID = re.compile(r"\[[^]]*\] (\./src/\S+ )?\[[^]]*\] (Uncaught exception \S+ )?")
 
 
 class ReplayError(EinmpiError):
     """SimGrid could not replay traces."""
+
+
+class ReplayEnded(ReplayError):
+    """SimGrid was killed, or had no memory: what it read may be right."""
 
 
 def find_smpirun() -> str:
@@ -78,7 +88,7 @@ def replay(
                 seconds = float(end[1])
             other_lines.append(line.strip())
     if process.returncode or seconds is None:
-        raise ReplayError(f"smpirun: {_reason(other_lines)}")
+        raise _failure(process.returncode, [line for line in other_lines if line])
     return seconds
 
 
@@ -88,22 +98,32 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
 
     smpirun is a script: to kill it alone would leave SimGrid running.
     """
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    processes: list[subprocess.Popen[str]] = []
+    has_begun = Event()
 
-        def kill() -> None:
+    def kill() -> None:
+        # Another thread may call this while the program is being started.
+        has_begun.wait(_LONGEST_START)
+        for process in processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-        with on_abort(kill):
+    with on_abort(kill):
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            processes.append(process)
+        finally:
+            has_begun.set()
+        with process:
             try:
                 yield process
             except BaseException:
@@ -111,10 +131,35 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
                 raise
 
 
-def _reason(output: Iterable[str]) -> str:
+def _failure(status: int, lines: Sequence[str]) -> ReplayError:
+    """Return the error for a status of smpirun and the lines that it wrote."""
+    # smpirun passes on how SimGrid ended as shells do, unless it was killed itself.
+    number = -status if status < 0 else status - 128
+    if number > 0 and number != signal.SIGABRT:  # SimGrid aborts when it finds something wrong
+        return ReplayEnded(f"smpirun: SimGrid was ended by signal {number}{_meaning(number)}")
+    for line in lines:
+        if _NO_MEMORY.search(line):
+            return ReplayEnded(f"smpirun: not enough memory: {_said(line)}")
+    return ReplayError(f"smpirun: {_reason(lines)}")
+
+
+def _meaning(number: int) -> str:
+    if number == signal.SIGKILL:
+        return ", SIGKILL; the system does this when memory runs out"
+    try:
+        return f", {signal.Signals(number).name}"
+    except ValueError:
+        return ""
+
+
+def _reason(lines: Sequence[str]) -> str:
     """Return the line of SimGrid's output that says why it failed."""
-    lines = [line for line in output if line]
     for line in lines:
         if "CRITICAL" in line or "rror" in line:
-            return printable(_PLACE_IN_SIMGRID.sub("", line)[:300])
-    return printable(lines[-1][:300]) if lines else "it failed without a word"
+            return _said(line)
+    return _said(lines[-1]) if lines else "it failed without a word"
+
+
+def _said(line: str) -> str:
+    """Return a line of SimGrid without the place where it is from."""
+    return printable(_PLACE_IN_SIMGRID.sub("", line)[:300])

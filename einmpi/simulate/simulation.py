@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.machine import Machine
@@ -15,8 +16,9 @@ from einmpi.planner.prices import Prices
 from einmpi.process.abort import on_abort
 from einmpi.report.recording.timeline import Timeline
 from einmpi.simulate.rank_traces import rank_traces
-from einmpi.simulate.replay import replay
+from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
 from einmpi.simulate.timeline import StepTimes
+from einmpi.simulate.trace_comm import TraceComm
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,56 @@ def simulate_plan(
     times = StepTimes() if with_timeline else None
     with ExitStack() as stack:
         if folder is None:
-            temporary = TemporaryDirectory(prefix="einmpi-simulate-", ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(temporary))
-            stack.enter_context(on_abort(temporary.cleanup))
-        (folder / "platform.xml").write_text(place.platform)
+            folder = stack.enter_context(_temporary_folder())
         nodes = spread_over_nodes(plan.ranks, plan.nodes)
-        (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
+        _write_place(place, nodes, folder)
         counted = _write_traces(plan, place.machine, shared, folder, times)
         if times is None:
             return replace(counted, seconds=replay(folder, plan.ranks))
         seconds = replay(folder, plan.ranks, times.on_action)
         return replace(counted, seconds=seconds, timeline=times.timeline())
+
+
+def reason_against(place: Place) -> str | None:
+    """Return why SimGrid cannot use a platform; None if two ranks of each host can meet there."""
+    ranks = range(2 * len(place.hosts))
+    nodes = spread_over_nodes(len(ranks), len(place.hosts))
+    with _temporary_folder() as folder:
+        _write_place(place, nodes, folder)
+        with open(folder / "traces", "w") as names:
+            for rank in ranks:
+                comm = TraceComm(rank, nodes)
+                comm.add("init")
+                comm.barrier_among(tuple(ranks))
+                comm.add("finalize")
+                _write_trace(rank, comm.lines, folder, names)
+        try:
+            replay(folder, len(ranks))
+        except ReplayEnded:
+            return None
+        except ReplayError as error:
+            return str(error)
+    return None
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    temporary = TemporaryDirectory(prefix="einmpi-simulate-", ignore_cleanup_errors=True)
+    with temporary as name, on_abort(temporary.cleanup):
+        yield Path(name)
+
+
+def _write_place(place: Place, nodes: Sequence[int], folder: Path) -> None:
+    """Write the platform, and the host of each rank."""
+    (folder / "platform.xml").write_text(place.platform)
+    (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
+
+
+def _write_trace(rank: int, lines: Sequence[str], folder: Path, names: TextIO) -> None:
+    """Write the file of a rank, and its name to the list of all."""
+    name = f"rank-{rank}.txt"
+    (folder / name).write_text("\n".join(lines) + "\n")
+    names.write(f"{name}\n")
 
 
 def _write_traces(
@@ -95,9 +136,7 @@ def _write_traces(
     messages = 0
     with open(folder / "traces", "w") as names:
         for trace in rank_traces(plan, prices, shared):
-            name = f"rank-{trace.rank}.txt"
-            (folder / name).write_text("\n".join(trace.lines) + "\n")
-            names.write(f"{name}\n")
+            _write_trace(trace.rank, trace.lines, folder, names)
             nbytes += trace.received
             in_shared_memory += trace.received_shared
             messages += trace.messages

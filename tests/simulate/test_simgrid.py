@@ -171,6 +171,52 @@ def test_what_simgrid_refuses_is_one_line(tmp_path, old, new):
     assert done.stderr.startswith("platform.xml: smpirun: ")
 
 
+TWO_HOSTS = """<?xml version='1.0'?>
+<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
+<platform version="4.1"><zone id="z" routing="Full">
+<host id="a" speed="1Gf"/><host id="b" speed="1Gf"/>
+</zone></platform>
+"""
+
+
+def test_hosts_without_a_path_between_them(tmp_path):
+    """SimGrid notices that when the first message is sent."""
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    (tmp_path / "two.xml").write_text(TWO_HOSTS)
+    done = einmpi_here(tmp_path, ["simulate", "chain.toml", "-n", "2", "--platform", "two.xml"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("two.xml: smpirun: ") and "path between" in done.stderr
+
+
+@pytest.mark.parametrize("platform", [True, False])
+@pytest.mark.parametrize("program, said", [
+    ("kill -9 $$", "smpirun: SimGrid was ended by signal 9, SIGKILL; the system does this"),
+    ("exit 137", "smpirun: SimGrid was ended by signal 9, SIGKILL; the system does this"),
+    ("exit 139", "smpirun: SimGrid was ended by signal 11, SIGSEGV"),
+    ("echo 'what(): std::bad_alloc'; exit 134", "smpirun: not enough memory: what(): std::"),
+    ("echo '[0.0] ./src/a.cpp:1: [root/CRITICAL] Failed to allocate stack.'; exit 134",
+     "smpirun: not enough memory: Failed to allocate stack."),
+    # Whatever is wrong with these traces, a few bytes between the hosts arrive.
+    ("if grep -q sleep rank-0.txt || grep -q compute rank-0.txt\nthen echo 'Replay Error: x'\n"
+     "exit 134\nfi\necho '0.1 Simulation time 0.1'", "smpirun: Replay Error: x"),
+])  # fmt: skip
+def test_a_failure_of_simgrid_is_not_one_of_the_platform(
+    tmp_path, monkeypatch, platform, program, said
+):
+    """SimGrid is replaced by a program that ends in some way."""
+    script = tmp_path / "smpirun"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    (tmp_path / "two.xml").write_text(TWO_HOSTS)
+    words = ["simulate", "chain.toml", "-n", "2"]
+    done = einmpi_here(tmp_path, [*words, "--platform", "two.xml"] if platform else words)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_neither_files_nor_processes(tmp_path, stop_signal):
     """SimGrid is replaced: like the real one, a script that waits for a program."""

@@ -110,8 +110,8 @@ def _simulate_strategy(
 ) -> Simulated:
     from einmpi import api
     from einmpi.simulate.platform_file import PLATFORM_EXPECTED
-    from einmpi.simulate.replay import ReplayError
-    from einmpi.simulate.simulation import simulate_plan
+    from einmpi.simulate.replay import ReplayEnded, ReplayError
+    from einmpi.simulate.simulation import reason_against, simulate_plan
 
     plan = api.plan(
         job,
@@ -135,10 +135,13 @@ def _simulate_strategy(
             folder=folder,
             with_timeline=bool(options.trace or options.report),
         )
-    except ReplayError as error:
-        if options.platform is None:
+    except ReplayEnded:
+        raise
+    except ReplayError:
+        reason = None if options.platform is None else reason_against(place)
+        if reason is None:
             raise
-        raise InputError(options.platform, str(error), PLATFORM_EXPECTED) from None
+        raise InputError(options.platform, reason, PLATFORM_EXPECTED) from None
 
 
 def _check_timeline(options: argparse.Namespace) -> None:
