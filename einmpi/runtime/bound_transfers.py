@@ -50,7 +50,7 @@ def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> 
         target_view = _slot_view(step.target, own[1], kept)
         calls.append(_bind_copy(target_view, source_view))
     if isinstance(messages, GatherInPlace):
-        everything = kept.slots[step.target.name].reshape(-1)[: messages.total]
+        everything = kept.slots[step.target.name].reshape(-1)[messages.place]
         gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
         calls.append(lambda _: gather())
     elif isinstance(messages, Gather):

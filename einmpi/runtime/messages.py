@@ -22,10 +22,10 @@ class Piece(NamedTuple):
 
 
 class GatherInPlace(NamedTuple):
-    """All members' pieces fill the target one after another, so they are received there."""
+    """All members' pieces lie in the target one after another, so they are received there."""
 
     counts: Sequence[int]
-    total: int
+    place: slice  # of all pieces in the target, whose elements are taken as a row
 
 
 class Gather(NamedTuple):
@@ -68,8 +68,9 @@ def messages_of_exchange(step: Exchange) -> Messages | None:
     if moves.same_to_all:
         regions = _pieces_of_all(step)
         counts = list(map(_count, regions))
-        if _are_contiguous(regions, step.target):
-            return GatherInPlace(counts, sum(counts))
+        place = _place_in_a_row(regions, step.target)
+        if place is not None:
+            return GatherInPlace(counts, place)
         if at_once:
             pieces = packed_pieces(regions)
             own = [piece for piece in pieces if piece.member == moves.me]
@@ -157,17 +158,18 @@ def _pieces_of_all(step: Exchange) -> list[Region | None]:
     return pieces
 
 
-def _are_contiguous(pieces: Sequence[Region | None], target: Slot) -> bool:
-    """Return whether the pieces fill the target one after another."""
-    end = 0
+def _place_in_a_row(pieces: Sequence[Region | None], target: Slot) -> slice | None:
+    """Return where the pieces lie in the target; None unless they follow one another there."""
+    start = end = None
     for piece in pieces:
         if piece is None:
             continue
         place = flat_range(piece, extents_of(target))
-        if place is None or place[0] != end:
-            return False
+        if place is None or end not in (None, place[0]):
+            return None
+        start = place[0] if start is None else start
         end = place[1]
-    return True
+    return slice(start or 0, end or 0)
 
 
 def _count(region: Region | None) -> int:

@@ -160,9 +160,9 @@ def _copy_by_buffer(
 
 
 def _gather_in_place(step: Exchange, messages: GatherInPlace, buffers: Buffers, comm: Comm) -> None:
-    """Gather pieces that fill the target one after another."""
+    """Gather pieces that lie in the target one after another."""
     flat = buffers[step.target].reshape(-1)
-    comm.allgatherv(step.moves.group, flat[: messages.total], messages.counts)
+    comm.allgatherv(step.moves.group, flat[messages.place], messages.counts)
 
 
 def _gather(step: Exchange, messages: Gather, buffers: Buffers, comm: Comm) -> None:

@@ -1,0 +1,47 @@
+"""Pieces that follow one another in the target are gathered there, wherever they begin."""
+
+import itertools
+
+import numpy as np
+
+import einmpi
+from einmpi.comm.threads import run_threads
+from einmpi.runtime.messages import GatherInPlace, messages_of_exchange
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Exchange
+
+
+PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
+ROLES = {"batch": ("i",), "hidden": ("k",)}  # k is cut, and all ranks need all of A
+
+
+def test_every_rank_gathers_in_place():
+    """The ranks of a node get different pieces from the other node, each in its place."""
+    job = einmpi.program(PRODUCT, roles=ROLES, A=(4096, 4096), B=(4096, 8))
+    plan = einmpi.plan(job, 8, nodes=2, strategy="megatron")
+    starts = set()
+    for rank in range(8):
+        exchanges = [step for step in lower(plan, rank).steps if isinstance(step, Exchange)]
+        of_matrix = [step for step in exchanges if step.vertex == "A"]
+        assert of_matrix
+        for step in of_matrix:
+            messages = messages_of_exchange(step)
+            assert isinstance(messages, GatherInPlace)
+            assert sum(messages.counts) == messages.place.stop - messages.place.start
+            starts.add(messages.place.start)
+    assert len(starts) > 1  # not only from the first element on
+
+
+def test_values_are_those_of_numpy():
+    A = np.random.default_rng(1).normal(size=(96, 64))
+    B = np.random.default_rng(2).normal(size=(64, 8))
+
+    def on_rank(comm):
+        job = einmpi.program(PRODUCT, roles=ROLES, A=A, B=B)
+        compiled = einmpi.compile(job, comm=comm, strategy="megatron", shared="off")
+        return [
+            compiled(A=A, B=B)["Z"].gather() for _ in range(3)
+        ]  # then with all bound to its steps
+
+    for found in itertools.chain(*run_threads(8, on_rank, nodes=2)):
+        np.testing.assert_allclose(found, A @ B, rtol=1e-12)  # sums of 64 products
