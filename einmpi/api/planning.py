@@ -17,6 +17,7 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
+    from einmpi.planner.machine import Machine
     from einmpi.planner.plan import Options, Plan
 
 
@@ -60,13 +61,12 @@ def options_of(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
-    machine: str | os.PathLike[str] | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
     nodes: int = 1,
     recompute: str | Sequence[str] | None = None,
 ) -> Options:
     """Return what a job asks of a plan; the other arguments take precedence over the job."""
     # Imported here so that `import einmpi` stays fast.
-    from einmpi.planner.machine import read_machine
     from einmpi.planner.plan import Options
 
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
@@ -87,7 +87,6 @@ def options_of(
     again = job.recompute
     if recompute is not None:
         again = checked_recompute("recompute", recompute, job.written)
-    machine_file = job.machine if machine is None else path_name("machine", machine)
     backend = backend_record(job.backend)
     return Options(
         strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
@@ -100,11 +99,21 @@ def options_of(
         pins=pins,
         roles=job.roles,
         nodes=nodes,
-        machine=None if machine_file is None else read_machine(machine_file),
+        machine=_machine(job, machine),
         overlap=job.overlap == MODES[0],
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
         pin_places=places,
     )
+
+
+def _machine(job: Job, given: str | os.PathLike[str] | Machine | None) -> Machine | None:
+    """Return the machine whose times are minimised; None if bytes are."""
+    from einmpi.planner.machine import Machine, read_machine
+
+    if isinstance(given, Machine):
+        return given
+    file = job.machine if given is None else path_name("machine", given)
+    return None if file is None else read_machine(file)
 
 
 def plan(
@@ -116,7 +125,7 @@ def plan(
     recompute: str | Sequence[str] | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
-    machine: str | os.PathLike[str] | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
     strict: bool | None = None,
     half: str | None = None,
     overlap: str | None = None,

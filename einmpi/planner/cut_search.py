@@ -56,7 +56,7 @@ class CutSearch:
         carried_outputs = set(self.options.carry.values())
         pins = [name for name in self.options.pins if name not in carried_outputs]
         self.pinned = (*in_place, *pins)
-        self.prices = Prices.of(self.machine())
+        self.prices = Prices.of(self.machine(), self.options.weights)
         # Variable → its state, until the others are found without a price of memory.
         self.held: dict[int, tuple[int, ...]] = {}
         self.set_up()

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from einmpi.errors import InputError
-from einmpi.language.toml_document import Document, get, kind_of, lookup, read_document, table
+from einmpi.language.toml_document import (
+    Document,
+    KeyPath,
+    get,
+    kind_of,
+    lookup,
+    read_document,
+    show,
+    table,
+)
 from einmpi.units import (
     parse_bandwidth,
     parse_latency,
@@ -19,8 +28,20 @@ from einmpi.units import (
 
 # What a matrix product can give. Integers are added up as int64, and uint64 takes as long.
 PRODUCTS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int64")
-_KEYS = ("measured", "inside", "between", "kernels")
+_KEYS = ("measured", "inside", "between", "groups", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """Nodes that follow one another and are near to each other, as those at one switch.
+
+    A time of 0 means that messages between groups take no longer than those between nodes.
+    """
+
+    nodes: int  # of a group
+    latency: int = 0  # ns for a message to another group
+    pair: int = 0  # ps for a byte from all ranks of a group to those of one other group
 
 
 @dataclass(frozen=True)
@@ -39,13 +60,18 @@ class Machine:
     multiply: Mapping[str, int] = field(hash=False)
     element: int  # as for an operation of any other kernel
     source: str  # what was measured where and when, in words
+    groups: tuple[NodeGroups, ...] = ()  # of nodes, the smallest first
+    shared: bool = True  # ranks of a node can read each other's memory, as those on GPUs cannot
     name: str = field(default="machine", compare=False)  # its file
 
     @property
     def digest(self) -> str:
         """A short hash, equal where all times are."""
         times = (self.latency_inside, self.latency_between, self.inside, self.between, self.element)
-        return sha256(repr((times, sorted(self.multiply.items()))).encode()).hexdigest()[:16]
+        known: tuple[object, ...] = (times, sorted(self.multiply.items()))
+        if self.groups or not self.shared:
+            known = (*known, self.groups, self.shared)
+        return sha256(repr(known).encode()).hexdigest()[:16]
 
     def check(self, ranks: int, nodes: int) -> None:
         """Raise InputError if a time is not known that a plan needs."""
@@ -67,8 +93,16 @@ class Machine:
         lines = [f"measured = {_quoted(self.source)}"]
         if self.inside:
             lines += _link_lines("inside", self.latency_inside, self.inside)
+            if not self.shared:
+                lines.append("shared = false")
         if self.between:
             lines += _link_lines("between", self.latency_between, self.between)
+        for group in self.groups:
+            lines += ["", "[[groups]]", f"nodes = {group.nodes}"]
+            if group.latency:
+                lines.append(f'latency = "{show_latency(group.latency)}"')
+            if group.pair:
+                lines.append(f'bandwidth = "{show_bandwidth(group.pair)}"')
         lines += ["", "[kernels]"]
         for dtype, time in self.multiply.items():
             lines.append(f'{dtype} = "{show_speed(time)}"')
@@ -90,8 +124,9 @@ def read_machine(path: str) -> Machine:
     document = read_document(path, "a machine file, which einmpi calibrate --save writes")
     table(document, (), _KEYS)
     source = get(document, ("measured",), str) or "not said where and when"
-    latency_inside, inside = _link(document, "inside")
+    latency_inside, inside = _link(document, "inside", ("shared",))
     latency_between, between = _link(document, "between")
+    shared = get(document, ("inside", "shared"), bool)
     kernels = table(document, ("kernels",), (*PRODUCTS, "other"))
     multiply = {}
     for dtype in PRODUCTS:
@@ -105,13 +140,34 @@ def read_machine(path: str) -> Machine:
         multiply,
         element=_time(document, ("kernels", "other"), parse_speed),
         source=" ".join(source.split()),
+        groups=_groups(document),
+        shared=shared is not False,
         name=path,
     )
 
 
-def _link(document: Document, title: str) -> tuple[int, int]:
+def _groups(document: Document) -> tuple[NodeGroups, ...]:
+    """Return what the tables [[groups]] say, the smallest groups first."""
+    found = []
+    for number in range(len(get(document, ("groups",), list) or ())):
+        path = ("groups", number)
+        given = table(document, path, ("nodes", "latency", "bandwidth"))
+        nodes = get(document, (*path, "nodes"), int)
+        if nodes is None or nodes < 1:
+            what = f"nodes is {show(nodes)}" if "nodes" in given else "there is no nodes in groups"
+            raise InputError(document.place((*path, "nodes")), what, "a number of nodes, such as 4")
+        latency = pair = 0
+        if "latency" in given:
+            latency = _time(document, (*path, "latency"), parse_latency)
+        if "bandwidth" in given:
+            pair = _time(document, (*path, "bandwidth"), parse_bandwidth)
+        found.append(NodeGroups(nodes, latency, pair))
+    return tuple(sorted(found, key=lambda groups: groups.nodes))
+
+
+def _link(document: Document, title: str, more: tuple[str, ...] = ()) -> tuple[int, int]:
     """Return (latency, time of a byte) of a section; zeros where there is none."""
-    table(document, (title,), ("latency", "bandwidth"))
+    table(document, (title,), ("latency", "bandwidth", *more))
     if lookup(document, (title,)) is None:
         return 0, 0
     latency = _time(document, (title, "latency"), parse_latency)
@@ -119,13 +175,14 @@ def _link(document: Document, title: str) -> tuple[int, int]:
     return latency, byte_time
 
 
-def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str], int]) -> int:
+def _time(document: Document, path: KeyPath, parse: Callable[[str, str], int]) -> int:
     given = lookup(document, path)
     if given is None:
+        key = str(path[-1])
         raise InputError(
             document.place(path),
-            f"there is no {path[-1]} in [{path[0]}]",
-            f'a value such as {path[-1]} = "{_EXAMPLES[path[-1]]}"',
+            f"there is no {key} in [{path[0]}]",
+            f'a value such as {key} = "{_EXAMPLES[key]}"',
         )
     if not isinstance(given, str):
         raise InputError(

@@ -13,11 +13,12 @@ from einmpi.graph.labels import MAX_COUNT
 from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.cost_tables import SharedTables
+from einmpi.planner.fastest import MOST_VERTICES_TO_TRY, fastest_plan
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_of_batches
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
+from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Weights
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -34,8 +35,23 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     options = options or Options()
     _check_options(graph, ranks, options)
     start = time.perf_counter()
+    if options.machine is None or options.uneven:
+        plan = _plan(graph, ranks, options)
+    else:
+        may_try = options.strategy == DEFAULT_STRATEGY
+        may_try = may_try and len(graph.computed) <= MOST_VERTICES_TO_TRY
+
+        def plan_with(weights: Weights) -> Plan:
+            return _plan(graph, ranks, replace(options, weights=weights))
+
+        plan = fastest_plan(plan_with, options.machine, may_try)
+    return replace(plan, seconds=time.perf_counter() - start)
+
+
+def _plan(graph: EinGraph, ranks: int, options: Options) -> Plan:
+    """Return the plan that moves least, or takes least time with the weights of the options."""
     if options.fitting:
-        return replace(_plan_that_fits(graph, ranks, options), seconds=time.perf_counter() - start)
+        return _plan_that_fits(graph, ranks, options)
     limit = options.memory
     if limit is not None:
         options = replace(options, memory=limit - bytes_of_batches(graph, ranks, options))
@@ -55,7 +71,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     _check_values_per_rank(best)
     if options.shared:
         best = replace(best, shared=_shared_inputs(graph, best, options))
-    return replace(best, memory=limit, seconds=time.perf_counter() - start)
+    return replace(best, memory=limit)
 
 
 def _plan_that_fits(graph: EinGraph, ranks: int, options: Options) -> Plan:
@@ -68,7 +84,7 @@ def _plan_that_fits(graph: EinGraph, ranks: int, options: Options) -> Plan:
     others = replace(options, fitting=())
 
     def plan_with(kept: tuple[str, ...]) -> Plan:
-        plan = make_plan(graph, ranks, replace(others, resident=(*options.resident, *kept)))
+        plan = _plan(graph, ranks, replace(others, resident=(*options.resident, *kept)))
         loaded = tuple(name for name in names if name not in kept)
         return replace(plan, fitted=FittedInputs(kept, loaded))
 
@@ -108,7 +124,7 @@ def _shared_inputs(graph: EinGraph, plan: Plan, options: Options) -> SharedInput
             mesh=options.mesh if layouts or options.placed else None,
         )
         try:
-            words_free = make_plan(graph, plan.ranks, free).words_predicted
+            words_free = _plan(graph, plan.ranks, free).words_predicted
         except InputError:  # no other layouts fit into memory
             words_free = plan.words_predicted
         words_more = max(0, plan.words_predicted - words_free)

@@ -10,6 +10,7 @@ from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
+from einmpi.planner.prices import Weights
 from einmpi.planner.saving_memory.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.planner.text.explain import explain
@@ -77,6 +78,7 @@ class Options:
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None
+    weights: Weights | None = None  # of the times of this machine in a search
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     # tensor → where the job file prescribes its parts; the others come from the argument `pin`
     pin_places: Mapping[str, str] = field(default_factory=dict)

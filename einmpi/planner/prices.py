@@ -21,6 +21,24 @@ ATTOSECONDS_OF_A_PICOSECOND = 10**6
 _PRODUCT_OPERATIONS = ("*", "conj", "neg")
 
 
+LATENCY_RULES = ("message", "exchange", "none")  # what a latency is counted for
+PER_MILLE = 1000
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a search counts the times of a machine.
+
+    What a message takes depends on what else is on its way, and on what ranks share. A search adds
+    up a price for each byte and each message instead. Plans that are found with several weights are
+    compared by the times of their schedules.
+    """
+
+    inside: int = PER_MILLE  # thousandths of the time of what moves inside nodes
+    between: int = PER_MILLE
+    latency: str = LATENCY_RULES[0]
+
+
 @dataclass(frozen=True)
 class Prices:
     """The price of what all ranks do together.
@@ -34,19 +52,27 @@ class Prices:
     message_between: int = 0
     memory: int = 1  # a byte of memory, at a memory price of one byte moved
     machine: Machine | None = None
+    each_message: bool = True  # every message has a price, not only every exchange
 
     @classmethod
-    def of(cls, machine: Machine | None) -> Prices:
+    def of(cls, machine: Machine | None, weights: Weights | None = None) -> Prices:
         """Return the prices of a measured machine, or those of bytes if it is None."""
         if machine is None:
             return cls()
+        weights = weights or Weights()
+        latency_inside = latency_between = 0
+        if weights.latency != "none":
+            latency_inside = machine.latency_inside * weights.inside
+            latency_between = machine.latency_between * weights.between
         return cls(
-            inside=machine.inside,
-            between=machine.between,
-            message_inside=1000 * machine.latency_inside,
-            message_between=1000 * machine.latency_between,
+            inside=-(-machine.inside * weights.inside // PER_MILLE),
+            between=-(-machine.between * weights.between // PER_MILLE),
+            # Latencies are nanoseconds and prices are picoseconds: a thousandth of a weight.
+            message_inside=latency_inside,
+            message_between=latency_between,
             memory=max(1, machine.inside, machine.between),
             machine=machine,
+            each_message=weights.latency == "message",
         )
 
     def bytes(self, total: Any, between: Any) -> Any:
@@ -57,11 +83,17 @@ class Prices:
         return (total - between) * self.inside + between * self.between
 
     def messages(self, inside: Any, between: Any) -> Any:
-        """Return the price of an exchange for one rank: a message from every other rank in it.
+        """Return the price of the messages of an exchange for one rank.
 
-        `inside` and `between` are the products of the axes that change on each level.
+        `inside` and `between` are the products of the axes that change on each level: a rank gets
+        a message from each other rank.
         """
-        return (inside - 1) * self.message_inside + (between - 1) * self.message_between
+        others_inside = inside - 1
+        others_between = between - 1
+        if not self.each_message:
+            others_inside = (inside > 1) * 1
+            others_between = (between > 1) * 1
+        return others_inside * self.message_inside + others_between * self.message_between
 
     def operation(self, vertex: Vertex) -> int:
         """Return the attoseconds that one operation of a vertex takes."""

@@ -8,7 +8,7 @@ from itertools import count
 from math import ceil, isqrt
 
 from einmpi.errors import InputError, one_of
-from einmpi.planner.machine import Machine
+from einmpi.planner.machine import Machine, NodeGroups
 from einmpi.units import ATTOSECONDS, parse_bandwidth, parse_latency, parse_speed
 
 PICOSECONDS = 10**12
@@ -81,6 +81,23 @@ class Cluster:
         """Return the names of the nodes, in order."""
         return tuple(f"{HOST_PREFIX}{number}" for number in range(self.nodes))
 
+    def groups(self) -> tuple[NodeGroups, ...]:
+        """Return which nodes are near to each other, as a machine file would say it.
+
+        A message that leaves a group passes more links, each of which takes half of the latency.
+        """
+        one_link = self.latency_between // 2
+        if self.topology == "fat-tree":
+            return (NodeGroups(_nodes_at_a_switch(self.nodes), 4 * one_link),)
+        if self.topology == "dragonfly":
+            at_switch = _nodes_at_a_router(self.nodes)
+            of_group = 2 * at_switch * at_switch
+            return (
+                NodeGroups(at_switch, 3 * one_link, self.between),
+                NodeGroups(of_group, 5 * one_link, self.between),
+            )
+        return ()
+
 
 # ---- topologies ----------------------------------------------------------------------------------
 
@@ -92,9 +109,14 @@ def _flat(nodes: int) -> tuple[str, int]:
 
 def _fat_tree(nodes: int) -> tuple[str, int]:
     """Two levels of switches, with as many links up as down: any pairs of nodes at full speed."""
-    down = max(1, isqrt(max(nodes - 1, 0)) + 1)
+    down = _nodes_at_a_switch(nodes)
     switches = ceil(nodes / down)
     return f"2;{down},{switches};1,{down};1,1", down * switches
+
+
+def _nodes_at_a_switch(nodes: int) -> int:
+    """Return how many of so many nodes are at one switch of a fat tree."""
+    return max(1, isqrt(max(nodes - 1, 0)) + 1)
 
 
 def _torus(nodes: int) -> tuple[str, int]:
@@ -107,10 +129,15 @@ def _torus(nodes: int) -> tuple[str, int]:
 
 def _dragonfly(nodes: int) -> tuple[str, int]:
     """Groups of switches: inside a group all are connected, and every two groups by one link."""
-    at_switch = next(number for number in count(1) if 4 * number**3 >= nodes)
+    at_switch = _nodes_at_a_router(nodes)
     switches = 2 * at_switch
     groups = ceil(nodes / (switches * at_switch))
     return f"{groups},1;1,1;{switches},1;{at_switch}", groups * switches * at_switch
+
+
+def _nodes_at_a_router(nodes: int) -> int:
+    """Return how many of so many nodes are at one switch of a dragonfly."""
+    return next(number for number in count(1) if 4 * number**3 >= nodes)
 
 
 TOPOLOGIES.update({"flat": _flat, "fat-tree": _fat_tree, "torus": _torus, "dragonfly": _dragonfly})

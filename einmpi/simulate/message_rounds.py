@@ -45,8 +45,11 @@ class MessageRounds(CountingComm):
         """Receive and send messages that are all on their way at the same time."""
 
     @abstractmethod
-    def send_round(self, received: Message | None, sent: Message | None) -> None:
-        """Receive a message and send one at the same time, as all members of a group do."""
+    def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
+        """Receive a message and send one at the same time, as all members of a group do.
+
+        In a ring, each member sends to the next one.
+        """
 
     @abstractmethod
     def barrier_among(self, group: Group) -> None:
@@ -141,7 +144,7 @@ class MessageRounds(CountingComm):
         following = group[(place + 1) % len(group)]
         for step in range(len(group) - 1):
             received = group[place - 1], sizes[place - step - 1]
-            self.send_round(received, (following, sizes[place - step]))
+            self.send_round(received, (following, sizes[place - step]), group)
 
     def _gather_by_doubling(self, group: Group, place: int, sizes: Sequence[int]) -> None:
         """In each round, two ranks exchange all that they have."""

@@ -76,7 +76,7 @@ class TraceComm(MessageRounds):
             found.append(((source, receives[source]), (to, sends[to])))
         return found
 
-    def send_round(self, received: Message | None, sent: Message | None) -> None:
+    def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
         for arriving, leaving in _parts_of_round(received, sent):
             self._post(arriving, leaving)
             self._wait()

@@ -16,6 +16,7 @@ from einmpi.planner.machine import Machine
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
+from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BETWEEN, BYTES, Prices
 from einmpi.planner.search import search
 from einmpi.planner.text.plan_json import as_json
@@ -155,7 +156,8 @@ def chain(s=480, t=48):
 def test_bills_add_up_to_what_the_search_made_small():
     graph = chain().graph
     for ranks, nodes in ((8, 2), (12, 3), (4, 4)):
-        plan = make_plan(graph, ranks, Options(nodes=nodes, machine=MACHINE))
+        options = Options(nodes=nodes, machine=MACHINE)
+        plan = Planning(graph, Mesh(ranks, nodes), ranks, options).plan()
         assert (
             sum(bill.time for bill in plan.bills.values())
             == best(graph, ranks, nodes, MACHINE).cost

@@ -8,6 +8,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.cli.options import MACHINE_FILE
@@ -54,6 +55,7 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     else:
         source = f"{place}, {workplace.text}"
     machine = _measure(workplace, comm.nodes, options.seconds, source)
+    machine = replace(machine, shared=job.backend == _PROCESSORS)
 
     def present() -> None:
         if options.save is not None:

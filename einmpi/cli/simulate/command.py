@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,8 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
     if options.platform is None:
         cluster = make_cluster(options.cluster or "", options.ranks, machine)
         text, hosts, cores = cluster.platform(), cluster.hosts(), cluster.cores
+        if machine is not None and not machine.groups:
+            machine = replace(machine, groups=cluster.groups())
     else:
         platform = read_platform(options.platform)
         text, hosts, cores = platform.text, platform.hosts, platform.cores
@@ -119,7 +122,7 @@ def _simulate_strategy(
         strategy=strategy,
         memory=options.memory,
         nodes=len(place.hosts),
-        machine=options.machine,
+        machine=place.machine,
     )
     folder = None
     if options.traces is not None:
@@ -131,7 +134,7 @@ def _simulate_strategy(
         return simulate_plan(
             plan,
             place,
-            shared=job.shared == "auto",
+            shared=job.shared == "auto" and (place.machine is None or place.machine.shared),
             folder=folder,
             with_timeline=bool(options.trace or options.report),
         )

@@ -1,0 +1,107 @@
+"""How long a plan takes on a measured machine: a dry run of one rank, with the time of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from einmpi.comm.local import spread_over_nodes
+from einmpi.planner.machine import Machine
+from einmpi.planner.moving.traffic import Bill
+from einmpi.planner.plan import Plan
+from einmpi.runtime.sharing.memory import choose_shared_slots
+from einmpi.runtime.sharing.slots import SharedSlots
+from einmpi.schedule.lower import lower
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Reduce, Step
+from einmpi.simulate.dry_run import dry_run
+from einmpi.simulate.timed_comm import TimedComm
+
+FIRST_RANK = 0  # it has the largest blocks
+
+
+@dataclass
+class _MovingTime:
+    """Picoseconds of one rank for what moves for a vertex."""
+
+    inside: int = 0
+    between: int = 0
+
+
+def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
+    """Return the plan with bills that say how long its messages take on a machine.
+
+    The messages are those that the first rank sends in a run, in shared memory and in rounds as
+    there. Ranks that have less to do wait for the others, but leave the links to them meanwhile: so
+    times are scaled to the bytes of an average rank.
+    """
+    nodes = spread_over_nodes(plan.ranks, plan.nodes)
+    schedule = lower(plan, FIRST_RANK)
+    slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
+    comm = TimedComm(FIRST_RANK, nodes, machine)
+    times = _times_of_vertices(schedule, slots, comm, plan.bills)
+    received = comm.received * plan.mesh.ranks
+    average = plan.bytes_predicted if received else 1
+    received = received or 1
+    found = {}
+    for name, bill in plan.bills.items():
+        time = times[name]
+        found[name] = replace(
+            bill,
+            moving_inside=time.inside * plan.mesh.ranks * average // received,
+            moving_between=time.between * plan.mesh.ranks * average // received,
+        )
+    return replace(plan, bills=found)
+
+
+def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
+    """Return what the ranks of a node share, if all of them agree with this one."""
+    choice = choose_shared_slots(schedule, nodes)
+    answer: bool | None = None
+    while True:
+        try:
+            _, answer = choice.send(answer)
+        except StopIteration as end:
+            chosen: SharedSlots = end.value
+            return chosen
+
+
+def _times_of_vertices(
+    schedule: Schedule, slots: SharedSlots, comm: TimedComm, bills: Mapping[str, Bill]
+) -> dict[str, _MovingTime]:
+    """Return how long messages take for each vertex.
+
+    Partial results are paid by the vertex that made them; what moves otherwise, by the vertex that
+    is computed next. What moves after the last vertex is paid by that one.
+    """
+    times = {name: _MovingTime() for name in bills}
+    waiting = _MovingTime()  # what moved for the next vertex
+    last_step: Step | None = None
+    vertex = ""  # the last one that was computed
+
+    def pay(name: str) -> None:
+        times[name].inside += waiting.inside
+        times[name].between += waiting.between
+        waiting.inside = waiting.between = 0
+
+    def end_step() -> None:
+        """Note the time of the last step."""
+        waiting.inside += comm.inside
+        waiting.between += comm.between
+        comm.inside = comm.between = 0
+        if isinstance(last_step, Reduce) and last_step.vertex in times:
+            pay(last_step.vertex)
+
+    def on_step(step: Step) -> None:
+        nonlocal last_step, vertex
+        end_step()
+        last_step = step
+        if step.kernels and step.vertex in times:
+            vertex = step.vertex
+            pay(vertex)
+
+    dry_run(schedule, slots, comm, on_step)
+    end_step()
+    if vertex:
+        pay(vertex)
+    return times

@@ -1,0 +1,120 @@
+"""One rank of a dry run that adds up how long its messages take on a measured machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from einmpi.comm.base import Group
+from einmpi.planner.machine import Machine, NodeGroups
+from einmpi.simulate.message_rounds import Message, MessageRounds
+
+# All ranks do the same at the same time, each with its own partners. So what one rank receives says
+# how much the link of its node carries, and the links between its group of nodes and the others.
+# On average, a rank sends as much as it receives.
+
+
+class TimedComm(MessageRounds):
+    """Adds up times, in picoseconds. Of messages on their way together, the slowest count."""
+
+    def __init__(self, rank: int, nodes: tuple[int, ...], machine: Machine) -> None:
+        super().__init__(rank, nodes)
+        self.machine = machine
+        self.node = nodes[rank]
+        self.ranks_of_a_node = nodes.count(self.node)
+        self.inside = 0  # time of messages inside nodes
+        self.between = 0
+        # By the ring and the size of groups of nodes: ranks of a group that send to another one.
+        self.senders_in_rings: dict[tuple[Group, int], int] = {}
+
+    def send_together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
+        arriving = [message for message in receives if message[1]]
+        self._add(self._time_inside(arriving), self._time_between(arriving))
+
+    def _time_inside(self, messages: Sequence[Message]) -> int:
+        """Return the time of the messages inside the node, which a rank copies one by one."""
+        total = 0
+        for other, nbytes in messages:
+            if self.nodes[other] == self.node:
+                total += 1000 * self.machine.latency_inside + nbytes * self.machine.inside
+        return total
+
+    def _time_between(self, messages: Sequence[Message]) -> int:
+        """Return the time of the messages from other nodes."""
+        away = [message for message in messages if self.nodes[message[0]] != self.node]
+        if not away:
+            return 0
+        time = sum(nbytes for _, nbytes in away) * self.machine.between
+        for groups in self.machine.groups:
+            bytes_of_pairs: dict[int, int] = {}  # by the number of the other group
+            for other, nbytes in away:
+                number = self.nodes[other] // groups.nodes
+                if number != self.node // groups.nodes:
+                    bytes_of_pairs[number] = bytes_of_pairs.get(number, 0) + nbytes
+            most = max(bytes_of_pairs.values(), default=0)
+            time = max(time, most * self._ranks_of(groups) * groups.pair)
+        return time + max(self._latency(other) for other, _ in away)
+
+    def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
+        if received is None or not received[1]:
+            return
+        nbytes = received[1]
+        partners = [received[0]] if sent is None else [received[0], sent[0]]
+        between = inside = 0
+        if any(self.nodes[rank] != self.node for rank in partners):
+            own = self.ranks_of_a_node
+            between = nbytes * self.machine.between * self._senders(1, partners, ring) // own
+            for groups in self.machine.groups:
+                number = self.node // groups.nodes
+                if any(self.nodes[rank] // groups.nodes != number for rank in partners):
+                    load = nbytes * self._senders(groups.nodes, partners, ring)
+                    between = max(between, load * groups.pair)
+            between += max(self._latency(rank) for rank in partners)
+        if any(self.nodes[rank] == self.node for rank in partners):
+            inside = 1000 * self.machine.latency_inside + nbytes * self.machine.inside
+        self._add(inside, between)
+
+    def _senders(self, nodes: int, partners: Sequence[int], ring: Group) -> int:
+        """Return how many ranks of a group of nodes send to another group in a round."""
+        ranks = nodes * self.ranks_of_a_node
+        if len(set(partners)) == 1:
+            return ranks  # pairs of ranks exchange something, so all of them do so
+        if not ring:
+            # Each rank sends to the one that comes so many later.
+            return min(ranks, *(abs(rank - self.rank) for rank in partners))
+        key = ring, nodes
+        if key not in self.senders_in_rings:
+            numbers = [self.nodes[rank] // nodes for rank in ring]
+            here = self.node // nodes
+            members = numbers.count(here)
+            senders = 0
+            for number, following in zip(numbers, [*numbers[1:], numbers[0]], strict=True):
+                senders += number == here != following
+            self.senders_in_rings[key] = senders * ranks // members
+        return self.senders_in_rings[key]
+
+    def barrier_among(self, group: Group) -> None:
+        self.inside += len(self.barrier_rounds(group)) * 1000 * self.machine.latency_inside
+
+    def copy_shared(self, nbytes: int) -> None:
+        self.inside += 1000 * self.machine.latency_inside + nbytes * self.machine.inside
+
+    def _add(self, inside: int, between: int) -> None:
+        """Add the longer of two times that pass together."""
+        if inside > between:
+            self.inside += inside
+        else:
+            self.between += between
+
+    def _ranks_of(self, groups: NodeGroups) -> int:
+        """Return how many ranks a group of nodes has."""
+        return groups.nodes * self.ranks_of_a_node
+
+    def _latency(self, other: int) -> int:
+        """Return the latency of a message between this rank and another one."""
+        if self.nodes[other] == self.node:
+            return 1000 * self.machine.latency_inside
+        latency = self.machine.latency_between
+        for groups in self.machine.groups:
+            if groups.latency and self.nodes[other] // groups.nodes != self.node // groups.nodes:
+                latency = groups.latency
+        return 1000 * latency
