@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     memory: int | str | None = None
     recompute: str | Sequence[str] | None = None
     pin: Mapping[str, Sequence[int]] | None = None
-    machine: str | os.PathLike[str] | None = None
+    machine: str | os.PathLike[str] | Machine | None = None
     fast_math: bool | None = None
     strict: bool | None = None
     half: str | None = None

@@ -10,7 +10,6 @@ from einmpi.runtime.messages import GatherInPlace, messages_of_exchange
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Exchange
 
-
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
 ROLES = {"batch": ("i",), "hidden": ("k",)}  # k is cut, and all ranks need all of A
 
