@@ -41,10 +41,10 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         may_try = options.strategy == DEFAULT_STRATEGY
         may_try = may_try and len(graph.computed) <= MOST_VERTICES_TO_TRY
 
-        def plan_with(weights: Weights) -> Plan:
-            return _plan(graph, ranks, replace(options, weights=weights))
+        def search(weights: Weights, strategy: str = options.strategy) -> Plan:
+            return _plan(graph, ranks, replace(options, weights=weights, strategy=strategy))
 
-        plan = fastest_plan(plan_with, options.machine, may_try)
+        plan = fastest_plan(search, options.machine, may_try)
     return replace(plan, seconds=time.perf_counter() - start)
 
 

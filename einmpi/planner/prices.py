@@ -21,7 +21,6 @@ ATTOSECONDS_OF_A_PICOSECOND = 10**6
 _PRODUCT_OPERATIONS = ("*", "conj", "neg")
 
 
-LATENCY_RULES = ("message", "exchange", "none")  # what a latency is counted for
 PER_MILLE = 1000
 
 
@@ -36,7 +35,7 @@ class Weights:
 
     inside: int = PER_MILLE  # thousandths of the time of what moves inside nodes
     between: int = PER_MILLE
-    latency: str = LATENCY_RULES[0]
+    latency: str = "message"  # it counts for each "message", or for each "exchange"
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,12 @@ class Prices:
         if machine is None:
             return cls()
         weights = weights or Weights()
-        latency_inside = latency_between = 0
-        if weights.latency != "none":
-            latency_inside = machine.latency_inside * weights.inside
-            latency_between = machine.latency_between * weights.between
         return cls(
             inside=-(-machine.inside * weights.inside // PER_MILLE),
             between=-(-machine.between * weights.between // PER_MILLE),
             # Latencies are nanoseconds and prices are picoseconds: a thousandth of a weight.
-            message_inside=latency_inside,
-            message_between=latency_between,
+            message_inside=machine.latency_inside * weights.inside,
+            message_between=machine.latency_between * weights.between,
             memory=max(1, machine.inside, machine.between),
             machine=machine,
             each_message=weights.latency == "message",

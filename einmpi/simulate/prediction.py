@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.machine import Machine
@@ -15,17 +15,17 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Reduce, Step
 from einmpi.simulate.dry_run import dry_run
-from einmpi.simulate.timed_comm import TimedComm
+from einmpi.simulate.timed_comm import Duration, TimedComm
 
 FIRST_RANK = 0  # it has the largest blocks
 
 
 @dataclass
 class _MovingTime:
-    """Picoseconds of one rank for what moves for a vertex."""
+    """How long one rank takes for what moves for a vertex."""
 
-    inside: int = 0
-    between: int = 0
+    inside: Duration = field(default_factory=Duration)
+    between: Duration = field(default_factory=Duration)
 
 
 def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
@@ -33,23 +33,26 @@ def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
 
     The messages are those that the first rank sends in a run, in shared memory and in rounds as
     there. Ranks that have less to do wait for the others, but leave the links to them meanwhile: so
-    times are scaled to the bytes of an average rank.
+    the times of bytes are scaled to those of an average rank.
     """
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, FIRST_RANK)
     slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
     comm = TimedComm(FIRST_RANK, nodes, machine)
     times = _times_of_vertices(schedule, slots, comm, plan.bills)
-    received = comm.received * plan.mesh.ranks
-    average = plan.bytes_predicted if received else 1
-    received = received or 1
+    ranks = plan.mesh.ranks
+
+    def of_all_ranks(time: Duration) -> int:
+        if not comm.received:
+            return ranks * time.total
+        return ranks * time.latency + time.transfer * plan.bytes_predicted // comm.received
+
     found = {}
     for name, bill in plan.bills.items():
-        time = times[name]
         found[name] = replace(
             bill,
-            moving_inside=time.inside * plan.mesh.ranks * average // received,
-            moving_between=time.between * plan.mesh.ranks * average // received,
+            moving_inside=of_all_ranks(times[name].inside),
+            moving_between=of_all_ranks(times[name].between),
         )
     return replace(plan, bills=found)
 
@@ -80,15 +83,17 @@ def _times_of_vertices(
     vertex = ""  # the last one that was computed
 
     def pay(name: str) -> None:
-        times[name].inside += waiting.inside
-        times[name].between += waiting.between
-        waiting.inside = waiting.between = 0
+        times[name].inside.add(waiting.inside)
+        times[name].between.add(waiting.between)
+        waiting.inside = Duration()
+        waiting.between = Duration()
 
     def end_step() -> None:
         """Note the time of the last step."""
-        waiting.inside += comm.inside
-        waiting.between += comm.between
-        comm.inside = comm.between = 0
+        waiting.inside.add(comm.inside)
+        waiting.between.add(comm.between)
+        comm.inside = Duration()
+        comm.between = Duration()
         if isinstance(last_step, Reduce) and last_step.vertex in times:
             pay(last_step.vertex)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from einmpi.comm.base import Group
-from einmpi.planner.machine import Machine, NodeGroups
+from einmpi.planner.machine import Machine
 from einmpi.simulate.message_rounds import Message, MessageRounds
 
 # All ranks do the same at the same time, each with its own partners. So what one rank receives says
@@ -13,16 +14,33 @@ from einmpi.simulate.message_rounds import Message, MessageRounds
 # On average, a rank sends as much as it receives.
 
 
+@dataclass
+class Duration:
+    """Picoseconds that messages take: until the first byte arrives, and for all bytes."""
+
+    latency: int = 0
+    transfer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.latency + self.transfer
+
+    def add(self, other: Duration) -> None:
+        """Add a time that follows this one."""
+        self.latency += other.latency
+        self.transfer += other.transfer
+
+
 class TimedComm(MessageRounds):
-    """Adds up times, in picoseconds. Of messages on their way together, the slowest count."""
+    """Adds up times. Of messages on their way together, the slowest count."""
 
     def __init__(self, rank: int, nodes: tuple[int, ...], machine: Machine) -> None:
         super().__init__(rank, nodes)
         self.machine = machine
         self.node = nodes[rank]
         self.ranks_of_a_node = nodes.count(self.node)
-        self.inside = 0  # time of messages inside nodes
-        self.between = 0
+        self.inside = Duration()  # of messages inside nodes
+        self.between = Duration()
         # By the ring and the size of groups of nodes: ranks of a group that send to another one.
         self.senders_in_rings: dict[tuple[Group, int], int] = {}
 
@@ -30,20 +48,24 @@ class TimedComm(MessageRounds):
         arriving = [message for message in receives if message[1]]
         self._add(self._time_inside(arriving), self._time_between(arriving))
 
-    def _time_inside(self, messages: Sequence[Message]) -> int:
+    def _time_inside(self, messages: Sequence[Message]) -> Duration:
         """Return the time of the messages inside the node, which a rank copies one by one."""
-        total = 0
+        found = Duration()
         for other, nbytes in messages:
             if self.nodes[other] == self.node:
-                total += 1000 * self.machine.latency_inside + nbytes * self.machine.inside
-        return total
+                found.add(self._copy(nbytes))
+        return found
 
-    def _time_between(self, messages: Sequence[Message]) -> int:
+    def _copy(self, nbytes: int) -> Duration:
+        """Return the time of a message inside the node."""
+        return Duration(1000 * self.machine.latency_inside, nbytes * self.machine.inside)
+
+    def _time_between(self, messages: Sequence[Message]) -> Duration:
         """Return the time of the messages from other nodes."""
         away = [message for message in messages if self.nodes[message[0]] != self.node]
         if not away:
-            return 0
-        time = sum(nbytes for _, nbytes in away) * self.machine.between
+            return Duration()
+        transfer = sum(nbytes for _, nbytes in away) * self.machine.between
         for groups in self.machine.groups:
             bytes_of_pairs: dict[int, int] = {}  # by the number of the other group
             for other, nbytes in away:
@@ -51,26 +73,27 @@ class TimedComm(MessageRounds):
                 if number != self.node // groups.nodes:
                     bytes_of_pairs[number] = bytes_of_pairs.get(number, 0) + nbytes
             most = max(bytes_of_pairs.values(), default=0)
-            time = max(time, most * self._ranks_of(groups) * groups.pair)
-        return time + max(self._latency(other) for other, _ in away)
+            ranks = groups.nodes * self.ranks_of_a_node
+            transfer = max(transfer, most * ranks * groups.pair)
+        return Duration(max(self._latency(other) for other, _ in away), transfer)
 
     def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
         if received is None or not received[1]:
             return
         nbytes = received[1]
         partners = [received[0]] if sent is None else [received[0], sent[0]]
-        between = inside = 0
+        between = inside = Duration()
         if any(self.nodes[rank] != self.node for rank in partners):
-            own = self.ranks_of_a_node
-            between = nbytes * self.machine.between * self._senders(1, partners, ring) // own
+            senders = self._senders(1, partners, ring)
+            transfer = nbytes * self.machine.between * senders // self.ranks_of_a_node
             for groups in self.machine.groups:
                 number = self.node // groups.nodes
                 if any(self.nodes[rank] // groups.nodes != number for rank in partners):
                     load = nbytes * self._senders(groups.nodes, partners, ring)
-                    between = max(between, load * groups.pair)
-            between += max(self._latency(rank) for rank in partners)
+                    transfer = max(transfer, load * groups.pair)
+            between = Duration(max(self._latency(rank) for rank in partners), transfer)
         if any(self.nodes[rank] == self.node for rank in partners):
-            inside = 1000 * self.machine.latency_inside + nbytes * self.machine.inside
+            inside = self._copy(nbytes)
         self._add(inside, between)
 
     def _senders(self, nodes: int, partners: Sequence[int], ring: Group) -> int:
@@ -93,21 +116,17 @@ class TimedComm(MessageRounds):
         return self.senders_in_rings[key]
 
     def barrier_among(self, group: Group) -> None:
-        self.inside += len(self.barrier_rounds(group)) * 1000 * self.machine.latency_inside
+        self.inside.latency += len(self.barrier_rounds(group)) * 1000 * self.machine.latency_inside
 
     def copy_shared(self, nbytes: int) -> None:
-        self.inside += 1000 * self.machine.latency_inside + nbytes * self.machine.inside
+        self.inside.add(self._copy(nbytes))
 
-    def _add(self, inside: int, between: int) -> None:
+    def _add(self, inside: Duration, between: Duration) -> None:
         """Add the longer of two times that pass together."""
-        if inside > between:
-            self.inside += inside
+        if inside.total > between.total:
+            self.inside.add(inside)
         else:
-            self.between += between
-
-    def _ranks_of(self, groups: NodeGroups) -> int:
-        """Return how many ranks a group of nodes has."""
-        return groups.nodes * self.ranks_of_a_node
+            self.between.add(between)
 
     def _latency(self, other: int) -> int:
         """Return the latency of a message between this rank and another one."""

@@ -49,6 +49,8 @@ def least_words(
     if len(graph.computed) > MOST_VARIABLES:
         return 0
     problem = factor(graph, resident)
+    if any(0 in variable.extents for variable in problem.variables):
+        return 0  # nothing can be cut into parts
     sizes = [len(variable.extents) + 1 for variable in problem.variables]
     many_values = any(count_of_ways(ranks, size) > MOST_VALUES for size in sizes)
     too_large = words * len(problem.edges) > MOST_WORDS

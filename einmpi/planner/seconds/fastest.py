@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
 
 from einmpi.errors import InputError
 from einmpi.late import late
 from einmpi.planner.machine import Machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import PER_MILLE, Weights
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 # Larger graphs are searched once: each search takes seconds, and their layers compute for long.
 MOST_VERTICES_TO_TRY = 200
+FEW_VERTICES = 16  # of a graph for which other strategies are tried, too
+OTHER_STRATEGIES = tuple(name for name in STRATEGIES if name != DEFAULT_STRATEGY)
 # Less than this share of the time, a fiftieth, is not worth another search.
 SHARE_WORTH_A_SEARCH = 50
 HIGHEST_WEIGHT = 100 * PER_MILLE
+SMALL_ERROR = PER_MILLE // 10
+ALMOST_NOTHING = 1  # a weight: of plans that are equal otherwise, the one that moves less is found
 
 
-def fastest_plan(plan_with: Callable[[Weights], Plan], machine: Machine, may_try: bool) -> Plan:
+class Search(Protocol):
+    """Makes a plan, untimed."""
+
+    def __call__(self, weights: Weights, strategy: str = ...) -> Plan: ...
+
+
+def fastest_plan(search: Search, machine: Machine, may_try: bool) -> Plan:
     """Return the fastest of the plans that searches with several weights find.
 
     Each is timed by a dry run of its schedule. Unless others may be tried, that is the first one.
+    The cuts of other strategies are compared too where the graph is small.
     """
-    searched = plan_with(Weights())
+    searched = search(Weights())
     best = _timed(searched, machine)
-    known = {best.digest}
-    if not may_try or best.spilled:
+    if not may_try or best.spilled or not _is_worth_a_search(best):
         return best
-    for weights in _other_weights(searched, best):
+    known = {best.digest}
+    choices = [(weights, best.strategy) for weights in _other_weights(searched, best, machine)]
+    if len(best.graph.computed) <= FEW_VERTICES:
+        choices += [(Weights(), strategy) for strategy in OTHER_STRATEGIES]
+    for weights, strategy in choices:
         try:
-            other = plan_with(weights)
-        except InputError:  # it finds no plan within the limit of memory
+            other = search(weights, strategy)
+        except InputError:  # a limit of memory, or roles of labels that are not given
             continue
+        other = replace(other, strategy=best.strategy)
         if other.digest not in known and not other.spilled:
             known.add(other.digest)
             other = _timed(other, machine)
@@ -40,15 +58,19 @@ def fastest_plan(plan_with: Callable[[Weights], Plan], machine: Machine, may_try
     return best
 
 
-def _other_weights(searched: Plan, timed: Plan) -> Iterator[Weights]:
+def _is_worth_a_search(timed: Plan) -> bool:
+    """Return whether what moves takes a considerable part of the time."""
+    moving = sum(bill.moving_inside + bill.moving_between for bill in timed.bills.values())
+    return moving * SHARE_WORTH_A_SEARCH >= sum(bill.time for bill in timed.bills.values())
+
+
+def _other_weights(searched: Plan, timed: Plan, machine: Machine) -> Iterator[Weights]:
     """Yield the weights with which a faster plan may be found than the first one.
 
-    First those by which the search would have found the times of that plan. Then latencies count
-    once for each exchange, or not at all.
+    First those by which the search would have found the times of that plan. Where ranks share
+    memory, what is gathered inside a node costs nothing. Then latencies count once for each
+    exchange.
     """
-    moving = sum(bill.moving_inside + bill.moving_between for bill in timed.bills.values())
-    if moving * SHARE_WORTH_A_SEARCH < _time(timed):
-        return
     inside = _weight(
         sum(bill.moving_inside for bill in timed.bills.values()),
         sum(bill.moving_inside for bill in searched.bills.values()),
@@ -57,17 +79,18 @@ def _other_weights(searched: Plan, timed: Plan) -> Iterator[Weights]:
         sum(bill.moving_between for bill in timed.bills.values()),
         sum(bill.moving_between for bill in searched.bills.values()),
     )
-    yield Weights(inside, between)
+    if max(abs(inside - PER_MILLE), abs(between - PER_MILLE)) > SMALL_ERROR:
+        yield Weights(inside, between)
+    if machine.shared:
+        yield Weights(ALMOST_NOTHING, between)
     yield Weights(inside, between, "exchange")
-    yield Weights(inside, between, "none")
-    yield Weights(latency="none")
 
 
 def _weight(timed: int, searched: int) -> int:
     """Return by how much a search has to multiply its times, in thousandths."""
     if searched == 0:
         return PER_MILLE
-    return min(HIGHEST_WEIGHT, max(1, timed * PER_MILLE // searched))
+    return min(HIGHEST_WEIGHT, max(ALMOST_NOTHING, timed * PER_MILLE // searched))
 
 
 def _timed(plan: Plan, machine: Machine) -> Plan:
