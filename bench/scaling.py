@@ -5,8 +5,8 @@ python bench/scaling.py [--works chain mttkrp llama ffnn] [--ranks 8 64 512] [--
                         [--jobs 15] [--limit 600] [--most-messages 20000000] [--done FILE.json …]
 
 SimGrid (`smpirun`) replays each plan on the first nodes of a network of 512 nodes with 8 cores
-(bench/platforms). Kernels take the time of cluster.toml there, and plans are made for it, so
-each point has predicted and simulated seconds. Strong: the same work for more ranks. Weak: work
+(bench/platforms). Kernels take the time of its machine file, and plans are made for that, so each
+point has predicted and simulated seconds. Strong: the same work for more ranks. Weak: work
 that grows with the ranks.
 
 `--jobs` points are simulated at a time, those with the most messages first, and FILE is written
@@ -52,7 +52,6 @@ from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bytes
 
 PLATFORMS = Path(__file__).resolve().parent / "platforms"
-MACHINE = PLATFORMS / "cluster.toml"
 CORES = 8  # of a node of all platforms
 
 # ---- what is computed ----------------------------------------------------------------------------
@@ -142,6 +141,11 @@ STRATEGIES = ("eindecomp", "megatron", "data", "sqrt", "summa")
 # ---- points --------------------------------------------------------------------------------------
 
 
+def machine_of(network: str) -> str:
+    """Return the machine file of a network."""
+    return str(PLATFORMS / f"{network}.toml")
+
+
 class Point(NamedTuple):
     """What is simulated."""
 
@@ -156,7 +160,7 @@ class Point(NamedTuple):
         job = WORKS[self.work](scale)
         nodes = -(-self.ranks // CORES)
         return einmpi.plan(
-            job, self.ranks, strategy=self.strategy, nodes=nodes, machine=str(MACHINE)
+            job, self.ranks, strategy=self.strategy, nodes=nodes, machine=machine_of(self.network)
         )
 
     def row(self, figures: Row) -> Row:
@@ -178,7 +182,9 @@ def simulate(point: Point) -> Row:
     platform = read_platform(str(PLATFORMS / f"{point.network}.xml"))
     assert platform.cores == CORES
     plan = point.plan()
-    place = Place(platform.text, platform.hosts[: plan.nodes], read_machine(str(MACHINE)))
+    place = Place(
+        platform.text, platform.hosts[: plan.nodes], read_machine(machine_of(point.network))
+    )
     done = simulate_plan(plan, place)
     predicted = plan.seconds_predicted
     assert predicted is not None
