@@ -49,7 +49,8 @@ def fastest_plan(search: Search, machine: Machine, may_try: bool) -> Plan:
             other = search(weights, strategy)
         except InputError:  # a limit of memory, or roles of labels that are not given
             continue
-        other = replace(other, strategy=best.strategy)
+        if strategy != best.strategy:  # its notes say how it follows its own rule
+            other = replace(other, strategy=best.strategy, notes={})
         if other.digest not in known and not other.spilled:
             known.add(other.digest)
             other = _timed(other, machine)
