@@ -167,12 +167,10 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.slow  # many ranks on few cores, which with Open MPI take minutes beside other tests
 @pytest.mark.mpirun
 @needs_mpirun
-@pytest.mark.parametrize(
-    "ranks, cuts",
-    [(8, ["own", "1"]), pytest.param(16, ["1", "2", "3"], marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("ranks, cuts", [(8, ["own", "1"]), (16, ["1", "2", "3"])])
 def test_on_real_ranks(ranks, cuts, tmp_path):
     """Values, bytes and memory; with memory that ranks share, and with messages only."""
     rng = np.random.default_rng(ranks)
