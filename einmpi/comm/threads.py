@@ -1,6 +1,7 @@
 """Ranks as threads of one process, for tests and for looking at a run without MPI.
 
-Stricter than MPI: a call that does not match the other rank's call is an error that names both.
+Stricter than MPI: a call that does not match the other rank's call is an error that names both, and
+a rank goes on only when what it sent has been received.
 """
 
 from __future__ import annotations
@@ -72,7 +73,26 @@ class _Mailboxes:
                 if monotonic() >= deadline:
                     raise EinmpiError(f"{waiting} for more than {self.limit:g} s")
                 self.arrivals[rank].wait(deadline - monotonic())
-            return queue.popleft()
+            message = queue.popleft()
+            self.arrivals[rank].notify_all()  # the sender may be waiting for this
+            return message
+
+    def wait_until_received(self, source: int, to: int, call: str) -> None:
+        """Wait until a rank has received all that another one sent it.
+
+        If it ends without that, `describe_unreceived` says so after all ranks.
+        """
+        deadline = monotonic() + self.limit
+        with self.arrivals[to]:
+            while self.queues[to][source] and to not in self.ended:
+                if self.failure is not None:
+                    raise _Stopped
+                if monotonic() >= deadline:
+                    raise EinmpiError(
+                        f"rank {to} has not received what rank {source} sent in {call} "
+                        f"for more than {self.limit:g} s"
+                    )
+                self.arrivals[to].wait(deadline - monotonic())
 
     def end(self, rank: int, failure: BaseException | None) -> None:
         """Note that a rank has ended, and why if it failed. The first failure counts."""
@@ -170,6 +190,7 @@ class ThreadComm(PreparesNothing):
         for source, piece in zip(group, pieces_of(receive, receive_counts), strict=True):
             if source != self.rank:
                 piece[...] = self._receive(source, call, piece)
+        self._finish_sending(group, call)
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
         count_received(self, allgatherv_bytes(self, group, buffer, counts))
@@ -182,6 +203,7 @@ class ThreadComm(PreparesNothing):
         for source, piece in zip(group, pieces, strict=True):
             if source != self.rank:
                 piece[...] = self._receive(source, call, piece)
+        self._finish_sending(group, call)
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         received = reduce_scatter_bytes(self, group, send, counts, receive)
@@ -198,6 +220,7 @@ class ThreadComm(PreparesNothing):
             is_own = source == self.rank
             part = pieces[place] if is_own else self._receive(source, call, receive)
             receive[...] = part if place == 0 else receive + part
+        self._finish_sending(group, call)
         return True
 
     def sendrecv(
@@ -208,6 +231,8 @@ class ThreadComm(PreparesNothing):
             self._send(to, "sendrecv", send)
         if source is not None and receive is not None:
             receive[...] = self._receive(source, "sendrecv", receive)
+        if to is not None and send is not None:
+            self._finish_sending((to,), "sendrecv")
 
     def share_memory(self, group: Group, nbytes: int) -> Array:
         call = f"share_memory{group}"
@@ -256,6 +281,12 @@ class ThreadComm(PreparesNothing):
         if self._mailboxes.failure is not None:
             raise _Stopped
         self._mailboxes.send(self.rank, to, _Message(call, piece.copy()))
+
+    def _finish_sending(self, group: Group, call: str) -> None:
+        """Wait for the receivers: as many copies as they are behind would take up memory."""
+        for to in group:
+            if to != self.rank:
+                self._mailboxes.wait_until_received(self.rank, to, call)
 
     def _receive(self, source: int, call: str, piece: Array) -> Array:
         assert piece.flags.c_contiguous, f"rank {self.rank} receives strided elements in {call}"

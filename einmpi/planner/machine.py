@@ -154,7 +154,7 @@ def _groups(document: Document) -> tuple[NodeGroups, ...]:
         given = table(document, path, ("nodes", "latency", "bandwidth"))
         nodes = get(document, (*path, "nodes"), int)
         if nodes is None or nodes < 1:
-            what = f"nodes is {show(nodes)}" if "nodes" in given else "there is no nodes in groups"
+            what = f"nodes is {show(nodes)}" if "nodes" in given else "nodes is missing"
             raise InputError(document.place((*path, "nodes")), what, "a number of nodes, such as 4")
         latency = pair = 0
         if "latency" in given:

@@ -20,7 +20,7 @@ from einmpi.planner.planning import Planning, TooLittleMemory, bytes_of_batches
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Weights
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
-from einmpi.planner.seconds.fastest import MOST_VERTICES_TO_TRY, fastest_plan
+from einmpi.planner.seconds.fastest import fastest_plan
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
@@ -38,13 +38,11 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     if options.machine is None or options.uneven:
         plan = _plan(graph, ranks, options)
     else:
-        may_try = options.strategy == DEFAULT_STRATEGY
-        may_try = may_try and len(graph.computed) <= MOST_VERTICES_TO_TRY
 
         def search(weights: Weights, strategy: str = options.strategy) -> Plan:
             return _plan(graph, ranks, replace(options, weights=weights, strategy=strategy))
 
-        plan = fastest_plan(search, options.machine, may_try)
+        plan = fastest_plan(search, options.machine)
     return replace(plan, seconds=time.perf_counter() - start)
 
 

@@ -6,18 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from einmpi.comm.base import (
-    SUMMABLE,
-    Array,
-    Counts,
-    Group,
-    allgatherv_bytes,
-    alltoallv_bytes,
-    count_received,
-    count_shared,
-    reduce_scatter_bytes,
-    sendrecv_bytes,
-)
+from einmpi.comm.base import Array, Counts, Group, count_shared
 from einmpi.comm.local import CountingComm
 from einmpi.comm.mpi import is_gathered_directly
 
@@ -85,12 +74,11 @@ class MessageRounds(CountingComm):
         receive: Array,
         receive_counts: Counts,
     ) -> None:
-        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-        count_received(self, received)
+        super().alltoallv(group, send, send_counts, receive, receive_counts)
         self._exchange_with_all(group, send_counts, receive_counts, send.dtype.itemsize)
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        count_received(self, allgatherv_bytes(self, group, buffer, counts))
+        super().allgatherv(group, buffer, counts)
         place = group.index(self.rank)
         sizes = [count * buffer.dtype.itemsize for count in counts]
         if is_gathered_directly(group, buffer):
@@ -102,10 +90,8 @@ class MessageRounds(CountingComm):
             self._gather_around_ring(group, place, sizes)
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
-        received = reduce_scatter_bytes(self, group, send, counts, receive)
-        if send.dtype.name not in SUMMABLE:
+        if not super().reduce_scatter(group, send, counts, receive):
             return False
-        count_received(self, received)
         sizes = [count * send.dtype.itemsize for count in counts]
         place = group.index(self.rank)
         if is_power_of_two(len(group)):
@@ -117,7 +103,7 @@ class MessageRounds(CountingComm):
     def sendrecv(
         self, to: int | None, send: Array | None, source: int | None, receive: Array | None
     ) -> None:
-        count_received(self, sendrecv_bytes(self, to, send, source, receive))
+        super().sendrecv(to, send, source, receive)
         received = sent = None
         if source is not None and receive is not None:
             received = source, receive.nbytes

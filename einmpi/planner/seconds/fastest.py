@@ -30,15 +30,15 @@ class Search(Protocol):
     def __call__(self, weights: Weights, strategy: str = ...) -> Plan: ...
 
 
-def fastest_plan(search: Search, machine: Machine, may_try: bool) -> Plan:
+def fastest_plan(search: Search, machine: Machine) -> Plan:
     """Return the fastest of the plans that searches with several weights find.
 
-    Each is timed by a dry run of its schedule. Unless others may be tried, that is the first one.
-    The cuts of other strategies are compared too where the graph is small.
+    Each is timed by a dry run of its schedule. The cuts of other strategies are compared too where
+    the graph is small. Where nothing else is worth a search, it is the first plan, timed.
     """
     searched = search(Weights())
     best = _timed(searched, machine)
-    if not may_try or best.spilled or not _is_worth_a_search(best):
+    if not _is_worth_a_search(best):
         return best
     known = {best.digest}
     choices = [(weights, best.strategy) for weights in _other_weights(searched, best, machine)]
@@ -60,7 +60,11 @@ def fastest_plan(search: Search, machine: Machine, may_try: bool) -> Plan:
 
 
 def _is_worth_a_search(timed: Plan) -> bool:
-    """Return whether what moves takes a considerable part of the time."""
+    """Return whether other plans are searched, and what moves takes much of the time."""
+    if timed.strategy != DEFAULT_STRATEGY or timed.spilled:
+        return False
+    if len(timed.graph.computed) > MOST_VERTICES_TO_TRY:
+        return False
     moving = sum(bill.moving_inside + bill.moving_between for bill in timed.bills.values())
     return moving * SHARE_WORTH_A_SEARCH >= sum(bill.time for bill in timed.bills.values())
 
