@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 import einmpi
 from einmpi.comm.local import ALONE
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 TOLERANCE = 1e-9  # relative to the largest element
 

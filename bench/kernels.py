@@ -35,7 +35,7 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu import dispatch
 from einmpi.kernels.cpu.blas import workspace_bytes
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 torch = package("torch") if find_spec("torch") else None  # without it, its columns are missing
 

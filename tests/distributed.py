@@ -17,8 +17,8 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
 from einmpi.report.compare import TOLERANCE, relative_error
-from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.execute import execute
+from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
 from einmpi.schedule.schedule import Schedule

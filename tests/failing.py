@@ -35,7 +35,7 @@ def wait_for_the_others():
 
 if rank == 1:
     exec(os.environ["AT_START"])
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 compute, count = NumpyBackend.compute_kernel, [0]
 def broken(self, *arguments):

@@ -7,7 +7,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.kernels.cpu import grouping_rule
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.steps import Group, Kernel, Passes
 
 LIMIT = 200  # seconds: a few suffice, and what hangs, hangs for ever
@@ -127,7 +127,7 @@ ENDS = {
     ),
     "interrupted": ("raise KeyboardInterrupt", "einmpi: error: rank 1: interrupted"),
     "memory": (
-        "from einmpi.runtime.backend import NumpyBackend\n"
+        "from einmpi.runtime.cpu.backend import NumpyBackend\n"
         "    def exhausted(*_): raise MemoryError('no more')\n"
         "    NumpyBackend.compute_kernel = exhausted\n"
         "    try: step(good)\n"

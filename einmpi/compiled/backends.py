@@ -14,7 +14,8 @@ from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.process.variables import graphs_are_on
-from einmpi.runtime.backend import Backend, NumpyBackend
+from einmpi.runtime.backend import Backend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.execute import InputSource
 from einmpi.runtime.repeated import Repeated, RepeatedSchedule, can_be_repeated
 from einmpi.runtime.threads import threads_of

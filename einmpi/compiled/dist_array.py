@@ -21,8 +21,8 @@ from einmpi.compiled.origin import Origin
 from einmpi.errors import InputError
 from einmpi.late import late
 from einmpi.planner.mesh import Mesh
-from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout

@@ -18,8 +18,8 @@ from einmpi.files.atomic import FirstFailure, write_at
 from einmpi.files.formats import OpenChunkWriter
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.specs import Place, StorageSpec
-from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection

@@ -11,15 +11,15 @@ from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.kernels.updates.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
-from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.overlap.background import Background, OnTransfer, PartBuffers, SharedBuffers
 from einmpi.runtime.passes import compute_in_passes
-from einmpi.runtime.sparse_updates import compute_sparse_update
 from einmpi.runtime.transfer import exchange, reduce
+from einmpi.runtime.updates.blocked_updates import compute_blocked_update
+from einmpi.runtime.updates.sparse_updates import compute_sparse_update
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.fused.chain import Accumulate, Chain
 from einmpi.schedule.halo import HaloExchange, Sweep

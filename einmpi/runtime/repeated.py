@@ -14,9 +14,10 @@ from einmpi.comm.base import Comm
 from einmpi.kernels.prepared import bare_call, bound_call, stored_as
 from einmpi.kernels.updates.partial_updates import find_partial_update
 from einmpi.kernels.updates.placed_rows import find_placed_rows
-from einmpi.runtime.backend import Array, HostArray, NumpyBackend
+from einmpi.runtime.backend import Array, HostArray
 from einmpi.runtime.bound_transfers import BoundCall, bind_exchange, bind_reduce
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.execute import (
     ACTIONS,
     KERNEL_ERRORS,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from einmpi.comm.base import Comm
-from einmpi.runtime.backend import Array, ShapeBackend
+from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.execute import execute
+from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.schedule import Schedule

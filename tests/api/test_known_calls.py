@@ -251,7 +251,7 @@ if y.comm.rank == 0:
 FAILING = """
 import numpy as np
 import einmpi
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 double = einmpi.compile(einmpi.program("y[i] = 2 * x[i]", x=(4,)))
 for number in range(3):

@@ -24,7 +24,7 @@ from einmpi.report.compare import relative_error
 # outside.
 PROGRAM = """
 import os, signal, sys, time
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 rank = int(os.environ.get("PMI_RANK", os.environ.get("PMIX_RANK", "0")))
 compute, count = NumpyBackend.compute_kernel, [0]

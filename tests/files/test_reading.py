@@ -23,7 +23,7 @@ from einmpi.errors import InputError
 from einmpi.files.datasets import RawReader
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.graph.dtypes import numpy_dtypes
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.execute import execute
 from einmpi.schedule import shared_reads
 from einmpi.schedule.lower import lower

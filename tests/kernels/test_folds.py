@@ -8,8 +8,8 @@ import pytest
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds, sweeps
-from einmpi.runtime import backend
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu import backend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.steps import Kernel
 

@@ -11,7 +11,7 @@ import einmpi
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cpu import compiled_group, grouping_rule
 from einmpi.kernels.reference import evaluate as reference
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.steps import Exchange, Group, Kernel
 from tests.distributed import run_on_threads
 

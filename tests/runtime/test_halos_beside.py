@@ -14,8 +14,8 @@ from einmpi.compiled.program import Compiled
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.loops.running import LoopRun
-from einmpi.runtime import backend
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu import backend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.halo import HaloExchange, Sweep
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes

@@ -24,10 +24,11 @@ from einmpi.planner.moving import overlap
 from einmpi.report.recording.record import Recorder
 from einmpi.report.recording.summary import summary_rows, vertex_times
 from einmpi.report.recording.trace import events
-from einmpi.runtime.backend import NumpyBackend, ShapeBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.execute import execute
 from einmpi.runtime.overlap import background
 from einmpi.runtime.overlap.background import Background
+from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.overlap.arrange import with_overlap

@@ -26,8 +26,8 @@ from einmpi.comm.local import ALONE
 from einmpi.report import figures
 from einmpi.runtime import passes as passes_module
 from einmpi.runtime import scratch as scratch_module
-from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.lower import lower
 from einmpi.schedule.passes import in_passes

@@ -11,8 +11,8 @@ from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.volume import moved_words
 from einmpi.runtime import messages, transfer
-from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.moves import middle_layout, redistribution
 from einmpi.schedule.regions import elements, indices, shape

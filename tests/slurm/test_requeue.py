@@ -15,7 +15,7 @@ import os, time
 if "SLURM_STEP_ID" in os.environ and not os.path.exists("starting"):
     open("starting", "w").close()
     time.sleep({starting})
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 
 def slowly(self, *arguments, compute=NumpyBackend.compute_kernel):
     time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else {seconds})

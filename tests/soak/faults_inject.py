@@ -289,7 +289,7 @@ class Injector:
         import h5py
 
         from einmpi.comm.mpi import MpiComm
-        from einmpi.runtime.backend import NumpyBackend
+        from einmpi.runtime.cpu.backend import NumpyBackend
 
         self._wrap(os, "fsync")
         self._wrap(os, "ftruncate")

@@ -274,7 +274,7 @@ def make_corpus(run_command: Callable[[Path, list[str], bool], object], folder: 
 
 def stop_in_the_fourth_kernel() -> None:
     """Make this process receive the signal that asks for a checkpoint."""
-    from einmpi.runtime.backend import NumpyBackend
+    from einmpi.runtime.cpu.backend import NumpyBackend
 
     compute = NumpyBackend.compute_kernel
     count = 0

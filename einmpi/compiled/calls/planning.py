@@ -20,7 +20,7 @@ from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.sharing.inputs import find_shared_inputs
 from einmpi.schedule.lower import lower

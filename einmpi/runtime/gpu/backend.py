@@ -28,8 +28,8 @@ from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.kernels.views import view_operands
-from einmpi.runtime.backend import NumpyBackend, as_region, first_rows, region_indices
-from einmpi.runtime.cpu_kernels import select_operands
+from einmpi.runtime.array_parts import as_region, first_rows, region_indices, select_operands
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray

@@ -13,7 +13,8 @@ import numpy as np
 from einmpi.comm.base import Comm, count_shared
 from einmpi.comm.shared_memory import gather_texts_among
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.runtime.backend import MANY_BOXES, HostArray
+from einmpi.runtime.array_parts import MANY_BOXES
+from einmpi.runtime.backend import HostArray
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.pairs import rounds
 from einmpi.runtime.sharing.arrays import SharedTransfer, TransferBeside

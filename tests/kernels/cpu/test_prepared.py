@@ -9,8 +9,8 @@ from einmpi.compiled.program import Compiled
 from einmpi.kernels.cpu import broadcast, prepared_products
 from einmpi.kernels.prepared import bare_call, bound_call, view_maker
 from einmpi.planner.plan import Options
-from einmpi.runtime import cpu_kernels
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.cpu import kernels as cpu_kernels
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Kernel
 

@@ -4,9 +4,7 @@ results, prepared once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy.typing as npt
+from typing import NamedTuple, TypeAlias
 
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.dispatch import prepare_einsum
@@ -14,12 +12,12 @@ from einmpi.kernels.cpu.map_and_folds import ChunkedFold, MapAndFolds, MapRows
 from einmpi.kernels.halo_parts import HaloPart, split_at_halos
 from einmpi.kernels.prepared import PreparedCall, ViewMaker, view_maker
 from einmpi.kernels.views import view_operands
-from einmpi.runtime.cpu_kernels import KernelOptions, as_strided, prepare_kernel
+from einmpi.runtime.backend import HostArray
+from einmpi.runtime.cpu.kernels import KernelOptions, as_strided, prepare_kernel
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Kernel
 
-HostArray: TypeAlias = npt.NDArray[Any]
 SweepCall: TypeAlias = Callable[[Mapping[str, HostArray]], None]  # on the arrays of all slots
 
 MIN_PARTS_OF_A_THIN_PART = 16  # a part with fewer values than this share of all is thin

@@ -3,25 +3,15 @@ once for all calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum, worth_compiling
-from einmpi.kernels.cpu.updates.product_updates import number_operands
-from einmpi.kernels.cpu.updates.scattered_updates import (
-    ScatteredUpdate,
-    can_change,
-    changed_rows,
-    find_row_update,
-    prepare_factor,
-)
+from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum
 from einmpi.kernels.index_sets import Part, split_index_sets
 from einmpi.kernels.prepared import (
     NumpyCall,
@@ -32,14 +22,10 @@ from einmpi.kernels.prepared import (
     view_maker,
 )
 from einmpi.kernels.views import view_operands
-from einmpi.schedule.blocked_updates import SparseBlockedUpdate
+from einmpi.runtime.array_parts import select_operands
+from einmpi.runtime.backend import HostArray
 from einmpi.schedule.regions import indices
-from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Kernel
-
-HostArray: TypeAlias = npt.NDArray[Any]
-# An update of rows of a target, given the arrays of slots, and the row that each value goes to.
-ScatteredUpdateCall: TypeAlias = Callable[[Mapping[str, HostArray], HostArray, HostArray], bool]
 
 
 @dataclass(frozen=True)
@@ -156,60 +142,3 @@ def _on_views(
 def as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
     """Return a view that is only read."""
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
-
-
-def select_operands(
-    step: Kernel,
-    operands: Sequence[Any],
-    as_index: Callable[[npt.NDArray[np.intp]], Any] = np.asarray,
-) -> list[Any]:
-    """Return what a kernel takes of its operands, which may be of any library.
-
-    `as_index` turns indices into what these arrays accept as an index.
-    """
-    chosen = list(operands)
-    for operand, dimension, runs in step.select:
-        taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
-        chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
-    return chosen
-
-
-def prepare_scattered_update(
-    step: SparseBlockedUpdate,
-    arrays: Mapping[str, HostArray],
-    places: HostArray,
-    target: HostArray,
-    options: KernelOptions,
-) -> ScatteredUpdateCall | None:
-    """Return an update of the rows that get values as one compiled pass; None if there is none."""
-    product = step.product
-    form = step.form
-    dtype = step.update.target.dtype
-    dtypes = {dtype, product.target.dtype, step.update.operands[form.old].dtype}
-    einsum = product.einsum
-    if dtypes not in ({"float32"}, {"float64"}) or step.dimension != 0 or product.select:
-        return None
-    values = places.size * prod(product.target.shape[1:])
-    if values < worth_compiling(options.repetition) or not can_change(target, target.shape[-1]):
-        return None
-    update = find_row_update(form.operation, form.multiple, form.change, step.update.einsum)
-    if update is None:
-        return None
-    operands = [arrays[slot.name] for slot in product.operands]
-    index = {label: indices(runs) for label, runs in product.index if label != step.label}
-    prepared = ScatteredUpdate(einsum, operands, index, places, update, dtype, options.threads)
-    if not prepared.is_possible:
-        return None
-    factor_of = prepare_factor(update, dtype)
-    names = names_of(product.operands)
-    extent = product.target.shape[0]
-
-    def compute(arrays: Mapping[str, HostArray], places: HostArray, target: HostArray) -> bool:
-        factor = factor_of(number_operands(step.update, arrays))
-        if factor is None:
-            return False
-        operands = [arrays[name] for name in names]
-        prepared.compute(operands, changed_rows(places, extent), target, factor)
-        return True
-
-    return compute
