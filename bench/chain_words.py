@@ -65,9 +65,7 @@ def count(
     if block:
         launcher = setup.scalapack_mpirun
         program = [str(setup.scalapack), block, *grid.split("×")]
-    layer = setup.folder / f"libcount-{Path(mpicc_of(launcher[0])).name}.so"
-    if not layer.exists():
-        build_layer(mpicc_of(launcher[0]), setup.folder)
+    layer = build_layer(mpicc_of(launcher[0]), setup.folder)
     with tempfile.TemporaryDirectory(dir=setup.folder) as name:
         folder = Path(name)
         has_control = all(order["peer"].startswith("einmpi") for order in orders)

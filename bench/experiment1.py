@@ -23,7 +23,6 @@ built with the MPI library that Debian's ScaLAPACK has, and started by that libr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -51,6 +50,7 @@ from node import Peer, describe_machine, take_turns
 from node_peers import SKEWS
 from packages import has_package
 from pmpi_counts import BuildError, compile_c, mpicc_of
+from results import write_results
 
 import einmpi
 
@@ -152,9 +152,9 @@ def measure_time(setup: Setup) -> list[dict[str, Any]]:
             for dtype in options.dtypes:
                 for kind, skew in SKEWS.items():
                     order = {"case": "chain", "size": size, "skew": skew, "dtype": dtype}
+                    order["shared"] = "auto"
                     # Sums in single precision differ by their rounding.
                     tolerance = 1e-3 if dtype == "float64" else 1e-3 * size
-                    order["shared"] = "auto"
                     found = take_turns(peers, order, options.repeat, tolerance)
                     rows += add_ratios(found, {"part": "time", "kind": kind})
                     show_times(f"chain, {kind}, s = {size}, {dtype}", found)
@@ -317,8 +317,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure all parts; return 1 if einmpi sent other words than planned, or more than a peer."""
     options = make_parser().parse_args(argv)
     machine = describe_machine(len(os.sched_getaffinity(0)))
-    date = machine.pop("date")
-    command = machine.pop("command")
     print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -335,8 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BuildError as error:
             sys.exit(f"words cannot be counted: {error}")
     if options.json:
-        result = {"bench": "experiment1", "machine": machine, "date": date, "command": command}
-        Path(options.json).write_text(json.dumps({**result, "rows": rows}, indent=1))
+        write_results(options.json, rows)
     if options.plot:
         plot(Path(options.plot), rows)
     problems = [*words_below_ours(rows), *not_as_predicted(rows)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.mpi_algorithms
 
-from node import describe_machine, environment_of_peers
+from node import environment_of_peers
 from pmpi_counts import SOURCES, compile_c
+from results import write_results
 
 # Sockets are the only way between ranks, also on one machine.
 BY_TCP = ("UCX_TLS=tcp,self", "MPIR_CVAR_NOLOCAL=1")
@@ -129,10 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += measure(options.mpirun, ranks, options.kib, layer)
     show(rows)
     if options.json:
-        machine = describe_machine(len(os.sched_getaffinity(0)))
-        result = {"bench": "mpi_algorithms", "date": machine.pop("date")}
-        result |= {"command": machine.pop("command"), "machine": machine, "rows": rows}
-        Path(options.json).write_text(json.dumps(result, indent=1))
+        write_results(options.json, rows)
     return 0
 
 

@@ -44,8 +44,10 @@ def compile_c(compiler: str, source: Path, target: Path, *flags: str) -> Path:
 
 
 def build_layer(compiler: str, folder: Path) -> Path:
-    """Build the counting layer for the MPI library of a compiler."""
+    """Return the counting layer for the MPI library of a compiler, built once in a folder."""
     target = folder / f"libcount-{Path(compiler).name}.so"
+    if target.exists():
+        return target
     return compile_c(compiler, SOURCES / "count.c", target, "-shared", "-fPIC")
 
 

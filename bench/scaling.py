@@ -13,7 +13,7 @@ that grows with the ranks.
 anew after each of them. A point that takes more than `--limit` seconds is ended; one for which more
 than `--most-messages` are expected is not begun. Such a point has no seconds in its row, nor has
 one that the planner refuses: `refused` says why. `--done` takes points from earlier runs as they
-are, but for those without seconds.
+are, except for those without seconds.
 
 python bench/scaling.py --read FILE.json … [--plot FILE.svg] [--table]
 
@@ -301,10 +301,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[8, 64, 512])
     parser.add_argument("--jobs", type=int, default=1, help="points that are simulated at a time")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for a point")
-    parser.add_argument("--most-messages", type=int, default=20_000_000, help="of a point")
+    parser.add_argument(
+        "--most-messages", type=int, default=20_000_000, help="a point with more is not simulated"
+    )
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--done", nargs="+", default=[], metavar="FILE", help="as they are")
-    parser.add_argument("--read", nargs="+", metavar="FILE", help="points of earlier runs")
+    parser.add_argument(
+        "--done", nargs="+", default=[], metavar="FILE", help="take its points as they are"
+    )
+    parser.add_argument(
+        "--read", nargs="+", metavar="FILE", help="simulate nothing, and take these points"
+    )
     parser.add_argument("--plot", metavar="FILE.svg")
     parser.add_argument("--table", action="store_true", help="print the points in Markdown")
     options = parser.parse_args(arguments)
