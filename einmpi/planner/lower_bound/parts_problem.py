@@ -6,7 +6,7 @@ tensor moves the least that these numbers allow for. docs/lower_bound.md has the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -16,13 +16,18 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.elimination.eliminate import Table, largest_join, minimize
 from einmpi.planner.factor import Edge, Factored, factor
 from einmpi.planner.lower_bound.parts_edges import Floats, Link, PartsEdge
-from einmpi.planner.lower_bound.ways import Ints, count_of_ways, grids, part_counts
+from einmpi.planner.lower_bound.ways import (
+    MOST_WORDS,
+    Ints,
+    count_of_ways,
+    grids,
+    part_counts,
+)
 
 MOST_VARIABLES = 64
 MOST_VALUES = 1 << 15  # of a variable, before those that cost too much are left out
 MOST_CELLS = 1 << 21  # of the tables of all edges together
 MOST_JOINED = 1 << 19  # cells of a table that elimination makes
-MOST_WORDS = 1 << 62  # fit into 64 bits, with a sign
 MOST_ROUNDS = 6  # in which costs are passed on
 SMALL_GAIN = 1 / 1000  # of what is still missing: another round is not worth its time
 
@@ -43,8 +48,8 @@ def least_words(
 ) -> int:
     """Return the words that every plan moves, or less; at most the given words.
 
-    `words` are those that a plan moves: what is in no plan with fewer words need not be looked at.
-    If that is still too much, nothing is known, and 0 is returned.
+    `words` are those that a known plan moves: only plans with fewer words are looked at. If there
+    are still too many, nothing is known, and 0 is returned.
     """
     if len(graph.computed) > MOST_VARIABLES:
         return 0
@@ -142,21 +147,18 @@ class _Values:
         for _ in range(MOST_ROUNDS):
             before = self.least
             for variable in variables:
-                later = [
-                    link for link in self.links_of[variable] if link.other(variable) > variable
-                ]
-                self._pass_on(variable, later)
+                self._pass_on(variable, forwards=True)
             for variable in reversed(variables):
-                later = [
-                    link for link in self.links_of[variable] if link.other(variable) < variable
-                ]
-                self._pass_on(variable, later)
+                self._pass_on(variable, forwards=False)
             if self.least - before < (self.words - before) * SMALL_GAIN:
                 break
 
-    def _pass_on(self, variable: int, later: Sequence[Link]) -> None:
-        """Take costs from all links of a variable, and give them to those that come later."""
+    def _pass_on(self, variable: int, forwards: bool) -> None:
+        """Take costs from all links of a variable, and give them to those in one direction."""
+        later = []
         for link in self.links_of[variable]:
+            if (link.other(variable) > variable) == forwards:
+                later.append(link)
             self.costs[variable] = self.costs[variable] + link.take(variable)
         self._take_least(variable)
         self._leave_out(variable)

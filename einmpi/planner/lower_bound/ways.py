@@ -17,6 +17,7 @@ from einmpi.planner.mesh import prime_factors
 Ints = npt.NDArray[np.int64]
 
 MOST_WAYS = 1 << 17  # with more, nothing is known of a vertex
+MOST_WORDS = 1 << 62  # of a sum that fits into 64 bits, with a sign
 
 
 class Ways(NamedTuple):

@@ -9,11 +9,10 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.lower_bound.charges import Charging, Limit, Part
 from einmpi.planner.lower_bound.outer_products import joint_ways, outer_products
 from einmpi.planner.lower_bound.parts_problem import Charges, least_words
-from einmpi.planner.lower_bound.ways import Ways, ways_to_cut
+from einmpi.planner.lower_bound.ways import MOST_WORDS, Ways, ways_to_cut
 from einmpi.planner.repetition import vertices_alike
 
 MOST_ROWS = 250  # of a linear program; a graph with more is divided
-MOST_WORDS = 1 << 62  # fit into 64 bits, with a sign
 FINEST_FRACTION = 1 << 20  # of a word: charges are whole numbers of such fractions
 
 Read = tuple[str, int]  # a vertex, and the number of its operand
@@ -40,9 +39,9 @@ def lower_bound_words(
 ) -> int:
     """Return the words that every plan on a mesh of so many ranks moves, or less.
 
-    Inputs are stored once, but for those that are `resident`: these are where they are needed.
-    `words` are those that a plan moves: then what its vertices move together is looked at, too,
-    where taking each of them alone shows less.
+    Inputs are stored once, except for those that are `resident`: these are where they are needed.
+    `words` are those that a known plan moves. If a bound that takes each vertex alone is lower,
+    what the vertices move together is looked at, too.
     """
     fraction = _finest_fraction(graph, ranks)
     if ranks == 1 or not fraction:

@@ -60,7 +60,7 @@ def fastest_plan(search: Search, machine: Machine) -> Plan:
 
 
 def _is_worth_a_search(timed: Plan) -> bool:
-    """Return whether other plans are searched, and what moves takes much of the time."""
+    """Return whether a faster plan is looked for: moving takes enough of the time."""
     if timed.strategy != DEFAULT_STRATEGY or timed.spilled:
         return False
     if len(timed.graph.computed) > MOST_VERTICES_TO_TRY:
