@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil, isqrt
 
 from einmpi.errors import InputError, one_of
 from einmpi.planner.machine import Machine, NodeGroups
-from einmpi.units import ATTOSECONDS, parse_bandwidth, parse_latency, parse_speed
+from einmpi.units import ATTOSECONDS, counted, parse_bandwidth, parse_latency, parse_speed
 
 PICOSECONDS = 10**12
 TOPOLOGIES: dict[str, Callable[[int], tuple[str, int]]] = {}  # name → (parameters, hosts)
@@ -30,12 +31,13 @@ _CONFIG = {
 class Cluster:
     """Nodes of equally many cores, with a rank on each core, and a network between them.
 
-    Times are whole numbers, as in a Machine.
+    Times are whole numbers, as in a Machine, and those of bytes are of one rank while all ranks of
+    its node send.
     """
 
     nodes: int
     cores: int  # ranks of a node
-    between: int  # ps for a byte that a node sends or receives
+    between: int  # ps for a byte to another node
     latency_between: int  # ns for a message to a node at the same switch
     inside: int  # ps for a byte that a rank sends to another of its node
     latency_inside: int  # ns
@@ -54,7 +56,7 @@ class Cluster:
             "suffix": "",
             "speed": f"{ATTOSECONDS / self.operation:.9g}f",
             "core": str(self.cores),
-            "bw": f"{PICOSECONDS / self.between:.9g}Bps",
+            "bw": f"{PICOSECONDS * self.cores / self.between:.9g}Bps",
             "lat": f"{self.latency_between / links:.9g}ns",
             "sharing_policy": "SPLITDUPLEX",
             "loopback_bw": f"{PICOSECONDS / self.inside:.9g}Bps",
@@ -81,6 +83,20 @@ class Cluster:
         """Return the names of the nodes, in order."""
         return tuple(f"{HOST_PREFIX}{number}" for number in range(self.nodes))
 
+    def with_kernels_of(self, machine: Machine) -> Machine:
+        """Return a machine with the kernels of the given one and the network of this cluster.
+
+        Groups of nodes that its file names are kept.
+        """
+        return replace(
+            machine,
+            latency_inside=self.latency_inside,
+            latency_between=self.latency_between,
+            inside=self.inside,
+            between=self.between,
+            groups=machine.groups or self.groups(),
+        )
+
     def groups(self) -> tuple[NodeGroups, ...]:
         """Return which nodes are near to each other, as a machine file would say it.
 
@@ -92,9 +108,10 @@ class Cluster:
         if self.topology == "dragonfly":
             at_switch = _nodes_at_a_router(self.nodes)
             of_group = 2 * at_switch * at_switch
+            of_a_link = max(1, self.between // self.cores)
             return (
-                NodeGroups(at_switch, 3 * one_link, self.between),
-                NodeGroups(of_group, 5 * one_link, self.between),
+                NodeGroups(at_switch, 3 * one_link, of_a_link),
+                NodeGroups(of_group, 5 * one_link, of_a_link),
             )
         return ()
 
@@ -115,8 +132,8 @@ def _fat_tree(nodes: int) -> tuple[str, int]:
 
 
 def _nodes_at_a_switch(nodes: int) -> int:
-    """Return how many of so many nodes are at one switch of a fat tree."""
-    return max(1, isqrt(max(nodes - 1, 0)) + 1)
+    """Return how many of so many nodes are at one switch of a fat tree: √nodes, rounded up."""
+    return isqrt(nodes - 1) + 1
 
 
 def _torus(nodes: int) -> tuple[str, int]:
@@ -148,6 +165,9 @@ _WHERE = "--cluster"
 _RATES = ("bw", "inside_bw")
 _LATENCIES = ("lat", "inside_lat")
 KEYS = ("nodes", "cores", *_RATES, *_LATENCIES, "speed", "topology")
+# Ends of units that may be short: GB and GBps for GB/s; Gf, Gflops and Gop/s for Gflop/s.
+_BYTES = re.compile(r"(?<=B)(ps)?\Z")
+_OPERATIONS = re.compile(r"(?<=[kMGTP])(flops?|ops?|f)?(ps|/s)?\Z")
 DEFAULTS = {
     "bw": "12.5 GB/s",
     "lat": "1 us",
@@ -166,16 +186,17 @@ def make_cluster(text: str, ranks: int, machine: Machine | None) -> Cluster:
     if "cores" not in given:
         cores = ceil(ranks / nodes)
     if nodes * cores < ranks:
-        problem = f"{nodes} × {cores} cores for {ranks} ranks"
-        raise InputError(_WHERE, problem, "a core for each rank")
+        place = f"{counted(nodes, 'node')} × {counted(cores, 'core')}"
+        raise InputError(_WHERE, f"{place} for {ranks} ranks", "a core for each rank")
     topology = given.get("topology", DEFAULTS["topology"])
     if topology not in TOPOLOGIES:
         problem = f"unknown topology {topology!r:.60}"
         raise InputError(_WHERE, problem, one_of(TOPOLOGIES, topology))
     times = _times(given)
+    times["bw"] *= cores  # which share the link of their node
     if machine is not None:
         if machine.between and "bw" not in given:
-            times["bw"] = max(1, machine.between // cores)  # of all ranks of a node together
+            times["bw"] = machine.between
         if machine.between and "lat" not in given:
             times["lat"] = machine.latency_between
         if machine.inside and "inside_bw" not in given:
@@ -199,11 +220,11 @@ def _given(text: str) -> dict[str, str]:
     for part in text.split(",") if text.strip() else []:
         key, equals, value = part.partition("=")
         key = key.strip()
-        if not equals or key not in KEYS:
+        if not equals:
             problem = f"{part.strip()!r:.60} is not KEY=VALUE"
-            if equals:
-                problem = f"unknown key {key!r:.60}"
-            raise InputError(_WHERE, problem, one_of(KEYS, key))
+            raise InputError(_WHERE, problem, "text such as nodes=8,cores=4")
+        if key not in KEYS:
+            raise InputError(_WHERE, f"unknown key {key!r:.60}", one_of(KEYS, key))
         if key in found:
             raise InputError(_WHERE, f"{key} is given twice", "each key once")
         found[key] = value.strip()
@@ -214,25 +235,22 @@ def _number(given: Mapping[str, str], key: str, default: int) -> int:
     text = given.get(key)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MOST_NODES):
+    if re.fullmatch("[0-9]{1,9}", text) is None or not 1 <= int(text) <= MOST_NODES:
         problem = f"{key}={text:.60}"
         raise InputError(_WHERE, problem, f"a number from 1 to {MOST_NODES}")
     return int(text)
 
 
 def _times(given: Mapping[str, str]) -> dict[str, int]:
-    """Return the times of bytes, messages and operations; GB, GBps and GB/s are the same."""
+    """Return the times of bytes on a link, of messages and of operations."""
     found = {}
     for key in (*_RATES, *_LATENCIES, "speed"):
         text = given.get(key, DEFAULTS[key])
         where = f"{_WHERE} {key}"
         if key in _LATENCIES:
             found[key] = parse_latency(text, where)
-            continue
-        bare = text.removesuffix("/s").removesuffix("ps")
-        if key == "speed":
-            bare = bare.removesuffix("lop").removesuffix("f").removesuffix("op")
-            found[key] = parse_speed(f"{bare}flop/s", where)
+        elif key == "speed":
+            found[key] = parse_speed(_OPERATIONS.sub("flop/s", text), where)
         else:
-            found[key] = parse_bandwidth(f"{bare}/s", where)
+            found[key] = parse_bandwidth(_BYTES.sub("/s", text), where)
     return found

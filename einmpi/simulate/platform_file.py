@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 from xml.parsers import expat
 
 from einmpi.errors import InputError
@@ -36,14 +37,15 @@ def read_platform(path: str) -> Platform:
         raise InputError(path, error.strerror or str(error), PLATFORM_EXPECTED) from None
     if len(data) > MOST_BYTES:
         raise InputError(path, "the file is larger than 64 MiB", PLATFORM_EXPECTED)
+    text = data.decode(errors="replace")  # as SimGrid gets it: just this is checked
     reader = _Reader(path)
-    reader.read(data)
+    reader.read(text)
     cores = set(reader.cores)
     if not reader.hosts:
         raise InputError(path, "there is no host in it", "elements <host> or <cluster>")
     if len(cores) > 1:
         raise InputError(path, "hosts have different numbers of cores", "the same number")
-    return Platform(data.decode(errors="replace"), tuple(reader.hosts), cores.pop())
+    return Platform(text, tuple(reader.hosts), cores.pop())
 
 
 class _Reader:
@@ -60,15 +62,15 @@ class _Reader:
         self.parser.EndElementHandler = self._end
         self.parser.EntityDeclHandler = self._refuse_entity
 
-    def read(self, data: bytes) -> None:
+    def read(self, text: str) -> None:
         try:
-            self.parser.Parse(data, True)
+            self.parser.Parse(text, True)
         except InputError:
             raise
         except (expat.ExpatError, ValueError, LookupError) as error:
             raise InputError(self.path, f"this is not XML: {error}", PLATFORM_EXPECTED) from None
 
-    def _refuse(self, problem: str, expected: str = PLATFORM_EXPECTED) -> None:
+    def _refuse(self, problem: str, expected: str = PLATFORM_EXPECTED) -> NoReturn:
         line = self.parser.CurrentLineNumber
         raise InputError(f"{self.path}:{line}", problem, expected)
 
@@ -121,7 +123,6 @@ class _Reader:
             found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
             if found is None:
                 self._refuse(f"radical={radical!r:.60}", "numbers such as 0-127")
-                return
             first = int(found[1])
             last = first if found[2] is None else int(found[2])
             for number in range(first, last + 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from einmpi.comm.local import spread_over_nodes
@@ -39,7 +39,7 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Ran
     `shared` says whether the ranks of a node share memory.
     """
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
-    speeds = _KernelTimes(plan, prices)
+    kernel_times = _KernelTimes(plan, prices)
     first = 0
     while first < plan.ranks:
         # What the ranks of a node share depends on all of them.
@@ -47,11 +47,11 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Ran
         while stop < plan.ranks and nodes[stop] == nodes[first]:
             stop += 1
         schedules = [lower(plan, rank) for rank in range(first, stop)]
-        found = [SharedSlots()] * len(schedules)
+        slots_of_ranks = [SharedSlots()] * len(schedules)
         if shared:
-            found = _agreed_slots(schedules, nodes)
-        for schedule, slots in zip(schedules, found, strict=True):
-            yield _trace_of(schedule, slots, nodes, speeds)
+            slots_of_ranks = _agreed_slots(schedules, nodes)
+        for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
+            yield _trace_of(schedule, slots, nodes, kernel_times)
         first = stop
 
 
@@ -72,29 +72,33 @@ def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list
     for place in range(len(schedules)):
         ask(place, None)
     while questions:
-        # A group answers when all its members have come to it.
-        for group in [group for group, _ in questions.values()]:
-            members = [rank - first for rank in group]
-            present = [place for place in members if questions.get(place, ((), 0))[0] == group]
-            if len(present) == len(members):
-                answer = all(questions[place][1] for place in members)
-                for place in members:
-                    ask(place, answer)
-                break
-        else:
-            raise AssertionError("the groups of a node wait for each other")
+        members = _group_that_is_asked(questions, first)
+        answer = all(questions[place][1] for place in members)
+        for place in members:
+            ask(place, answer)
     return chosen
 
 
+def _group_that_is_asked(
+    questions: Mapping[int, tuple[tuple[int, ...], bool]], first: int
+) -> list[int]:
+    """Return the places of a group whose members are all at the same question."""
+    for group, _ in questions.values():
+        members = [rank - first for rank in group]
+        if all(place in questions and questions[place][0] == group for place in members):
+            return members
+    raise AssertionError("the groups of a node wait for each other")
+
+
 def _trace_of(
-    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], speeds: _KernelTimes
+    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: _KernelTimes
 ) -> RankTrace:
     comm = TraceComm(schedule.rank, nodes)
     trace = RankTrace(schedule.rank, comm.lines, 0, 0, 0, 0)
 
     def on_step(step: Step) -> None:
         trace.steps.append((len(comm.lines), step))
-        trace.operations += speeds.add(step, comm)
+        trace.operations += kernel_times.add(step, comm)
 
     comm.add("init")
     dry_run(schedule, slots, comm, on_step)

@@ -29,8 +29,6 @@ _OPTIONS = (
 _LONGEST_START = 10.0  # seconds until a program has begun, on a machine with much other load
 _SECONDS = re.compile(r"([0-9.e+-]+) Simulation time ")
 _ACTION = re.compile(r"([0-9.e+-]+) ([0-9]+) [a-z]+ ")
-
-
 # What SimGrid, C++ and the loader of programs say where there is no memory.
 _NO_MEMORY = re.compile(
     r"bad_alloc|failed to allocate|cannot allocate|out of memory|failed to map segment", re.I
@@ -64,8 +62,8 @@ def replay(
 ) -> float:
     """Return the simulated seconds of the traces in a folder.
 
-    `on_action` is called with the rank and the time when an action of a trace is done; of each rank
-    in order, but for the first and the last action, which take no time.
+    `on_action` is called with the rank and the time whenever an action of a trace is done, for each
+    rank in the order of its trace. The first and the last action, which take no time, are left out.
     """
     command = [
         find_smpirun(),

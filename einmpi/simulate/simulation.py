@@ -115,7 +115,7 @@ def _temporary_folder() -> Iterator[Path]:
 
 def _write_place(place: Place, nodes: Sequence[int], folder: Path) -> None:
     """Write the platform, and the host of each rank."""
-    (folder / "platform.xml").write_text(place.platform)
+    (folder / "platform.xml").write_text(place.platform, encoding="utf-8")
     (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
 
 

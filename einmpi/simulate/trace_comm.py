@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import zip_longest
@@ -125,13 +124,3 @@ def parts_of(nbytes: int) -> list[int]:
     if nbytes % MOST_BYTES:
         sizes.append(nbytes % MOST_BYTES)
     return sizes
-
-
-def payload_bytes(lines: Sequence[str]) -> Counter[str]:
-    """Return the bytes of elements that a trace sends and receives: isend and irecv."""
-    found: Counter[str] = Counter()
-    for line in lines:
-        words = line.split()
-        if words[1] in ("isend", "irecv") and int(words[3]) == Tag.PAYLOAD:
-            found[words[1]] += int(words[4])
-    return found

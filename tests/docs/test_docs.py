@@ -430,7 +430,7 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/help.py",
     ROOT / "einmpi/cli/launch/mpirun.py",
     *modules_of("planner", "cli/sbatch", "cli/new", "cli/calibrate", "cli/doctor"),
-    *modules_of("cli/llama"),
+    *modules_of("cli/llama", "cli/simulate", "simulate"),
     ROOT / "einmpi/models/checkpoint.py",
     ROOT / "einmpi/models/llama.py",
     ROOT / "einmpi/models/prompts.py",
@@ -450,6 +450,7 @@ NOT_SHOWN = {
     "cannot be read: {error.strerror}": "needs a disk that fails",
     "set TMPDIR": "needs a full disk",
     "this file is too large": "needs a file of 16 MiB",
+    "larger than 64 MiB": "needs a file of 64 MiB",
     "at most {MAX_STATEMENTS}": "needs a long program",
     "is loaded by rank": "needs several ranks",
     "('from_local', problem, expected)": "needs several ranks",
@@ -504,6 +505,7 @@ def test_every_error_of_the_command_line_has_an_example():
         "checkpoint.md",
         "howto_machine.md",
         "llama.md",
+        "simulate.md",
     )
     text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = []

@@ -98,6 +98,36 @@ def test_the_command(tmp_path):
     assert json.loads(done.stdout)["seconds_simulated"] == rows[1]["seconds_simulated"]
 
 
+def test_compared_strategies_that_do_not_apply(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i] = 2 * X[i]"\n[inputs]\nX = { shape = [8], random = "normal" }\n'
+    )
+    words = ["simulate", "job.toml", "-n", "2", "--traces", "kept", "--compare"]
+    done = einmpi_here(tmp_path, [*words, "sqrt", "data", "sqrt"])
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["strategy", "sqrt", "data:"]
+    done = einmpi_here(tmp_path, [*words, "data", "megatron"])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "data" in done.stderr
+
+
+def test_a_machine_that_was_measured_on_one_node(tmp_path):
+    """The network is that of --cluster, for the plan as for the simulation."""
+    shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)
+    (tmp_path / "machine.toml").write_text('[kernels]\nother = "20 Gop/s"\n')
+    words = ["simulate", "chain.toml", "-n", "8", "--machine", "machine.toml", "--json", "-"]
+    words += ["--cluster"]
+    found = []
+    for spec in ("cores=4,topology=flat", "cores=4,topology=flat,bw=1GB"):
+        done = einmpi_here(tmp_path, [*words, spec])
+        assert done.returncode == 0, done.stderr
+        row = json.loads(done.stdout)
+        assert row["seconds_predicted"] == pytest.approx(row["seconds_simulated"], rel=0.05)
+        found.append(row["seconds_simulated"])
+    assert found[1] > 1.3 * found[0]
+
+
 def test_the_times_of_steps_can_be_computed_by_hand():
     """40 kB at 1 GB/s with 10 us, then 40 M operations at 10 Gop/s."""
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(4000, 100), B=(100, 100))

@@ -11,7 +11,7 @@ import einmpi
 from einmpi.planner.machine import Machine
 from einmpi.planner.prices import Prices
 from einmpi.simulate.rank_traces import rank_traces
-from einmpi.simulate.trace_comm import MOST_BYTES, Tag, TraceComm, parts_of, payload_bytes
+from einmpi.simulate.trace_comm import MOST_BYTES, Tag, TraceComm, parts_of
 
 JOBS = ("chain", "attention", "ffnn", "heat", "softmax", "convolution", "pagerank", "digits")
 
@@ -47,7 +47,7 @@ def check(plan, traces):
             else:
                 assert waiting == 0, f"a rank goes on before its messages are there: {line}"
     assert sent == received
-    payload = sum(payload_bytes(trace.lines)["irecv"] for trace in traces)
+    payload = sum(sum(sizes) for (*_, tag), sizes in received.items() if tag == Tag.PAYLOAD)
     assert payload == sum(trace.received - trace.received_shared for trace in traces)
     assert sum(trace.received for trace in traces) == plan.bytes_predicted
 

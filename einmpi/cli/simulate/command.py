@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,19 +47,20 @@ def _simulate(options: argparse.Namespace) -> None:
     place = _place(options, job)
     find_smpirun()
     done: list[Simulated] = []
-    refused: list[str] = []
+    refused: dict[str | None, InputError] = {}
     for name in names:
         try:
             done.append(_simulate_strategy(options, job, name, place))
         except InputError as error:
-            if len(names) == 1:
-                raise
-            refused.append(f"{name}: {error}")
+            refused[name] = error
+    if not done:
+        raise next(iter(refused.values()))
     if options.compare is None:
         _write_timeline(options, job, done[0])
         print_or_write(options, _text(done[0], job), done[0].as_json())
         return
-    text = "\n".join([*_comparison(done), *refused])
+    notes = [f"{name}: {error}" for name, error in refused.items()]
+    text = "\n".join([*_comparison(done), *notes])
     print_or_write(options, text, [each.as_json() for each in done])
 
 
@@ -73,7 +73,7 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
     for name in options.compare:
         if name not in STRATEGIES:
             raise InputError("--compare", f"unknown strategy {name!r}", one_of(STRATEGIES, name))
-    return options.compare or list(STRATEGIES)
+    return list(dict.fromkeys(options.compare)) or list(STRATEGIES)
 
 
 def _place(options: argparse.Namespace, job: Job) -> Place:
@@ -86,17 +86,18 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
     if options.platform is None:
         cluster = make_cluster(options.cluster or "", options.ranks, machine)
         text, hosts, cores = cluster.platform(), cluster.hosts(), cluster.cores
-        if machine is not None and not machine.groups:
-            machine = replace(machine, groups=cluster.groups())
+        if machine is not None:
+            machine = cluster.with_kernels_of(machine)
     else:
         platform = read_platform(options.platform)
         text, hosts, cores = platform.text, platform.hosts, platform.cores
         if len(hosts) * cores < options.ranks:
-            problem = f"{counted(len(hosts), 'host')} × {cores} cores for {options.ranks} ranks"
+            room = f"{counted(len(hosts), 'host')} × {counted(cores, 'core')}"
+            problem = f"{room} for {options.ranks} ranks"
             raise InputError(options.platform, problem, "a core for each rank")
     nodes = ceil(options.ranks / cores)
     if options.ranks % nodes:
-        problem = f"{options.ranks} ranks on nodes of {cores} cores"
+        problem = f"{options.ranks} ranks on {nodes} nodes of {counted(cores, 'core')}"
         raise InputError("-n", problem, "the same number of ranks on each node")
     return Place(text, hosts[:nodes], machine)
 
