@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from math import ceil, isqrt
+from math import ceil, isqrt, prod
 
 from einmpi.errors import InputError, one_of
 from einmpi.planner.machine import Machine, NodeGroups
@@ -84,17 +84,14 @@ class Cluster:
         return tuple(f"{HOST_PREFIX}{number}" for number in range(self.nodes))
 
     def with_kernels_of(self, machine: Machine) -> Machine:
-        """Return a machine with the kernels of the given one and the network of this cluster.
-
-        Groups of nodes that its file names are kept.
-        """
+        """Return a machine with the kernels of the given one and the network of this cluster."""
         return replace(
             machine,
             latency_inside=self.latency_inside,
             latency_between=self.latency_between,
             inside=self.inside,
             between=self.between,
-            groups=machine.groups or self.groups(),
+            groups=self.groups(),
         )
 
     def groups(self) -> tuple[NodeGroups, ...]:
@@ -141,7 +138,9 @@ def _torus(nodes: int) -> tuple[str, int]:
     side = next(number for number in count(1) if number**3 >= nodes)
     second = next(number for number in count(1) if side * number * number >= nodes)
     third = ceil(nodes / (side * second))
-    return f"{side},{second},{third}", side * second * third
+    # SimGrid cannot build two rings of one node.
+    rings = [length for length in (side, second, third) if length > 1] or [1]
+    return ",".join(map(str, rings)), prod(rings)
 
 
 def _dragonfly(nodes: int) -> tuple[str, int]:

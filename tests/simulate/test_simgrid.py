@@ -15,8 +15,8 @@ from paths import ROOT
 
 import einmpi
 from einmpi.planner.machine import Machine
-from einmpi.simulate.cluster import make_cluster
-from einmpi.simulate.simulation import Place, simulate_plan
+from einmpi.simulate.cluster import TOPOLOGIES, make_cluster
+from einmpi.simulate.simulation import Place, reason_against, simulate_plan
 
 pytestmark = pytest.mark.skipif(
     shutil.which("smpirun") is None, reason="SimGrid is not installed (libsimgrid-dev)"
@@ -72,8 +72,16 @@ def test_the_ranks_of_a_node_share_its_link():
     assert halved == pytest.approx(2 * alone, rel=0.01)
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_small_networks(topology, nodes):
+    """SimGrid accepts them, and messages arrive."""
+    place = place_of(f"topology={topology}", nodes)
+    assert reason_against(place) is None
+
+
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("topology", ["flat", "fat-tree", "torus", "dragonfly"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_same_seconds_twice(topology):
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
     spec = f"cores=4,topology={topology}"
