@@ -8,12 +8,12 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import opt_einsum
 import pytest
+from calls import calls_of
 from graph_helpers import Inputs, as_written, build, reads_back, results
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -372,9 +372,7 @@ def test_fusing_keeps_the_dtype_of_a_constant_tensor() -> None:
 
 def test_squaring_sixty_times_does_not_blow_up() -> None:
     text = "; ".join(f"A{k + 1}[i] = A{k}[i] * A{k}[i]" for k in range(60))
-    start = time.process_time()
     graph = rewritten(text, tensors(A0=(3,)))
-    assert time.process_time() - start < 5
     assert (
         max(len(walk(vertex.einsum.function)) for vertex in graph.computed if vertex.einsum) <= 64
     )
@@ -481,9 +479,11 @@ def test_as_written_and_rewritten_agree_on_what_they_read() -> None:
         "A{next}[i,j] = A{k}[j,i]",
     ],
 )
-def test_a_thousand_statements_build_quickly(line: str) -> None:
+def test_many_statements_build_quickly(line: str) -> None:
     text = "\n".join(line.format(k=k, next=k + 1) for k in range(1000))
-    start = time.process_time()
-    graph = build_graphs(Source("p", text), tensors(A0=(4, 4), W=(4, 4))).rewritten
-    assert time.process_time() - start < 30  # under 1 s on an idle core
-    reads_back(graph)
+    graphs = []
+    calls = calls_of(
+        lambda: graphs.append(build_graphs(Source("p", text), tensors(A0=(4, 4), W=(4, 4))))
+    )
+    assert calls < 1000 * 9000  # up to 4,400 for a statement were counted
+    reads_back(graphs[0].rewritten)

@@ -1,6 +1,5 @@
 """Limits of job files; titles and file names that cannot control a terminal."""
 
-import time
 import tracemalloc
 
 import pytest
@@ -29,13 +28,12 @@ def refusal(path, text):
 )
 def test_long_dotted_keys(tmp_path, line):
     """tomllib takes quadratic time and memory for them."""
-    start = time.process_time()  # other processes may keep this one waiting
     tracemalloc.start()
     message = refusal(tmp_path / "job.toml", f'program = "Z = 1"\n{line}\n')
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert "this key has too many parts; expected at most 16 names" in message
-    assert time.process_time() - start < 10 and peak < 50e6
+    assert peak < 50e6
 
 
 def test_dots_elsewhere_are_no_key(tmp_path):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 import pytest
+from calls import calls_of
 
 import einmpi
 from einmpi.graph import labels
@@ -53,22 +53,6 @@ def long_expression(count: int) -> str:
 
 def many_aggregations(count: int) -> str:
     return f"Z = {balanced([f'sum(X[i] * {k})' for k in range(count)], '+')}"
-
-
-def calls_of(action: Callable[[], object]) -> int:
-    """Return how many functions an action calls."""
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += 1
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize(

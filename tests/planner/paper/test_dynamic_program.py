@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from math import prod
 from random import Random
 
@@ -202,13 +201,11 @@ def test_what_linearisation_loses_on_a_llama_layer(ranks: int, found: int, best:
 
 
 @pytest.mark.slow
-def test_a_large_graph_takes_seconds() -> None:
+def test_a_large_graph() -> None:
     text, shapes, _ = llama_program(MODELS["65B"], 8, 4096, layers=50)
     graph = einmpi.program(text, dtype="float32", **shapes).graph
     assert len(graph.computed) > 1000
-    start = time.process_time()
     found = decompose(graph, 1024)
-    assert time.process_time() - start < 30  # 1.3 s measured
     assert {prod(parts) for parts in found.values()} == {1024}
 
 
