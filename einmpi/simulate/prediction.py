@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.comm.local import spread_over_nodes
@@ -17,7 +17,7 @@ from einmpi.schedule.steps import Reduce, Step
 from einmpi.simulate.dry_run import dry_run
 from einmpi.simulate.timed_comm import Duration, TimedComm
 
-FIRST_RANK = 0  # it has the largest blocks
+FIRST_RANK = 0  # it has the largest blocks, and the last rank the smallest ones
 
 
 @dataclass
@@ -33,28 +33,42 @@ def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
 
     The messages are those that the first rank sends in a run, in shared memory and in rounds as
     there. Ranks that have less to do wait for the others, but leave the links to them meanwhile: so
-    the times of bytes are scaled to those of an average rank.
+    where shares are uneven, the last rank is looked at too, and the times of bytes are scaled to
+    those of an average rank.
     """
-    nodes = spread_over_nodes(plan.ranks, plan.nodes)
-    schedule = lower(plan, FIRST_RANK)
-    slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
-    comm = TimedComm(FIRST_RANK, nodes, machine)
-    times = _times_of_vertices(schedule, slots, comm, plan.bills)
     ranks = plan.mesh.ranks
+    times, received = _times_on_rank(plan, machine, FIRST_RANK)
+    samples = [times]
+    if received * ranks != plan.bytes_predicted:
+        times, received_last = _times_on_rank(plan, machine, ranks - 1)
+        samples.append(times)
+        received += received_last
 
-    def of_all_ranks(time: Duration) -> int:
-        if not comm.received:
-            return ranks * time.total
-        return ranks * time.latency + time.transfer * plan.bytes_predicted // comm.received
+    def of_all_ranks(durations: Sequence[Duration]) -> int:
+        latency = ranks * sum(duration.latency for duration in durations) // len(durations)
+        transfer = sum(duration.transfer for duration in durations)
+        if received:
+            transfer = transfer * plan.bytes_predicted // received
+        return latency + transfer
 
     found = {}
     for name, bill in plan.bills.items():
         found[name] = replace(
             bill,
-            moving_inside=of_all_ranks(times[name].inside),
-            moving_between=of_all_ranks(times[name].between),
+            moving_inside=of_all_ranks([times[name].inside for times in samples]),
+            moving_between=of_all_ranks([times[name].between for times in samples]),
         )
     return replace(plan, bills=found)
+
+
+def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> tuple[dict[str, _MovingTime], int]:
+    """Return how long messages of one rank take for each vertex, and the bytes that it receives."""
+    nodes = spread_over_nodes(plan.ranks, plan.nodes)
+    schedule = lower(plan, rank)
+    slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
+    comm = TimedComm(rank, nodes, machine)
+    times = _times_of_vertices(schedule, slots, comm, plan.bills)
+    return times, comm.received
 
 
 def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:

@@ -84,31 +84,45 @@ class TimedComm(MessageRounds):
         partners = [received[0]] if sent is None else [received[0], sent[0]]
         between = inside = Duration()
         if any(self.nodes[rank] != self.node for rank in partners):
-            senders = self._senders(1, partners, ring)
+            if ring:
+                senders = self._senders_in_ring(1, ring)
+            else:
+                senders = min(self.ranks_of_a_node, *self._distances(partners))
             transfer = nbytes * self.machine.between * senders // self.ranks_of_a_node
             for groups in self.machine.groups:
                 number = self.node // groups.nodes
                 if any(self.nodes[rank] // groups.nodes != number for rank in partners):
-                    load = nbytes * self._senders(groups.nodes, partners, ring)
-                    transfer = max(transfer, load * groups.pair)
+                    senders = self._senders_to_a_group(groups.nodes, partners, ring)
+                    transfer = max(transfer, nbytes * senders * groups.pair)
             between = Duration(max(self._latency(rank) for rank in partners), transfer)
         if any(self.nodes[rank] == self.node for rank in partners):
             inside = self._copy(nbytes)
         self._add(inside, between)
 
-    def _senders(self, nodes: int, partners: Sequence[int], ring: Group) -> int:
-        """Return how many ranks of a group of nodes send to another group in a round."""
+    def _distances(self, partners: Sequence[int]) -> list[int]:
+        return [abs(rank - self.rank) for rank in partners]
+
+    def _senders_to_a_group(self, nodes: int, partners: Sequence[int], ring: Group) -> int:
+        """Return how many ranks of a group of nodes send to the same other group in a round."""
+        if ring:
+            return self._senders_in_ring(nodes, ring)
+        # Each rank sends to the one that comes so many later. Unless this is a whole number of
+        # groups, two groups receive from one: the link to one of them carries more.
         ranks = nodes * self.ranks_of_a_node
-        if len(set(partners)) == 1:
-            return ranks  # pairs of ranks exchange something, so all of them do so
-        if not ring:
-            # Each rank sends to the one that comes so many later.
-            return min(ranks, *(abs(rank - self.rank) for rank in partners))
+        most = ranks
+        for distance in self._distances(partners):
+            beyond = distance % ranks
+            most = min(most, distance if distance < ranks else max(beyond, ranks - beyond))
+        return most
+
+    def _senders_in_ring(self, nodes: int, ring: Group) -> int:
+        """Return how many ranks of a group of nodes send to the next group."""
         key = ring, nodes
         if key not in self.senders_in_rings:
             numbers = [self.nodes[rank] // nodes for rank in ring]
             here = self.node // nodes
             members = numbers.count(here)
+            ranks = nodes * self.ranks_of_a_node
             senders = 0
             for number, following in zip(numbers, [*numbers[1:], numbers[0]], strict=True):
                 senders += number == here != following

@@ -1,12 +1,18 @@
 """Pieces that follow one another in the target are gathered there, wherever they begin."""
 
 import itertools
+from collections import Counter, defaultdict
 
 import numpy as np
+import pytest
+from paths import ROOT
+from random_cuts import random_cuts
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.runtime.messages import GatherInPlace, messages_of_exchange
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
+from einmpi.runtime.messages import Gather, GatherInPlace, messages_of_exchange
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Exchange
 
@@ -44,3 +50,37 @@ def test_values_are_those_of_numpy():
 
     for found in itertools.chain(*run_threads(8, on_rank, nodes=2)):
         np.testing.assert_allclose(found, A @ B, rtol=1e-12)  # sums of 64 products
+
+
+def choices_of_groups(plan):
+    """Return for each exchange the choices of its members: by the group and how often it met."""
+    found = defaultdict(list)
+    for rank in range(plan.mesh.ranks):
+        meetings = Counter()
+        for step in lower(plan, rank).steps:
+            if not isinstance(step, Exchange) or len(step.group) == 1:
+                continue
+            messages = messages_of_exchange(step)
+            choice = type(messages)
+            if isinstance(messages, GatherInPlace):
+                choice = (choice, messages.counts, messages.place)
+            elif isinstance(messages, Gather):
+                choice = (choice, messages.counts)
+            found[step.group, meetings[step.group]].append(choice)
+            meetings[step.group] += 1
+    return found
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("ranks, nodes", [(6, 1), (8, 2), (12, 3), (30, 5)])
+@pytest.mark.parametrize("name", ["attention", "chain", "convolution", "softmax", "tensor"])
+def test_all_members_choose_alike(name, ranks, nodes, monkeypatch):
+    """Others would wait for messages that nobody sends."""
+    graph = einmpi.load(ROOT / "jobs" / f"{name}.toml").graph
+    plans = [make_plan(graph, ranks, Options(nodes=nodes))]
+    for seed in range(3):
+        random_cuts(monkeypatch, seed)
+        plans.append(make_plan(graph, ranks, Options(nodes=nodes)))
+    for plan in plans:
+        for (group, _), choices in choices_of_groups(plan).items():
+            assert choices == choices[:1] * len(group)
