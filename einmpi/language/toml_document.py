@@ -342,7 +342,10 @@ def get(document: Document, path: KeyPath, kind: type[T]) -> T | None:
     found = lookup(document, path)
     if found is None or type(found) is kind:
         return found
-    raise InputError(document.place(path), f"{path[-1]} is {kind_of(found)}", _KINDS[kind])
+    name = path[-1]
+    if isinstance(name, int):
+        name = f"entry {name + 1} of {path[-2]}"
+    raise InputError(document.place(path), f"{name} is {kind_of(found)}", _KINDS[kind])
 
 
 def choice(document: Document, path: KeyPath, allowed: Iterable[str], default: str) -> str:

@@ -18,6 +18,7 @@ from einmpi.language.toml_document import (
     table,
 )
 from einmpi.units import (
+    counted,
     parse_bandwidth,
     parse_latency,
     parse_speed,
@@ -148,7 +149,7 @@ def read_machine(path: str) -> Machine:
 
 def _groups(document: Document) -> tuple[NodeGroups, ...]:
     """Return what the tables [[groups]] say, the smallest groups first."""
-    found = []
+    found: dict[int, NodeGroups] = {}
     for number in range(len(get(document, ("groups",), list) or ())):
         path = ("groups", number)
         given = table(document, path, ("nodes", "latency", "bandwidth"))
@@ -156,13 +157,16 @@ def _groups(document: Document) -> tuple[NodeGroups, ...]:
         if nodes is None or nodes < 1:
             what = f"nodes is {show(nodes)}" if "nodes" in given else "nodes is missing"
             raise InputError(document.place((*path, "nodes")), what, "a number of nodes, such as 4")
+        if nodes in found:
+            what = f"there are groups of {counted(nodes, 'node')} already"
+            raise InputError(document.place((*path, "nodes")), what, "one table for each size")
         latency = pair = 0
         if "latency" in given:
             latency = _time(document, (*path, "latency"), parse_latency)
         if "bandwidth" in given:
             pair = _time(document, (*path, "bandwidth"), parse_bandwidth)
-        found.append(NodeGroups(nodes, latency, pair))
-    return tuple(sorted(found, key=lambda groups: groups.nodes))
+        found[nodes] = NodeGroups(nodes, latency, pair)
+    return tuple(found[nodes] for nodes in sorted(found))
 
 
 def _link(document: Document, title: str, more: tuple[str, ...] = ()) -> tuple[int, int]:
