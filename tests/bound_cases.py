@@ -8,7 +8,8 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import factor
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.search import Solver, search
+from einmpi.planner.search import search
+from einmpi.planner.solving.solver import Solver
 
 
 def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> float:

@@ -2,8 +2,8 @@
 
 import random
 
-from einmpi.planner.cost_tables import Solution
 from einmpi.planner.cut_search import CutSearch
+from einmpi.planner.solving.solver import Solution
 from einmpi.planner.states import choices, symbols_to_cut
 
 

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import SharedTables, Solution, Solver, States, Unreachable
 from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
@@ -29,6 +28,9 @@ from einmpi.planner.search import (
     search,
     search_holding,
 )
+from einmpi.planner.solving.move import States
+from einmpi.planner.solving.shared_tables import SharedTables
+from einmpi.planner.solving.solver import Solution, Solver, Unreachable
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 

@@ -12,7 +12,6 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_COUNT
 from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
-from einmpi.planner.cost_tables import SharedTables
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
@@ -21,6 +20,7 @@ from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Weights
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.seconds.fastest import fastest_plan
+from einmpi.planner.solving.shared_tables import SharedTables
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.factor import Block
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.sparse_updates import places_filled, scattered_label
 
@@ -84,6 +85,18 @@ def _block_elements(mesh: Mesh, bound: tuple[int, ...], cuts: tuple[int | None, 
         axes = [axis for axis, cut in enumerate(cuts) if cut == dimension]
         elements *= longest_share(mesh, extent, axes)
     return elements
+
+
+def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
+    """Return the bytes that a rank has of some blocks of a variable in this state."""
+    total = 0
+    for nbytes, cut_symbols in blocks:
+        parts = 1
+        for symbol, length in zip(state, mesh.factors, strict=True):
+            if symbol in cut_symbols:
+                parts *= length
+        total += nbytes // parts
+    return total
 
 
 def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, SharedTables, States
 from einmpi.planner.factor import Factored, Name
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.mesh import Mesh
@@ -31,6 +30,9 @@ from einmpi.planner.saving_memory.recompute import (
 )
 from einmpi.planner.saving_memory.searches import searches_of
 from einmpi.planner.saving_memory.trade_offs import PricedCuts
+from einmpi.planner.solving.move import States
+from einmpi.planner.solving.shared_tables import SharedTables
+from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

@@ -20,7 +20,8 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import repeated_layers
-from einmpi.planner.search import Solver, search
+from einmpi.planner.search import search
+from einmpi.planner.solving.solver import Solver
 
 # ---- targets ----------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from einmpi.planner.cost_tables import bytes_of_blocks
 from einmpi.planner.cut_search import CutSearch
+from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.saving_memory import mixtures as module

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.planner.cost_tables import Groups, Move, Solver, States, Unreachable
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.memory import block_bytes, longest_share, operand_cuts
 from einmpi.planner.saving_memory.least_bytes import least_bytes_of_vertex, with_message_buffers
 from einmpi.planner.search import EXACT_AXES, merged_shapes
+from einmpi.planner.solving.move import Groups, Move, States
+from einmpi.planner.solving.solver import Solver, Unreachable
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.cost_tables import Solver, States, bytes_of_blocks
 from einmpi.planner.factor import Edge
+from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
+from einmpi.planner.solving.move import States
+from einmpi.planner.solving.solver import Solver
 
 # Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
 # its first vertices, which are several layers, and half its last ones.

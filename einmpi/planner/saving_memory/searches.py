@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cost_tables import SharedTables, Solution
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.saving_memory.mixtures import Mixtures
 from einmpi.planner.saving_memory.trade_offs import TradeOffs
+from einmpi.planner.solving.shared_tables import SharedTables
+from einmpi.planner.solving.solver import Solution
 
 
 @dataclass

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from einmpi.planner.cost_tables import MEMORY_PRICE_SCALE, Solution, Solver, States, bytes_of_blocks
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Factored
+from einmpi.planner.memory import bytes_of_blocks
+from einmpi.planner.solving.move import States
+from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, Solution, Solver
 
 # From here on memory is all that counts: a byte of it is worth 65536 bytes moved.
 HIGHEST_PRICE = MEMORY_PRICE_SCALE << 16

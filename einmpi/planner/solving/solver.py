@@ -1,37 +1,18 @@
-"""Tables of what each edge costs for every choice of states, and their minimum.
-
-A choice gives some groups of mesh axes to symbols, while the other axes stay as they are.
-"""
+"""Tables of what each edge and variable costs for every choice of states, and their minimum."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from math import prod
-from typing import TypeAlias, TypeVar
+from functools import cached_property
 
 import numpy as np
 
 from einmpi.planner.elimination.dominated import minimize_without_dominated
 from einmpi.planner.elimination.eliminate import Limits, Memo, Table, largest_join, minimize
-from einmpi.planner.factor import Block, Edge, Factored
+from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
-from einmpi.planner.moving.volume import (
-    AxisPair,
-    Factors,
-    Ints,
-    axes_factors,
-    kept_elements_table,
-    layout_factors,
-    multiplied,
-    overlap_share,
-    peers,
-    received,
-    sharing_on_nodes,
-)
+from einmpi.planner.moving.volume import Ints
 from einmpi.planner.prices import (
     ATTOSECONDS_OF_A_PICOSECOND,
     BYTES,
@@ -39,16 +20,11 @@ from einmpi.planner.prices import (
     OPERATIONS_OF_A_MESSAGE,
     Prices,
 )
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
-
-Groups = Sequence[Sequence[int]]  # of axes
-States = list[tuple[int, ...]]  # for every variable the symbol of every axis
+from einmpi.planner.solving.edge_costs import ByVariable, EdgeCosts, staying_factors
+from einmpi.planner.solving.move import Groups, Move, States
+from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, symbols_to_cut
 
 MEMORY_PRICE_SCALE = 1024  # the memory price is a multiple of 1/1024 byte moved
-
-
-_Item = TypeVar("_Item")
-ByVariable: TypeAlias = Sequence[_Item] | Mapping[int, _Item]
 
 
 @dataclass(frozen=True)
@@ -60,101 +36,8 @@ class Solution:
     exact: bool  # nothing is better with these axes
 
 
-@dataclass
-class SharedTables:
-    """What several searches on one mesh share, which have the same prices but for that of memory.
-
-    Forms of a graph and prices of memory differ in few tables. Costs are counted in units, and
-    each unit has its own tables.
-    """
-
-    costs: dict[int, dict[object, Ints]] = field(default_factory=dict)
-    # Without a price of memory: there is one search for each other price.
-    memos: dict[int, Memo] = field(default_factory=dict)
-
-    def use_for(self, solver: Solver) -> None:
-        """Give a solver what is known in its unit, and keep what it finds."""
-        solver.cache = self.costs.setdefault(solver.unit, solver.cache)
-        if not solver.price:
-            solver.memo = self.memos.setdefault(solver.unit, solver.memo)
-            solver.memo.cells = 0
-
-
 class Unreachable(Exception):
     """A variable has no choice with the parts that are prescribed for it."""
-
-
-class Move:
-    """The groups of axes that are free, and the axes that stay as they are."""
-
-    def __init__(self, mesh: Mesh, groups: Groups) -> None:
-        self.groups = tuple(map(tuple, groups))
-        free_axes = set(itertools.chain(*groups))
-        self.lengths = []  # of each group: the product of its axes
-        self.lengths_between = []  # the product of its axes between nodes
-        for group in groups:
-            self.lengths.append(prod(mesh.factors[axis] for axis in group))
-            between = [axis for axis in group if axis < mesh.node_axes]
-            self.lengths_between.append(prod(mesh.factors[axis] for axis in between))
-        self.staying = [axis for axis in range(len(mesh.factors)) if axis not in free_axes]
-        self.staying_lengths = [mesh.factors[axis] for axis in self.staying]
-        # How many of the staying axes are between nodes: the first ones.
-        self.staying_between = sum(axis < mesh.node_axes for axis in self.staying)
-
-    def staying_symbols(self, state: Sequence[int]) -> tuple[int, ...]:
-        """Return the symbols of the axes that stay."""
-        return tuple(state[axis] for axis in self.staying)
-
-    def row_of(self, rows: Symbols, state: Sequence[int]) -> int:
-        """Return the number of the choice that leaves everything as it is."""
-        current = np.array([state[group[0]] for group in self.groups], np.int64)
-        same = (rows == current).all(axis=1)
-        assert same.any(), "the current state is not among the choices"
-        return int(same.argmax())
-
-    def expand(self, row: Symbols, state: Sequence[int]) -> tuple[int, ...]:
-        """Return a state whose free axes are as in the row."""
-        symbols = list(state)
-        for symbol, group in zip(row.tolist(), self.groups, strict=True):
-            for axis in group:
-                symbols[axis] = symbol
-        return tuple(symbols)
-
-
-@dataclass(frozen=True)
-class StayingFactors:
-    """The products for an edge over the axes that stay, and over those of them between nodes."""
-
-    every: Factors[int]
-    between: Factors[int]
-    peers: int  # product of the axes along which ranks exchange something
-    peers_between: int
-
-
-@lru_cache(maxsize=4096)  # layers repeat, and many prices of memory are tried
-def _factors_of_axes(axes: tuple[AxisPair, ...], between: int, ndim: int) -> StayingFactors:
-    """Return the products over some axes, of which the first `between` are between nodes."""
-    exchanging = []
-    for length, source, target in axes:
-        exchanging.append(length if source not in (target, ndim) else 1)
-    return StayingFactors(
-        every=axes_factors(axes, ndim),
-        between=axes_factors(axes[:between], ndim),
-        peers=prod(exchanging),
-        peers_between=prod(exchanging[:between]),
-    )
-
-
-def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
-    """Return the bytes that a rank has of some blocks of a variable in this state."""
-    total = 0
-    for nbytes, cut_symbols in blocks:
-        parts = 1
-        for symbol, length in zip(state, mesh.factors, strict=True):
-            if symbol in cut_symbols:
-                parts *= length
-        total += nbytes // parts
-    return total
 
 
 def _light_operations(operations: Sequence[int]) -> int:
@@ -200,6 +83,7 @@ class Solver:
         self.heavy = [number for number, count in enumerate(operations) if count > light]
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.
         self.unit = 1 + (self._largest_cost() >> 60)
+        self.edge_costs = EdgeCosts(self.mesh, self.prices, self.unit, bool(self.rates))
 
     def _largest_cost(self) -> int:
         """Return a number that no sum of costs exceeds."""
@@ -338,7 +222,7 @@ class Solver:
         if rows is None:
             rows = choices(self.mesh, extents, move.groups, state, symbols, across)
             if prescribed is not None:
-                parts = self.parts(rows, len(extents), move, state)
+                parts = move.parts(rows, len(extents), state)
                 as_prescribed = (parts[:, :-1] == np.array(prescribed, np.int64)).all(axis=1)
                 rows = rows[as_prescribed]
             if fixed is not None:
@@ -348,24 +232,13 @@ class Solver:
             self.cache[key] = rows
         return rows
 
-    def parts(self, rows: Symbols, symbols: int, move: Move, state: Sequence[int]) -> Ints:
-        """Return the number of parts of each symbol (the last column: R) for each choice."""
-        parts = np.ones((len(rows), symbols + 1), np.int64)
-        staying = zip(move.staying_lengths, move.staying_symbols(state), strict=True)
-        for length, symbol in staying:
-            parts[:, symbol] *= length
-        every_row = np.arange(len(rows))
-        for column, length in enumerate(move.lengths):
-            parts[every_row, rows[:, column]] *= length
-        return parts
-
     def memory_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
         """Return the price of the blocks that each choice keeps on every rank."""
         blocks = self.problem.blocks[variable]
         key = ("memory", self.price, blocks, move.staying_symbols(state), id(rows))
         if key not in self.cache:
             symbols = len(self.problem.variables[variable].extents)
-            parts = self.parts(rows, symbols, move, state)
+            parts = move.parts(rows, symbols, state)
             total = np.zeros(len(rows), np.int64)
             for nbytes, cut_symbols in blocks:
                 total += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
@@ -384,7 +257,7 @@ class Solver:
         key = ("work", operations, rate, move.staying_symbols(state), id(rows))
         if key not in self.cache:
             symbols = len(self.problem.variables[variable].extents)
-            replicas = self.parts(rows, symbols, move, state)[:, -1]
+            replicas = move.parts(rows, symbols, state)[:, -1]
             if rate is not None:
                 picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
                 self.cache[key] = picoseconds // self.unit * replicas
@@ -400,7 +273,7 @@ class Solver:
     ) -> Table:
         """Return what an edge costs for all choices at its ends."""
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
-        staying = self.staying_factors(edge, move, states)
+        staying = staying_factors(edge, move, states)
         key = (
             "table",
             tuple(move.lengths),
@@ -419,133 +292,15 @@ class Solver:
         costs = self.cache.get(key)
         if costs is None:
             if edge.source is None:
-                costs = self.input_costs(edge, rows[edge.target], move, staying)
+                costs = self.edge_costs.of_input(edge, rows[edge.target], move, staying)
             elif edge.needed is not None:
-                costs = self.halo_costs(edge, rows, move, states)
+                costs = self.edge_costs.of_halo(edge, rows, move, states)
             else:
-                costs = self.moved_costs(edge, rows[edge.source], rows[edge.target], move, staying)
+                costs = self.edge_costs.of_computed(
+                    edge, rows[edge.source], rows[edge.target], move, staying
+                )
             costs = costs * edge.weight
             self.cache[key] = costs
         if edge.source == edge.target:  # a layer that feeds its own repetition
             return Table((edge.target,), costs.diagonal(), self.memo.number(("diagonal", key)))
         return Table(ends, costs, self.memo.number(key))
-
-    def input_costs(self, edge: Edge, rows: Symbols, move: Move, staying: StayingFactors) -> Ints:
-        """Return the costs of an input, which is stored once: every copy but the first moves."""
-        targets, target_of_row = distinct_layouts(rows, edge.target_symbols, edge.ndim)
-        replicated = targets == edge.ndim
-        lengths = np.array(move.lengths, np.int64)
-        lengths_between = np.array(move.lengths_between, np.int64)
-        copies: Ints = np.where(replicated, lengths, 1).prod(axis=1) * staying.every.target
-        nodes: Ints = np.where(replicated, lengths_between, 1).prod(axis=1) * staying.between.target
-        nbytes = edge.nbytes // self.unit
-        costs: Ints = self.prices.bytes((copies - 1) * nbytes, (nodes - 1) * nbytes)
-        if self.rates:
-            costs = costs + self.message_costs(copies, nodes)
-        return costs[target_of_row]
-
-    def moved_costs(
-        self,
-        edge: Edge,
-        source_rows: Symbols,
-        target_rows: Symbols,
-        move: Move,
-        staying: StayingFactors,
-    ) -> Ints:
-        """Return the costs [choice of the source, choice of the target] of a computed tensor.
-
-        They are computed for the distinct layouts of both ends, then spread over the choices.
-        """
-        ndim = edge.ndim
-        nbytes = edge.nbytes // self.unit
-        sources, source_of_row = distinct_layouts(source_rows, edge.source_symbols, ndim)
-        targets, target_of_row = distinct_layouts(target_rows, edge.target_symbols, ndim)
-
-        every = layout_factors(move.lengths, ndim, sources, targets)
-        every = multiplied(every, staying.every)
-        overlap = self.overlap(edge, move, len(self.mesh.factors), every, sources, targets)
-        crossing: Ints | int = 0  # bytes between nodes
-        if self.mesh.nodes > 1:
-            between = layout_factors(move.lengths_between, ndim, sources, targets)
-            between = multiplied(between, staying.between)
-            kept = self.overlap(edge, move, self.mesh.node_axes, between, sources, targets)
-            crossing = received(between, nbytes, kept)
-            every = sharing_on_nodes(every, between)
-        costs: Ints = self.prices.bytes(received(every, nbytes, overlap), crossing)
-        if self.rates:
-            exchanging = peers(move.lengths, ndim, sources, targets) * staying.peers
-            nodes = peers(move.lengths_between, ndim, sources, targets) * staying.peers_between
-            costs = costs + self.message_costs(exchanging, nodes)
-        return costs[np.ix_(source_of_row, target_of_row)]
-
-    def halo_costs(
-        self, edge: Edge, rows: ByVariable[Symbols], move: Move, states: ByVariable[tuple[int, ...]]
-    ) -> Ints:
-        """Return the costs [choice of the layout, choice of the state] of index arithmetic."""
-        assert edge.source is not None and edge.needed is not None
-        dimensions = (*range(edge.ndim), None)
-        labels = (*(label for label, _ in edge.needed.extents), None)
-        layouts = []
-        for row in rows[edge.source]:
-            symbols = move.expand(row, states[edge.source])
-            layouts.append(tuple(dimensions[symbol] for symbol in symbols))
-        label_states = []
-        for row in rows[edge.target]:
-            symbols = move.expand(row, states[edge.target])
-            label_states.append(tuple(labels[symbol] for symbol in symbols))
-        words = halo_table(self.mesh, edge.needed, layouts, label_states)
-        itemsize = edge.nbytes // max(1, prod(edge.bound))
-        total = words.total * itemsize // self.unit
-        between = words.between * itemsize // self.unit
-        costs: Ints = self.prices.bytes(total, between)
-        if self.rates:
-            receives = (words.total > 0).astype(np.int64)
-            receives_between = (words.between > 0).astype(np.int64)
-            inside = 1 + (HALO_NEIGHBOURS - 1) * receives
-            nodes = 1 + (HALO_NEIGHBOURS - 1) * receives_between
-            costs = costs + self.message_costs(inside * nodes, nodes)
-        return costs
-
-    def message_costs(self, exchanging: Ints, nodes: Ints) -> Ints:
-        """Return the price of the messages among `exchanging` ranks, which lie on `nodes` nodes."""
-        costs: Ints = self.prices.messages(exchanging // nodes, nodes)
-        return costs // self.unit * self.mesh.ranks
-
-    def overlap(
-        self,
-        edge: Edge,
-        move: Move,
-        axes: int,
-        products: Factors[Ints],
-        sources: Ints,
-        targets: Ints,
-    ) -> Ints:
-        """Return the bytes that stay where they are, by the first `axes` axes alone.
-
-        Exact where all axes are free, one in each group; else by the formula, which is exact
-        where extents divide.
-        """
-        extents_divide = not any(extent % self.mesh.ranks for extent in edge.bound)
-        every_axis_free = move.groups == tuple((a,) for a in range(len(self.mesh.factors)))
-        if extents_divide or self.unit > 1 or not every_axis_free:
-            ranks = prod(self.mesh.factors[:axes])
-            share: Ints = overlap_share(products, ranks, edge.nbytes // self.unit)
-            return share
-        itemsize = edge.nbytes // max(1, prod(edge.bound))
-        kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
-        return products.replicas * kept * itemsize
-
-    @staticmethod
-    def staying_factors(
-        edge: Edge, move: Move, states: ByVariable[tuple[int, ...]]
-    ) -> StayingFactors:
-        """Return the products for an edge over the axes that stay."""
-        target_state = move.staying_symbols(states[edge.target])
-        targets = [edge.target_symbols[symbol] for symbol in target_state]
-        if edge.source is None:
-            sources = [0] * len(targets)
-        else:
-            source_state = move.staying_symbols(states[edge.source])
-            sources = [edge.source_symbols[symbol] for symbol in source_state]
-        axes = tuple(zip(move.staying_lengths, sources, targets, strict=True))
-        return _factors_of_axes(axes, move.staying_between, edge.ndim)
