@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.backends import backend_record
-from einmpi.job.job import Job, with_half, with_overlap_mode, with_shared, with_strict
+from einmpi.job.job import (
+    Job,
+    may_share_memory,
+    with_half,
+    with_overlap_mode,
+    with_shared,
+    with_strict,
+)
 from einmpi.job.recompute import checked_recompute
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -111,9 +118,13 @@ def _machine(job: Job, given: str | os.PathLike[str] | Machine | None) -> Machin
     from einmpi.planner.machine import Machine, read_machine
 
     if isinstance(given, Machine):
-        return given
-    file = job.machine if given is None else path_name("machine", given)
-    return None if file is None else read_machine(file)
+        machine = given
+    else:
+        file = job.machine if given is None else path_name("machine", given)
+        if file is None:
+            return None
+        machine = read_machine(file)
+    return machine if may_share_memory(job) else replace(machine, shared=False)
 
 
 def plan(

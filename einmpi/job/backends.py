@@ -29,6 +29,8 @@ class BackendRecord:
         what gives a GPU enough to do at a time.
     operations_of_a_byte : int
         How many operations of a matrix product take as long as to read or write a byte of memory.
+    is_on_host : bool
+        Whether arrays are in the memory of the host, which the ranks of a node can share.
     """
 
     name: str
@@ -36,6 +38,7 @@ class BackendRecord:
     workplace: str
     chain_bytes: int = CHAIN_BLOCK_BYTES
     operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
+    is_on_host: bool = False
 
 
 _BACKENDS: dict[str, BackendRecord] = {}
@@ -73,6 +76,7 @@ register_backend(
         name="numpy",
         documentation="CPUs: NumPy, BLAS and compiled loops",
         workplace="einmpi.compiled.backends:on_host",
+        is_on_host=True,
     )
 )
 register_backend(

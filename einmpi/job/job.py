@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
+from einmpi.job.backends import backend_record
 from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
 from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS
@@ -173,6 +174,11 @@ class Job:
         """Return what a notebook shows."""
         text: str = late("job_html")(self)
         return text
+
+
+def may_share_memory(job: Job) -> bool:
+    """Return whether the ranks of a node may share memory, if the system lets them."""
+    return job.shared == SHARED_MODES[0] and backend_record(job.backend).is_on_host
 
 
 def with_shared(job: Job, shared: str) -> Job:

@@ -120,6 +120,29 @@ def test_compared_strategies_that_do_not_apply(tmp_path):
     assert len(done.stderr.splitlines()) == 1 and "data" in done.stderr
 
 
+@pytest.mark.parametrize("setting", ['shared = "off"', 'backend = "cupy"'])
+def test_ranks_that_share_no_memory(tmp_path, setting):
+    """For the simulation and for the planner."""
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i,k] = sum(A[i,j] * B[j,k])"\n[inputs]\n'
+        'A = { shape = [4000, 300], random = "normal" }\n'
+        'B = { shape = [300, 300], random = "normal" }\n'
+    )
+    shutil.copy(ROOT / "bench" / "platforms" / "cluster.toml", tmp_path)
+    words = ["simulate", "job.toml", "-n", "4", "--cluster", "cores=4", "--json", "-"]
+    rows = []
+    for text in ("", f"[run]\n{setting}\n"):
+        with open(tmp_path / "job.toml", "a") as file:
+            file.write(text)
+        for machine in ([], ["--machine", "cluster.toml"]):
+            done = einmpi_here(tmp_path, [*words, *machine])
+            assert done.returncode == 0, done.stderr
+            rows.append(json.loads(done.stdout))
+    assert [row["bytes_shared"] > 0 for row in rows] == [True, True, False, False]
+    assert rows[3]["seconds_predicted"] > rows[1]["seconds_predicted"]
+    assert rows[3]["seconds_predicted"] == pytest.approx(rows[3]["seconds_simulated"], rel=0.05)
+
+
 def test_a_machine_that_was_measured_on_one_node(tmp_path):
     """The network is that of --cluster, for the plan as for the simulation."""
     shutil.copy(ROOT / "jobs" / "chain.toml", tmp_path)

@@ -113,6 +113,7 @@ def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
     from einmpi import api
+    from einmpi.job.job import may_share_memory
     from einmpi.simulate.platform_file import PLATFORM_EXPECTED
     from einmpi.simulate.replay import ReplayEnded, ReplayError
     from einmpi.simulate.simulation import reason_against, simulate_plan
@@ -135,7 +136,7 @@ def _simulate_strategy(
         return simulate_plan(
             plan,
             place,
-            shared=job.shared == "auto" and (place.machine is None or place.machine.shared),
+            shared=may_share_memory(job) and (place.machine is None or place.machine.shared),
             folder=folder,
             with_timeline=bool(options.trace or options.report),
         )
