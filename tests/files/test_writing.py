@@ -814,13 +814,15 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
 # ---- processes ----------------------------------------------------------------------------------
 
 BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], random = "uniform" }\n'
-# A limit on the size of files is what a full disk looks like from inside, and needs no disk.
+# A limit on the size of files is what a full disk looks like from inside, and needs no disk. Of a
+# module that is imported then, Python would leave a part of the bytecode, and others fail by that.
 LIMITED = """
 import resource, signal, sys
 from einmpi.comm.mpi_library import world
 import einmpi
 from einmpi.cli.main import main
 if world().rank == {rank}:
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
 sys.exit(main(["job.toml"]))
 """

@@ -26,6 +26,7 @@ from einmpi.compiled.program import Compiled
 
 comm = comm_of()
 limit = int(sys.argv[1])
+sys.dont_write_bytecode = True  # of a large file, a part would be left
 text = "T[i,k] = sum(A[i,j] * B[j,k])\\nZ[i,j] = sum(T[i,k] * T[j,k])\\nM[i] = max(T[k,i])"
 arrays = {"A": np.random.default_rng(0).random((300, 310))}
 arrays["B"] = np.random.default_rng(1).random((310, 290))
@@ -141,6 +142,7 @@ job = einmpi.load(sys.argv[1])
 step = einmpi.compile(job, strategy="sqrt")
 expected = step()["Z"].gather()
 assert sum(int(text) for text in comm.allgather_text(str(step.measured.shared))) > 0
+sys.dont_write_bytecode = True  # of a large file, a part would be left
 if comm.rank == 0:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.RLIM_INFINITY))
 try:

@@ -127,6 +127,7 @@ def _stop_and_kill(fault: Fault) -> None:
 
 def _limit_size(fault: Fault) -> None:
     """Let every write beyond the end of an empty file fail from now on."""
+    sys.dont_write_bytecode = True  # a module that is imported later would leave an empty file
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
