@@ -1,20 +1,16 @@
-"""The planning of one graph on one mesh: cuts are found, made to fit into memory, and described."""
+"""The planning of one graph on one mesh: cuts are found and made to fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.factor import Factored, Name
-from einmpi.planner.lower_bound.words import lower_bound_words
+from einmpi.planner.factor import Factored
+from einmpi.planner.finishing import Finishing, cost_of
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving import overlap
-from einmpi.planner.moving.traffic import Bill, bills
-from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Recomputed
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import with_fused_chains
@@ -79,8 +75,7 @@ class Planning:
         self.resident = self.search.resident
         self.prices = self.search.prices
         self.memory = CutMemory(self.graph, self.mesh, self.options, self.resident)
-        # The graph whose bills were computed last, and these bills.
-        self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
+        self.finishing = Finishing(self.search, self.memory, self.ranks, self.options)
 
     def plan(self) -> Plan:
         """Return the plan that moves least among those that fit into memory.
@@ -93,7 +88,7 @@ class Planning:
         cut = self.cut_graph(found.states)
         if limit is None or cut.peak <= limit:
             exact = found.exact and not self.search.prescribed
-            return self.finished(cut, limit, exact)
+            return self.finishing.finish(cut, limit, exact)
         attempts = [_Attempt(cut, self.memory.least(cut))]
         recomputing: list[Plan] = []  # plans that fit because they compute tensors again
         self.try_recomputing(cut, limit, recomputing)
@@ -117,7 +112,7 @@ class Planning:
             if fitting is not None:
                 cuts.insert(0, fitting)  # of equal ones, the first is taken
             if cuts:
-                plans = [self.finished(each, limit, False) for each in cuts]
+                plans = [self.finishing.finish(each, limit, False) for each in cuts]
                 return min([*plans, *recomputing], key=cost_of)
         spilling = self.spilling(limit, attempts)
         if spilling is not None and limit < bound:
@@ -126,18 +121,13 @@ class Planning:
             return min(recomputing, key=cost_of)
         return spilling or self.with_least_memory(limit, attempts)
 
-    def finished(self, cut: CutGraph, limit: int | None, exact: bool) -> Plan:
-        """Return the plan with these cuts, which fit into memory."""
-        plan = self.overlapping(self.describe(cut, exact), limit)
-        return plan if limit is None else self.reading_ahead(plan, limit)
-
     def try_recomputing(self, cut: CutGraph, limit: int, recomputing: list[Plan]) -> None:
         """Add the plan with these cuts that fits because tensors are computed again, if any."""
         # Resident inputs are not computed, so that they must fit in any case.
         if self.options.recompute == AUTO and self.memory.staying(cut) <= limit:
             smaller = self.recomputed(cut, limit)
             if smaller.peak <= limit:
-                recomputing.append(self.finished(smaller, limit, False))
+                recomputing.append(self.finishing.finish(smaller, limit, False))
 
     def cheapest_that_fits(
         self, limit: int, attempts: list[_Attempt], recomputing: list[Plan]
@@ -256,51 +246,6 @@ class Planning:
         added = plan.recomputed.operations + FLOPS_PER_BYTE * plan.recomputed.nbytes
         return added * CHEAP_SHARE <= plan.graph.operations()
 
-    def overlapping(self, plan: Plan, limit: int | None) -> Plan:
-        """Return the plan with memory for computing while tensors move between nodes.
-
-        Vertices for which the limit leaves too little are computed when everything has arrived.
-        """
-        if not self.options.overlap or plan.nodes == 1:
-            return plan
-        overlapped = []
-        for name, bill in plan.bills.items():
-            nbytes = bill.nbytes if plan.uneven else bill.between
-            if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
-                overlapped.append(name)
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
-        names = [None, *(vertex.name for vertex in plan.graph.computed)]
-        peak = plan.peak
-        while overlapped:
-            needed = self.memory.at_vertices(cut, overlapped=overlapped)
-            peak = max(plan.peak, *needed)
-            if limit is None or peak <= limit:
-                break
-            # Memory for a vertex is needed while that before it is computed, too.
-            excessive = set()
-            for number, nbytes in enumerate(needed):
-                if nbytes > limit:
-                    excessive.update(names[number : number + 2])
-            overlapped = [name for name in overlapped if name not in excessive]
-            peak = plan.peak
-        return replace(
-            plan,
-            peak=peak,
-            overlapped=tuple(overlapped),
-            overlap=peak - plan.peak,
-            files=self.options.files,
-        )
-
-    def reading_ahead(self, plan: Plan, limit: int) -> Plan:
-        """Return the plan with the rest of the limit used for reading files ahead.
-
-        At most, all files are read before the first vertex.
-        """
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
-        most = max(self.memory.at_vertices(cut, self.options.files)) + plan.overlap
-        peak = max(plan.peak, min(limit, most))
-        return replace(plan, peak=peak, ahead=peak - plan.peak)
-
     def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:
         """Return the plan that fits with the least outside of memory; None if none can fit.
 
@@ -316,7 +261,7 @@ class Planning:
         plans = []
         for cut in cuts:
             if cut.peak > limit:
-                plan = self.describe(replace(cut, peak=limit), exact=False)
+                plan = self.finishing.describe(replace(cut, peak=limit), exact=False)
                 # What leaves memory and comes back has memory of its own.
                 spilled = cut.peak - limit
                 chains = self.memory.chains_that_fit(cut, limit)
@@ -357,7 +302,7 @@ class Planning:
                 best = replace(again, peak=self.memory.peak(again), peak_before=best.peak)
 
         def bytes_moved_for(cut: CutGraph, names: Collection[str]) -> int:
-            costs = self.bills(cut)
+            costs = self.finishing.bills(cut)
             return sum(costs[name].nbytes for name in names)
 
         return with_fused_chains(best, self.memory, self.options, bytes_moved_for)
@@ -369,102 +314,13 @@ class Planning:
         """
         nbytes = self.memory.constraints(cut).nbytes
         price = {}
-        for name, bill in self.bills(cut).items():
+        for name, bill in self.finishing.bills(cut).items():
             price[name] = bill.time
             if self.prices.machine is None:
                 moved = BYTES.bytes(bill.nbytes, bill.between)
                 price[name] = cut.graph[name].operations() + FLOPS_PER_BYTE * moved
         found = recomputed_to_fit(cut, limit, nbytes, price, self.memory.at_vertices, highest_price)
         return replace(found, peak_before=cut.peak_before or cut.peak)
-
-    def bills(self, cut: CutGraph) -> dict[str, Bill]:
-        """Return what each vertex costs, whatever is fused."""
-        if self.last_bills is not None:
-            known, found = self.last_bills
-            if (known.graph, known.states, known.layouts) == (cut.graph, cut.states, cut.layouts):
-                return found
-        symbols: dict[Name, tuple[int, ...]] = {}
-        for name, state in cut.states.items():
-            labels = cut.graph[name].computed_einsum.labels
-            numbers = {label: number for number, label in enumerate((*labels, None))}
-            symbols["vertex", name] = tuple(numbers[label] for label in state)
-        for name, layout in cut.layouts.items():
-            ndim = len(cut.graph[name].bound)
-            symbols["tensor", name] = tuple(ndim if axis is None else axis for axis in layout)
-        layouts = tuple(cut.layouts)
-        found = bills(cut.graph, self.mesh, symbols, self.resident, layouts, self.prices)
-        self.last_bills = cut, found
-        return found
-
-    def describe(self, cut: CutGraph, exact: bool) -> Plan:
-        """Return the plan with these cuts; `exact` if the search has proven them best."""
-        graph = cut.graph
-        costs = self.bills(cut)
-        words = sum(bill.words.total for bill in costs.values())
-        # The certificate is about words: a plan with another objective is no lower bound.
-        fewest_words = exact and self.mesh.nodes == 1 and not self.search.rates and not cut.copies
-        bound = words
-        if not fewest_words:
-            bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
-        partitionings = self.search.partitionings
-        if not partitionings or cut.copies:
-            partitionings = {}
-            for name, state in cut.states.items():
-                einsum = graph[name].computed_einsum
-                partitionings[name] = self.mesh.parts(state, einsum.labels)
-        updatable = self.memory.updatable(graph, cut.states, cut.layouts)
-        return Plan(
-            graph=graph,
-            mesh=self.mesh,
-            ranks=self.ranks,
-            strategy=self.options.strategy,
-            states=cut.states,
-            layouts=cut.layouts,
-            bills=costs,
-            peak=cut.peak,
-            kind="exact" if words == bound else "gap",
-            lower_bound=bound,
-            paper_cost=graph_cost(graph, partitionings),
-            notes=self.search.notes,
-            resident=self.resident,
-            updatable=updatable,
-            blocked=self.memory.blocked(cut, updatable),
-            chains=cut.chains,
-            nan_checked=self.options.nan_checked,
-            donate=self.options.donate,
-            memory=self.options.memory,
-            nodes=self.options.nodes,
-            uneven=self.options.uneven,
-            machine=self.prices.machine,
-            recomputed=_recomputed_part(cut, costs),
-        )
-
-
-def _recomputed_part(cut: CutGraph, costs: Mapping[str, Bill]) -> Recomputed | None:
-    """Return what is computed again and what that costs; None if there is nothing."""
-    if not cut.copies:
-        return None
-    return Recomputed(
-        cut.dropped,
-        cut.copies,
-        operations=sum(cut.graph[copy].operations() for copy in cut.copies),
-        nbytes=sum(costs[copy].nbytes for copy in cut.copies),
-        peak_before=cut.peak_before,
-    )
-
-
-def cost_of(plan: Plan) -> int:
-    """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes.
-
-    Bytes that are kept outside of memory are written and read, each as if it moved.
-    """
-    copied = 2 * plan.spilled * plan.mesh.ranks
-    bills_of_plan = plan.bills.values()
-    if plan.machine is not None:
-        return sum(bill.time for bill in bills_of_plan) + copied * plan.machine.inside
-    moved: int = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
-    operations = plan.graph.operations()
-    return operations + FLOPS_PER_BYTE * (moved + copied)
 
 
 def bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:
