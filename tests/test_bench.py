@@ -733,6 +733,7 @@ def test_table_of_scaling(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
 def test_scaling_in_processes_has_the_same_rows(tmp_path):
     def run(*arguments):  # a process of its own, because it registers a strategy

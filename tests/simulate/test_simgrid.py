@@ -85,7 +85,7 @@ def test_small_networks(topology, nodes):
 def test_the_same_seconds_twice(topology):
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
     spec = f"cores=4,topology={topology}"
-    assert seconds_of(job, 32, spec) == seconds_of(job, 32, spec)
+    assert seconds_of(job, 16, spec) == seconds_of(job, 16, spec)
 
 
 def test_the_command(tmp_path):
