@@ -1,4 +1,4 @@
-"""How long a plan takes on a measured machine: a dry run of one rank, with the time of messages."""
+"""How long a plan takes on a measured machine: a dry run, with times of messages and kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.machine import Machine
 from einmpi.planner.moving.traffic import Bill
 from einmpi.planner.plan import Plan
+from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
@@ -28,47 +29,60 @@ class _MovingTime:
     between: Duration = field(default_factory=Duration)
 
 
+@dataclass
+class _RankTimes:
+    """What one rank does for each vertex, and the bytes that it receives for all of them."""
+
+    moving: dict[str, _MovingTime]
+    operations: dict[str, int]
+    received: int = 0
+
+
 def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
-    """Return the plan with bills that say how long its messages take on a machine.
+    """Return the plan with bills that say how long a run takes on a machine.
 
     The messages are those that the first rank sends in a run, in shared memory and in rounds as
-    there. Ranks that have less to do wait for the others, but leave the links to them meanwhile: so
-    where shares are uneven, the last rank is looked at too, and the times of bytes are scaled to
+    there. Where shares are uneven, the last rank is looked at too. Ranks that have less to do wait
+    for the others: a vertex is computed when the first rank has computed it, and the larger latency
+    counts. But they leave the links to the others meanwhile: so the times of bytes are scaled to
     those of an average rank.
     """
     ranks = plan.mesh.ranks
-    times, received = _times_on_rank(plan, machine, FIRST_RANK)
-    samples = [times]
-    if received * ranks != plan.bytes_predicted:
-        times, received_last = _times_on_rank(plan, machine, ranks - 1)
-        samples.append(times)
-        received += received_last
+    first = _times_on_rank(plan, machine, FIRST_RANK)
+    samples = [first]
+    if first.received * ranks != plan.bytes_predicted:
+        samples.append(_times_on_rank(plan, machine, ranks - 1))
+    received = sum(sample.received for sample in samples)
 
     def of_all_ranks(durations: Sequence[Duration]) -> int:
-        latency = ranks * sum(duration.latency for duration in durations) // len(durations)
+        latency = ranks * max(duration.latency for duration in durations)
         transfer = sum(duration.transfer for duration in durations)
         if received:
             transfer = transfer * plan.bytes_predicted // received
         return latency + transfer
 
+    prices = Prices.of(machine)
     found = {}
     for name, bill in plan.bills.items():
+        attoseconds = first.operations[name] * prices.operation(plan.graph[name])
         found[name] = replace(
             bill,
-            moving_inside=of_all_ranks([times[name].inside for times in samples]),
-            moving_between=of_all_ranks([times[name].between for times in samples]),
+            computing=ranks * attoseconds // ATTOSECONDS_OF_A_PICOSECOND,
+            moving_inside=of_all_ranks([sample.moving[name].inside for sample in samples]),
+            moving_between=of_all_ranks([sample.moving[name].between for sample in samples]),
         )
     return replace(plan, bills=found)
 
 
-def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> tuple[dict[str, _MovingTime], int]:
-    """Return how long messages of one rank take for each vertex, and the bytes that it receives."""
+def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
+    """Return what one rank does, from a dry run of its schedule."""
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, rank)
     slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
     comm = TimedComm(rank, nodes, machine)
     times = _times_of_vertices(schedule, slots, comm, plan.bills)
-    return times, comm.received
+    times.received = comm.received
+    return times
 
 
 def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
@@ -85,13 +99,14 @@ def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
 
 def _times_of_vertices(
     schedule: Schedule, slots: SharedSlots, comm: TimedComm, bills: Mapping[str, Bill]
-) -> dict[str, _MovingTime]:
-    """Return how long messages take for each vertex.
+) -> _RankTimes:
+    """Return how long messages take for each vertex, and the operations of its kernels.
 
     Partial results are paid by the vertex that made them; what moves otherwise, by the vertex that
     is computed next. What moves after the last vertex is paid by that one.
     """
     times = {name: _MovingTime() for name in bills}
+    operations = dict.fromkeys(bills, 0)
     waiting = _MovingTime()  # what moved for the next vertex
     last_step: Step | None = None
     vertex = ""  # the last one that was computed
@@ -115,6 +130,9 @@ def _times_of_vertices(
         nonlocal last_step, vertex
         end_step()
         last_step = step
+        for kernel in step.kernels:
+            if kernel.tensor in operations:
+                operations[kernel.tensor] += kernel.einsum.operations()
         if step.kernels and step.vertex in times:
             vertex = step.vertex
             pay(vertex)
@@ -123,4 +141,4 @@ def _times_of_vertices(
     end_step()
     if vertex:
         pay(vertex)
-    return times
+    return _RankTimes(times, operations)

@@ -46,7 +46,13 @@ class TimedComm(MessageRounds):
 
     def send_together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
         arriving = [message for message in receives if message[1]]
-        self._add(self._time_inside(arriving), self._time_between(arriving))
+        leaving = [message for message in sends if message[1]]
+        inside = max(
+            self._time_inside(arriving),
+            self._time_inside(leaving),
+            key=lambda duration: duration.total,
+        )
+        self._add(inside, self._time_between(arriving))
 
     def _time_inside(self, messages: Sequence[Message]) -> Duration:
         """Return the time of the messages inside the node, which a rank copies one by one."""
