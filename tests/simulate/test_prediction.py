@@ -128,6 +128,25 @@ def test_times_are_those_of_an_average_rank():
     assert bill.moving_between == 2 * BETWEEN + plan.bytes_predicted * 10
 
 
+def test_a_vertex_takes_as_long_as_its_largest_share():
+    """Seven rows on two ranks: the other rank waits while the first one computes four of them."""
+    job = einmpi.program(
+        "Z[i,k] = sum(A[i,j] * B[j,k])", A=(7, 10), B=(10, 3), roles={"batch": ("i",)}
+    )
+    plan = einmpi.plan(job, 2, strategy="data", machine=PLAIN)
+    (bill,) = plan.bills.values()
+    assert bill.computing == 2 * (2 * 4 * 10 * 3)  # a picosecond for each operation
+
+
+def test_messages_inside_a_node_leave_one_after_another():
+    piece, nothing = np.zeros(100, "uint8"), np.zeros(0, "uint8")
+
+    def send_to_all(comm):
+        comm.alltoallv((0, 1, 2), np.concatenate([piece, piece]), [0, 100, 100], nothing, [0] * 3)
+
+    assert timed_call((0, 0, 0), PLAIN, send_to_all) == (2 * (INSIDE + 100 * 2), 0)
+
+
 # ---- the fastest plan ----------------------------------------------------------------------------
 
 
