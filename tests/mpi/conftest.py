@@ -1,8 +1,8 @@
 """Tests whose ranks are the processes of one mpirun: `mpirun -n 3 python -m pytest --with-mpi
 tests/mpi`.
 
-pytest-mpi has the markers and `mpi_tmp_path`. Here is what it leaves to the project: rank 0 alone
-reports, and a test that fails on one rank ends all of them, since the others may wait for it.
+pytest-mpi has the markers. Here is what it leaves to the project: rank 0 alone reports and makes
+folders, and a test that fails on one rank ends all of them, since the others may wait for it.
 """
 
 import sys
@@ -54,6 +54,18 @@ def world():
     wait_for_all_ranks(MPI.COMM_WORLD)
     yield MPI.COMM_WORLD
     wait_for_all_ranks(MPI.COMM_WORLD)
+
+
+@pytest.fixture
+def shared_folder(world, request):
+    """A new folder, the same one on all ranks.
+
+    pytest-mpi's `mpi_tmp_path` lets every rank make a folder, though only that of rank 0 is used.
+    When the ranks end, all of them would clear away old folders at once, and some fail to remove
+    what another has just removed.
+    """
+    folder = request.getfixturevalue("tmp_path") if world.rank == 0 else None
+    return world.bcast(folder)
 
 
 def wait_for_all_ranks(world):

@@ -59,15 +59,15 @@ def test_results_feed_the_next_call(world):
     assert (z.gather(root=world.size - 1) is None) == (world.rank != world.size - 1)
 
 
-def test_datasets_are_read_together(world, mpi_tmp_path):
+def test_datasets_are_read_together(world, shared_folder):
     whole = np.arange(300 * 170).reshape(300, 170) * 1.5
-    path = mpi_tmp_path / "x.h5"
+    path = shared_folder / "x.h5"
     if world.rank == 0:
         with h5py.File(path, "w") as file:
             file["whole"] = whole
             file.create_dataset("chunked", data=whole, chunks=(32, 50))
             file.create_dataset("packed", data=whole, chunks=(300, 7), compression="gzip")
-        np.save(mpi_tmp_path / "f.npy", np.asfortranarray(whole))
+        np.save(shared_folder / "f.npy", np.asfortranarray(whole))
     world.barrier()
     for name in ("whole", "chunked", "packed"):
         for parts in (None, (1, world.size), (1, 1)):
@@ -75,15 +75,15 @@ def test_datasets_are_read_together(world, mpi_tmp_path):
             np.testing.assert_array_equal(found.gather(), whole, f"{name} {parts}")
             rows = einmpi.open_dataset(path, name, parts=parts, rows=slice(7, -4))
             np.testing.assert_array_equal(rows.gather(), whole[7:-4], f"{name} {parts}")
-    np.testing.assert_array_equal(einmpi.open_dataset(mpi_tmp_path / "f.npy").gather(), whole)
+    np.testing.assert_array_equal(einmpi.open_dataset(shared_folder / "f.npy").gather(), whole)
 
 
 @pytest.mark.parametrize("parts", ["rows", "columns", "whole"])
-def test_datasets_are_written_together(parts, world, mpi_tmp_path, monkeypatch):
+def test_datasets_are_written_together(parts, world, shared_folder, monkeypatch):
     monkeypatch.setattr(fill, "WINDOW_BYTES", 2**14)  # several rounds
     whole = np.random.default_rng(1).normal(size=(211, 97))
     cut = {"rows": (world.size, 1), "columns": (1, world.size), "whole": (1, 1)}[parts]
-    path = mpi_tmp_path / "o.h5"
+    path = shared_folder / "o.h5"
     made = einmpi.DistArray.from_global(whole, world, parts=cut)
     made.to_hdf5(path, "/plain")
     made.to_hdf5(path, "/packed", chunks=(20, 30), compression="gzip")
@@ -91,7 +91,7 @@ def test_datasets_are_written_together(parts, world, mpi_tmp_path, monkeypatch):
         np.testing.assert_array_equal(file["plain"][:], whole)
         np.testing.assert_array_equal(file["packed"][:], whole)
     world.barrier()
-    assert [entry.name for entry in mpi_tmp_path.iterdir()] == ["o.h5"]
+    assert [entry.name for entry in shared_folder.iterdir()] == ["o.h5"]
 
 
 def test_wrong_input_is_an_error_on_every_rank(world):
