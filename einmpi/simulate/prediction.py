@@ -35,7 +35,7 @@ class _RankTimes:
 
     moving: dict[str, _MovingTime]
     operations: dict[str, int]
-    received: int = 0
+    received: int
 
 
 def with_predicted_times(plan: Plan, machine: Machine) -> Plan:
@@ -80,9 +80,7 @@ def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
     schedule = lower(plan, rank)
     slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
     comm = TimedComm(rank, nodes, machine)
-    times = _times_of_vertices(schedule, slots, comm, plan.bills)
-    times.received = comm.received
-    return times
+    return _times_of_vertices(schedule, slots, comm, plan.bills)
 
 
 def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
@@ -100,7 +98,7 @@ def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
 def _times_of_vertices(
     schedule: Schedule, slots: SharedSlots, comm: TimedComm, bills: Mapping[str, Bill]
 ) -> _RankTimes:
-    """Return how long messages take for each vertex, and the operations of its kernels.
+    """Go through a schedule; return how long messages take for each vertex, and its operations.
 
     Partial results are paid by the vertex that made them; what moves otherwise, by the vertex that
     is computed next. What moves after the last vertex is paid by that one.
@@ -141,4 +139,4 @@ def _times_of_vertices(
     end_step()
     if vertex:
         pay(vertex)
-    return _RankTimes(times, operations)
+    return _RankTimes(times, operations, comm.received)
