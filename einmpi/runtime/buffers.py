@@ -70,6 +70,11 @@ class Buffers:
         assert slot.name not in self
         self.arrays[slot.name] = self[source]
 
+    def hand_over(self, slot: Slot, target: Slot) -> None:
+        """Give the memory of a slot to another one. The slot has none from here on."""
+        assert target.name not in self
+        self.arrays[target.name] = self.arrays.pop(slot.name)
+
     def free(self, slot: Slot) -> None:
         """Give up both arrays of a slot."""
         for copies in (self.fetching, self.evicting):

@@ -5,7 +5,7 @@ W - rate * sum(X[b,i] * D[b,j]), written over W, takes the memory of W and of on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from einmpi.planner.sparse_updates import (
     scattered_label,
     with_given_places,
 )
+from einmpi.schedule.memory_steps import Free
 from einmpi.schedule.regions import Region, one_run, whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, Slots, operand_role
@@ -31,6 +32,7 @@ class BlockedUpdate(Step):
 
     product: Kernel
     update: Kernel
+    replaced: Slot | None = None  # computed for this update alone: the result may take its memory
 
     @property
     def vertex(self) -> str:
@@ -184,6 +186,7 @@ def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedu
     product: Kernel | None = None
     products: set[Slot] = set()
     freed: list[Step] = []
+    users = _users_of_slots(schedule.steps)
     for number, step in enumerate(schedule.steps, start=1):
         if isinstance(step, Kernel) and step.vertex in blocked:
             product = step
@@ -191,7 +194,7 @@ def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedu
         elif product is not None and isinstance(step, Kernel):
             is_sparse = product.einsum.segments is not None
             kind = SparseBlockedUpdate if is_sparse else BlockedUpdate
-            steps += [kind(product, step), *freed]
+            steps += [kind(product, step, _replaced_slot(product, step, users)), *freed]
             product = None
             freed = []
         elif product is not None and step.frees:
@@ -209,3 +212,30 @@ def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedu
         is_inside = point.inside or point.steps in inside
         points.append(replace(point, steps=new_counts[point.steps], inside=is_inside))
     return replace(schedule, steps=tuple(steps), points=tuple(points))
+
+
+def _users_of_slots(steps: Sequence[Step]) -> dict[str, list[Step]]:
+    """Return all steps that have to do with each slot, by its name."""
+    found: dict[str, list[Step]] = {}
+    for step in steps:
+        used = {*step.reads, *step.writes, *step.keeps, *step.reuses, *step.frees}
+        moved = {*step.places, *step.evicts, *step.drops, *step.fetches}
+        for slot in used | moved:
+            found.setdefault(slot.name, []).append(step)
+    return found
+
+
+def _replaced_slot(
+    product: Kernel, update: Kernel, users: Mapping[str, Sequence[Step]]
+) -> Slot | None:
+    """Return the operand of an update that was computed for it alone, if the result is like it."""
+    target = update.target
+    for slot in update.operands:
+        is_alike = slot.shape == target.shape and slot.dtype == target.dtype
+        if not is_alike or slot == product.target or slot in product.operands:
+            continue
+        if len(users[slot.name]) == 3:
+            writer, reader, last = users[slot.name]
+            if isinstance(writer, Kernel) and reader is update and isinstance(last, Free):
+                return slot
+    return None

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.base import SharingError
+from einmpi.comm.local import spread_over_nodes
 from einmpi.comm.shared_memory import PROBE_BYTES, sharing_problem
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
@@ -26,7 +27,10 @@ from einmpi.job.job import with_shared
 from einmpi.kernels.prepared import address_of
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.sharing import memory as sharing_memory
+from einmpi.runtime.sharing import transfers as sharing_transfers
 from einmpi.runtime.sharing.memory import scheduled_bytes
+from einmpi.runtime.sharing.slots import find_shared_slots
+from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.regions import indices, paired_boxes
 from einmpi.schedule.steps import Exchange
@@ -47,6 +51,10 @@ PROGRAMS = {
     "softmax": (
         "E[i,j] = exp(A[i,j])\nN[i] = sum(E[i,j])\nZ[j,i] = E[i,j] / N[i]\n",
         {"A": (18, 30)},
+    ),
+    "rows": (
+        "T[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = sum(C[i,j] * T[j,k])\n",
+        {"A": (256, 40), "B": (40, 24), "C": (512, 256)},
     ),
 }
 
@@ -140,6 +148,49 @@ def test_all_kinds_of_transfers_are_shared(tmp_path, monkeypatch):
                         gathers = isinstance(step, Exchange) and step.moves.same_to_all
                         kinds.add("gather" if gathers else type(step).__name__)
     assert kinds == {"gather", "Exchange", "Reduce"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pieces_are_computed_where_others_read_them(ranks, tmp_path, monkeypatch):
+    """All ranks need all of B and T, and load and compute some rows each: nothing is copied."""
+    copies = []
+    copy = sharing_transfers._copy
+
+    def noted(source, target, pairs):
+        copies.append(target.shape)
+        copy(source, target, pairs)
+
+    monkeypatch.setattr(sharing_transfers, "_copy", noted)
+    elements = 40 * 24 + 256 * 24  # of B and T
+    shared = compare_modes(job_of("rows", tmp_path), ranks, {})
+    assert shared == elements * 8 * (ranks - 1)
+    assert copies == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.tuples(*[st.integers(1, 19)] * 4),
+    st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper", "replicate"]),
+    st.integers(1, 3),
+)
+def test_members_find_the_same_slots(ranks, extents, strategy, nodes):
+    """Also those that have no piece, or one that cannot be computed in its place."""
+    i, j, k, m = extents
+    program = f"{CHAIN}Y[i,l] = sum(T[i,k] * D[k,l])\n"
+    job = einmpi.program(program, A=(i, j), B=(j, k), C=(k, k), D=(k, m))
+    plan = einmpi.plan(job, ranks, strategy=strategy)
+    node_of_rank = spread_over_nodes(ranks, nodes)
+    places = {}
+    for rank in range(ranks):
+        found = find_shared_slots(lower(plan, rank), node_of_rank)
+        for name, shared in found.slots.items():
+            # The name of a slot does not depend on the rank; its extents do, if it is published.
+            place = (shared.is_published, shared.area_bytes, shared.first, shared.last)
+            assert places.setdefault((name, shared.group), place) == place
+        for piece in found.pieces.values():
+            end = piece.offset + piece.slot.nbytes
+            assert end <= found.slots[piece.exchange.target.name].nbytes
 
 
 JOB = """

@@ -15,7 +15,7 @@ from einmpi.errors import EinmpiError, failure
 from einmpi.runtime.memory_placement import ArrayUse, place_arrays
 from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.inputs import Group, find_shared_inputs
-from einmpi.runtime.sharing.slots import SharedSlot, SharedSlots, find_shared_slots
+from einmpi.runtime.sharing.slots import Piece, SharedSlot, SharedSlots, find_shared_slots
 from einmpi.runtime.sharing.transfers import prepare_shared_transfers
 from einmpi.schedule.memory import bytes_needed, peak_bytes
 from einmpi.schedule.schedule import Schedule
@@ -27,6 +27,9 @@ MOST_KEPT_BYTES = 2**28
 # the same on all ranks, also on those that have no group.
 _KEPT_MEMORY = "memory of groups"
 _TIMES_GIVEN_BACK = "times that groups gave back memory"
+
+# What groups share in what way, the best first: whether with computed pieces, with published slots.
+_CHOICES = ((True, True), (False, True), (False, False))
 
 
 class _Places(NamedTuple):
@@ -85,9 +88,11 @@ class SharedMemory(SharedArrays):
                 kept[group] = memory
             if self.memory.get(group) is not memory:
                 self.memory[group] = memory
-                for name, shared in self.found.slots.items():
-                    if shared.group == group:
-                        self.arrays[name] = self.array_of(shared.slot, self.comm.rank)
+                own = self.found.of_group(group)
+                for name, shared in own.slots.items():
+                    self.arrays[name] = self.array_of(shared.slot, self.comm.rank)
+                for name, piece in own.pieces.items():
+                    self.arrays[name] = self._array_of_piece(piece)
         return is_possible
 
     def begin_run(self) -> None:
@@ -128,9 +133,9 @@ class SharedMemory(SharedArrays):
                 if gives_back:
                     self.comm.kept[_KEPT_MEMORY].pop(group, None)
                 del self.memory[group]
-                for name, shared in self.found.slots.items():
-                    if shared.group == group:
-                        del self.arrays[name]
+                own = self.found.of_group(group)
+                for name in (*own.slots, *own.pieces):
+                    del self.arrays[name]
 
     # ---- slots -----------------------------------------------------------------------------------
 
@@ -146,8 +151,16 @@ class SharedMemory(SharedArrays):
         extents = slot.shape if shape is None else shape
         return np.ndarray(extents, slot.dtype, memory, offset)
 
+    def _array_of_piece(self, piece: Piece) -> npt.NDArray[Any]:
+        """Return the array of a slot inside of the one that it is a piece of."""
+        target = self.found.slots[piece.exchange.target.name]
+        offset = self.places[target.group].offsets[target.slot.name] + piece.offset
+        return np.ndarray(piece.slot.shape, piece.slot.dtype, self.memory[target.group], offset)
+
     def is_free(self, slot: Slot) -> bool:
-        shared = self.found.slots.get(slot.name)
+        piece = self.found.pieces.get(slot.name)
+        name = slot.name if piece is None else piece.exchange.target.name
+        shared = self.found.slots.get(name)
         return shared is None or self.times[shared.group] >= shared.first
 
     def postpone(self, slot: Slot, action: Callable[[], None]) -> None:
@@ -200,14 +213,14 @@ def choose_shared_slots(
     Yield whether a choice fits on this rank, and take whether it does on all members of the group.
     """
     everything = find_shared_slots(schedule, nodes)
-    if not everything.steps:
-        return everything
-    gathered = find_shared_slots(schedule, nodes, with_published=False)
-    limit = peak_bytes(schedule)
+    candidates = [everything]
+    limit = peak_bytes(schedule) if everything.steps else 0
     chosen = SharedSlots()
     for group in everything.groups:
-        for candidate in (everything, gathered):
-            more = chosen.joined(candidate.of_group(group))
+        for number, (with_pieces, with_published) in enumerate(_CHOICES):
+            if number == len(candidates):
+                candidates.append(find_shared_slots(schedule, nodes, with_pieces, with_published))
+            more = chosen.joined(candidates[number].of_group(group))
             fits = scheduled_bytes(schedule, more) <= limit
             if (yield group, fits):
                 chosen = more
@@ -220,4 +233,5 @@ def scheduled_bytes(schedule: Schedule, found: SharedSlots) -> int:
     shared = 0
     for group in found.groups:
         shared += -(-_places_of(found, group).nbytes // len(group))
-    return shared + max(bytes_needed(schedule.steps, found.slots), default=0)
+    names = {*found.slots, *found.pieces}
+    return shared + max(bytes_needed(schedule.steps, names), default=0)

@@ -6,17 +6,21 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
+from einmpi.runtime.host_memory import ALIGNMENT
+from einmpi.runtime.messages import is_box
 from einmpi.runtime.sharing import inputs
 from einmpi.runtime.sharing.inputs import Group, is_inside_node
 from einmpi.runtime.transfer import is_left_to_communicator
 from einmpi.schedule.memory_steps import Reuse
+from einmpi.schedule.regions import whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import names_of
-from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Slot, Step
 
 # A gathered slot is one block for the whole group: each member writes its piece at its place, and
 # after a barrier all of them read all of it. A published slot is the block of one member, from
@@ -51,6 +55,15 @@ class SharedSlot:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A slot that this rank computes inside of the slot that it is a piece of."""
+
+    slot: Slot
+    exchange: Exchange  # completes the other slot
+    offset: int  # there, in bytes
+
+
+@dataclass(frozen=True)
 class SharedSlots:
     """The shared slots of a schedule by name, and the steps without messages.
 
@@ -59,6 +72,7 @@ class SharedSlots:
 
     slots: Mapping[str, SharedSlot] = field(default_factory=dict)
     steps: Sequence[SharedStep] = ()
+    pieces: Mapping[str, Piece] = field(default_factory=dict)  # inside of slots, by their own name
 
     @property
     def groups(self) -> list[Group]:
@@ -73,15 +87,26 @@ class SharedSlots:
     def of_group(self, group: Group) -> SharedSlots:
         """Return what one group shares."""
         slots = {name: shared for name, shared in self.slots.items() if shared.group == group}
-        return SharedSlots(slots, [step for step in self.steps if step.group == group])
+        steps = [step for step in self.steps if step.group == group]
+        pieces = {
+            name: piece for name, piece in self.pieces.items() if piece.exchange.group == group
+        }
+        return SharedSlots(slots, steps, pieces)
 
     def joined(self, other: SharedSlots) -> SharedSlots:
         """Return what these groups and other ones share; the order of groups stays."""
-        return SharedSlots({**self.slots, **other.slots}, [*self.steps, *other.steps])
+        return SharedSlots(
+            {**self.slots, **other.slots},
+            [*self.steps, *other.steps],
+            {**self.pieces, **other.pieces},
+        )
 
 
 def find_shared_slots(
-    schedule: Schedule, nodes: Sequence[int], with_published: bool = True
+    schedule: Schedule,
+    nodes: Sequence[int],
+    with_pieces: bool = True,
+    with_published: bool = True,
 ) -> SharedSlots:
     """Return the slots that the ranks of a node can share, given the node of each rank."""
     steps = schedule.lowered_steps
@@ -117,6 +142,10 @@ def find_shared_slots(
     if not shared:
         return SharedSlots()
     times = _Times(steps, shared)
+    gathering: dict[str, Exchange] = {}  # the exchange that gathers a computed slot, by its name
+    if with_pieces:
+        gathering = _gathering_computed(shared, writers, {*unsuitable, *groups})
+    sources = {step.target.name: step.source for step in gathering.values()}
     found = {}
     for slot in times.slots():
         name = slot.name
@@ -124,8 +153,16 @@ def find_shared_slots(
             group = groups[name]
             first = times.first(slot, group)
             last = times.last(slot, group)
+            if name in sources:
+                first = min(first, times.first(sources[name], group))
+                last = max(last, times.last(sources[name], group))
             found[name] = SharedSlot(slot, group, name in published, areas[name], first, last)
-    return SharedSlots(found, shared)
+    pieces = {}
+    for name, step in gathering.items():
+        offset = _piece_offset(step)
+        if offset is not None:
+            pieces[name] = Piece(step.source, step, offset)
+    return SharedSlots(found, shared, pieces)
 
 
 def _writers(steps: Sequence[Step]) -> dict[str, list[Step]]:
@@ -156,6 +193,47 @@ def _gathers(step: SharedStep, writers: Mapping[str, Sequence[Step]]) -> bool:
     filling = writers[step.target.name]
     are_moves = all(isinstance(each, Load | Exchange) for each in filling)
     return are_moves and filling[-1] is step and step.target.nbytes >= inputs.MIN_SHARED_BYTES
+
+
+def _gathering_computed(
+    shared: Sequence[SharedStep], writers: Mapping[str, Sequence[Step]], excluded: Collection[str]
+) -> dict[str, Exchange]:
+    """Return the exchanges that gather what kernels have computed, by the name of the source.
+
+    All members find the same, even those that have no piece: the times depend on it.
+    """
+    found: dict[str, Exchange] = {}
+    for step in shared:
+        if not isinstance(step, Exchange) or not step.moves.same_to_all:
+            continue
+        source = step.source
+        if source == step.target or source.name in excluded or len(writers[step.target.name]) > 1:
+            continue
+        source_writers = writers[source.name]
+        if len(source_writers) == 1 and isinstance(source_writers[0], Kernel):
+            found.setdefault(source.name, step)
+    return found
+
+
+def _piece_offset(step: Exchange) -> int | None:
+    """Return where in the target the source could lie, in bytes; None if it could not.
+
+    It must lie there as in memory of its own: without gaps, and aligned as on all ranks.
+    """
+    source = step.source
+    target = step.target
+    if step.moves.own is None or source.nbytes == 0:
+        return None
+    there, here = step.moves.own
+    if there != tuple(map(whole, source.shape)) or not is_box(here):
+        return None
+    pairs = zip(source.shape, target.shape, strict=True)
+    cut = [dimension for dimension, (part, extent) in enumerate(pairs) if part != extent] or [0]
+    if len(cut) > 1 or prod(target.shape[: cut[0]]) > 1:
+        return None
+    first_row = here[cut[0]][0][0]
+    offset = first_row * prod(target.shape[cut[0] + 1 :]) * np.dtype(target.dtype).itemsize
+    return offset if offset % ALIGNMENT == 0 else None
 
 
 def _published_bytes(step: SharedStep) -> int:

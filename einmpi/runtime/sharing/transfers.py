@@ -69,7 +69,9 @@ def prepare_shared_transfers(
                 transfers[id(step)] = recut.receive
                 transfers_beside[id(step)] = recut.receive_beside
             else:
-                transfers[id(step)] = _prepare_gather(step, advance)
+                piece = found.pieces.get(step.source.name)
+                is_inside = piece is not None and piece.exchange is step
+                transfers[id(step)] = _prepare_gather(step, is_inside, advance)
     return transfers, transfers_beside
 
 
@@ -77,15 +79,20 @@ def _recuts(step: Exchange | Reduce) -> bool:
     return isinstance(step, Exchange) and not step.moves.same_to_all
 
 
-def _prepare_gather(step: Exchange, advance: Advance) -> SharedTransfer:
-    """Prepare to write the own piece of a block, which all members read when all have done so."""
+def _prepare_gather(step: Exchange, is_inside: bool, advance: Advance) -> SharedTransfer:
+    """Prepare to write the own piece of a block, which all members read when all have done so.
+
+    The piece need not be written if it was computed inside of the block.
+    """
     own = _own_pairs(step)
 
     def gather(buffers: Buffers, comm: Comm) -> None:
         buffers.make(step.target)
         target = np.atleast_1d(buffers.shared_array(step.target))
         if own:
-            _copy(np.atleast_1d(buffers[step.source]), target, own)
+            piece = buffers[step.source]
+            if not (is_inside and piece is buffers.shared.arrays[step.source.name]):
+                _copy(np.atleast_1d(piece), target, own)
         comm.barrier_among(step.group)
         count_shared(comm, step.nbytes)
         advance(step.group)

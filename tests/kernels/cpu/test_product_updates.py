@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
+from einmpi.compiled.program import Compiled
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu.updates import added_products, product_updates
 from einmpi.loops.running import LoopRun
 from einmpi.planner import memory
+from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.blocked_updates import BlockedUpdate
 
 
@@ -226,3 +228,46 @@ def test_small_products_are_left_to_numpy(monkeypatch):
     monkeypatch.undo()
     _, steps = run_loop(f"{TEXT}W_next[i,j] = W[i,j] - rate * G[i,j]", inputs_of())
     assert not any(isinstance(step, BlockedUpdate) for step in steps)
+
+
+SUM = "P[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = 3 * P[i,k] + sum(C[i,j] * D[j,k]){rest}"
+# What follows the sum of two products, and whether the sum takes the memory of the first one.
+SUMS = {
+    "needed once": ("", True),
+    "needed again": ("\nY[i] = sum(P[i,k])", False),
+    "not linear": (" * P[i,k]", False),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("case", SUMS)
+def test_a_sum_of_products_takes_the_memory_of_the_first_one(case, ranks, monkeypatch):
+    rest, takes_memory = SUMS[case]
+    rng = np.random.default_rng(1)
+    inputs = {name: rng.normal(size=(12, 12)) for name in "ABCD"}
+    job = einmpi.program(SUM.format(rest=rest), **inputs)
+    handed_over = []
+    hand_over = Buffers.hand_over
+
+    def noted(buffers, slot, target):
+        handed_over.append((slot.name, target.name))
+        hand_over(buffers, slot, target)
+
+    monkeypatch.setattr(Buffers, "hand_over", noted)
+
+    def on_rank(comm):
+        step = Compiled(job, comm, options_of(job))
+        results = []
+        for factor in (1, 2, 3):
+            results.append(step({**inputs, "A": factor * inputs["A"]})["Z"])
+        # In the end, so that none may lie in memory which a later run has used.
+        return [found.gather() for found in results]
+
+    a, b, c, d = inputs.values()
+    for results in run_threads(ranks, on_rank):
+        for factor, found in enumerate(results, start=1):
+            first = factor * a @ b
+            second = c @ d * first if case == "not linear" else c @ d
+            # Sums of 12 products of numbers around 1: BLAS may add them in another order.
+            np.testing.assert_allclose(found, 3 * first + second, rtol=1e-12, atol=1e-12)
+    assert handed_over == [("P", "Z")] * (3 * ranks if takes_memory else 0)
