@@ -21,6 +21,7 @@ from pathlib import Path
 
 from catalogue import BENCHES, FOLDER, Bench
 from needs import reason_to_skip
+from own_programs import prefer_own_programs
 from results import write_record
 from results_page import Outcome, write_page
 
@@ -86,6 +87,7 @@ def run_all(benches: Sequence[Bench], folder: Path, is_quick: bool, limit: float
 
 
 def main() -> None:
+    prefer_own_programs()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

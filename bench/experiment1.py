@@ -48,6 +48,7 @@ from chain_words import (
 from contractions import CONTRACTIONS
 from node import Peer, describe_machine, take_turns
 from node_peers import SKEWS
+from own_programs import prefer_own_programs
 from packages import has_package
 from pmpi_counts import BuildError, compile_c, mpicc_of
 from results import write_results
@@ -315,6 +316,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all parts; return 1 if einmpi sent other words than planned, or more than a peer."""
+    prefer_own_programs()
     options = make_parser().parse_args(argv)
     machine = describe_machine(len(os.sched_getaffinity(0)))
     print(", ".join(f"{name}: {value}" for name, value in machine.items()), flush=True)

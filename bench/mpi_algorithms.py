@@ -26,6 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as bench.mpi_algorithms
 
 from node import environment_of_peers
+from own_programs import prefer_own_programs
 from pmpi_counts import SOURCES, compile_c
 from results import write_results
 
@@ -109,6 +110,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    prefer_own_programs()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

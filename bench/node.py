@@ -27,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from own_programs import prefer_own_programs
 from packages import has_package
 from results import processor_name, write_results
 
@@ -202,6 +203,7 @@ def describe_machine(cores: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    prefer_own_programs()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", nargs="*", type=int, default=[4000, 1600])
     parser.add_argument("--skews", nargs="*", type=int, default=[1, 10])
