@@ -192,9 +192,11 @@ def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedu
             product = step
             products.add(step.target)
         elif product is not None and isinstance(step, Kernel):
-            is_sparse = product.einsum.segments is not None
-            kind = SparseBlockedUpdate if is_sparse else BlockedUpdate
-            steps += [kind(product, step, _replaced_slot(product, step, users)), *freed]
+            if product.einsum.segments is not None:
+                steps.append(SparseBlockedUpdate(product, step))
+            else:
+                steps.append(BlockedUpdate(product, step, _replaced_slot(product, step, users)))
+            steps += freed
             product = None
             freed = []
         elif product is not None and step.frees:

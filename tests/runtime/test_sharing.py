@@ -7,17 +7,17 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from distributed import assert_close
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.base import SharingError
-from einmpi.comm.local import spread_over_nodes
 from einmpi.comm.shared_memory import PROBE_BYTES, sharing_problem
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
@@ -167,30 +167,46 @@ def test_pieces_are_computed_where_others_read_them(ranks, tmp_path, monkeypatch
     assert copies == []
 
 
-@settings(max_examples=40, deadline=None)
+# Some tensors are needed in two layouts each, so that several groups could share them.
+PROGRAMS_OF_GROUPS = [
+    f"{CHAIN}Y[i,l] = sum(T[i,k] * D[k,l])",
+    "T[i,k] = exp(A[i,k])\nU[i,k] = sum(T[i,j] * T[j,k])\n"
+    "Z[i,k] = sum(U[i,j] * T[j,k]) + sum(T[i,j] * U[j,k])",
+    "T[i,k] = sum(A[i,j] * B[j,k])\nV[i,k] = sum(D[i,j] * T[j,k])\nU[i,k] = sum(T[i,j] * C[j,k])\n"
+    "W[k,i] = exp(T[i,k]) * A[k,i]\nZ[i,k] = sum(U[i,j] * V[j,k]) * W[i,k]",
+]
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    st.integers(2, 8),
-    st.tuples(*[st.integers(1, 19)] * 4),
-    st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper", "replicate"]),
-    st.integers(1, 3),
+    st.sampled_from(PROGRAMS_OF_GROUPS),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 1), min_size=2, max_size=9),
+    st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper"]),
+    st.sampled_from([1, 500, 1000, 2000]),
 )
-def test_members_find_the_same_slots(ranks, extents, strategy, nodes):
-    """Also those that have no piece, or one that cannot be computed in its place."""
-    i, j, k, m = extents
-    program = f"{CHAIN}Y[i,l] = sum(T[i,k] * D[k,l])\n"
-    job = einmpi.program(program, A=(i, j), B=(j, k), C=(k, k), D=(k, m))
-    plan = einmpi.plan(job, ranks, strategy=strategy)
-    node_of_rank = spread_over_nodes(ranks, nodes)
-    places = {}
-    for rank in range(ranks):
-        found = find_shared_slots(lower(plan, rank), node_of_rank)
-        for name, shared in found.slots.items():
-            # The name of a slot does not depend on the rank; its extents do, if it is published.
-            place = (shared.is_published, shared.area_bytes, shared.first, shared.last)
-            assert places.setdefault((name, shared.group), place) == place
-        for piece in found.pieces.values():
+@example(PROGRAMS_OF_GROUPS[1], 19, [1, 0, 1, 1], "sqrt", 1)
+@example(PROGRAMS_OF_GROUPS[2], 32, [0, 0, 0, 1], "eindecomp", 2000)
+def test_members_find_the_same_slots(program, extent, node_of_rank, strategy, least_bytes):
+    """Whatever their other groups share, also if they have no piece of their own."""
+    job = einmpi.program(program, **dict.fromkeys("ABCD", (extent, extent)))
+    plan = einmpi.plan(job, len(node_of_rank), strategy=strategy)
+    with mock.patch.object(sharing_inputs, "MIN_SHARED_BYTES", least_bytes):
+        found = [find_shared_slots(lower(plan, rank), node_of_rank) for rank in range(plan.ranks)]
+    for shared_slots in found:
+        for name, shared in shared_slots.slots.items():
+            place = (shared.group, shared.area_bytes, shared.first, shared.last)
+            for member in shared.group:
+                other = found[member].slots[name]
+                assert (other.group, other.area_bytes, other.first, other.last) == place
+        for group in shared_slots.groups:
+            steps = [step.writes[0].name for step in shared_slots.of_group(group).steps]
+            for member in group:
+                others = found[member].of_group(group).steps
+                assert [step.writes[0].name for step in others] == steps
+        for piece in shared_slots.pieces.values():
             end = piece.offset + piece.slot.nbytes
-            assert end <= found.slots[piece.exchange.target.name].nbytes
+            assert end <= shared_slots.slots[piece.exchange.target.name].nbytes
 
 
 JOB = """

@@ -4,6 +4,7 @@ together, and used again from run to run."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,12 @@ from einmpi.errors import EinmpiError, failure
 from einmpi.runtime.memory_placement import ArrayUse, place_arrays
 from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.inputs import Group, find_shared_inputs
-from einmpi.runtime.sharing.slots import Piece, SharedSlot, SharedSlots, find_shared_slots
+from einmpi.runtime.sharing.slots import (
+    ComputedPiece,
+    SharedSlot,
+    SharedSlots,
+    find_shared_slots,
+)
 from einmpi.runtime.sharing.transfers import prepare_shared_transfers
 from einmpi.schedule.memory import bytes_needed, peak_bytes
 from einmpi.schedule.schedule import Schedule
@@ -28,8 +34,16 @@ MOST_KEPT_BYTES = 2**28
 _KEPT_MEMORY = "memory of groups"
 _TIMES_GIVEN_BACK = "times that groups gave back memory"
 
-# What groups share in what way, the best first: whether with computed pieces, with published slots.
-_CHOICES = ((True, True), (False, True), (False, False))
+
+class _Choice(NamedTuple):
+    """What groups share besides blocks that are loaded or copied together."""
+
+    with_pieces: bool
+    with_published: bool
+
+
+# The best one comes first. Another one may need less memory.
+_CHOICES = (_Choice(True, True), _Choice(False, True), _Choice(False, False))
 
 
 class _Places(NamedTuple):
@@ -151,7 +165,7 @@ class SharedMemory(SharedArrays):
         extents = slot.shape if shape is None else shape
         return np.ndarray(extents, slot.dtype, memory, offset)
 
-    def _array_of_piece(self, piece: Piece) -> npt.NDArray[Any]:
+    def _array_of_piece(self, piece: ComputedPiece) -> npt.NDArray[Any]:
         """Return the array of a slot inside of the one that it is a piece of."""
         target = self.found.slots[piece.exchange.target.name]
         offset = self.places[target.group].offsets[target.slot.name] + piece.offset
@@ -212,15 +226,17 @@ def choose_shared_slots(
 
     Yield whether a choice fits on this rank, and take whether it does on all members of the group.
     """
-    everything = find_shared_slots(schedule, nodes)
-    candidates = [everything]
+
+    @cache
+    def found(choice: _Choice) -> SharedSlots:
+        return find_shared_slots(schedule, nodes, choice.with_pieces, choice.with_published)
+
+    everything = found(_CHOICES[0])
     limit = peak_bytes(schedule) if everything.steps else 0
     chosen = SharedSlots()
     for group in everything.groups:
-        for number, (with_pieces, with_published) in enumerate(_CHOICES):
-            if number == len(candidates):
-                candidates.append(find_shared_slots(schedule, nodes, with_pieces, with_published))
-            more = chosen.joined(candidates[number].of_group(group))
+        for choice in _CHOICES:
+            more = chosen.joined(found(choice).of_group(group))
             fits = scheduled_bytes(schedule, more) <= limit
             if (yield group, fits):
                 chosen = more

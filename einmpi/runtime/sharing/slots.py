@@ -55,12 +55,12 @@ class SharedSlot:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ComputedPiece:
     """A slot that this rank computes inside of the slot that it is a piece of."""
 
     slot: Slot
-    exchange: Exchange  # completes the other slot
-    offset: int  # there, in bytes
+    exchange: Exchange  # that completes the other slot
+    offset: int  # in the other slot, in bytes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class SharedSlots:
 
     slots: Mapping[str, SharedSlot] = field(default_factory=dict)
     steps: Sequence[SharedStep] = ()
-    pieces: Mapping[str, Piece] = field(default_factory=dict)  # inside of slots, by their own name
+    # Those that this rank computes inside of these slots, by their own name.
+    pieces: Mapping[str, ComputedPiece] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[Group]:
@@ -115,6 +116,7 @@ def find_shared_slots(
     if schedule.may_overlap:
         return SharedSlots()  # transfers go on in the background, in an order of their own
     writers = _writers(steps)
+    first_transfers = _first_transfers(steps)
     unsuitable = _unsuitable_slots(schedule)
     groups: dict[str, Group] = {}
     areas: dict[str, int] = {}
@@ -134,8 +136,9 @@ def find_shared_slots(
         is_computed = not any(isinstance(each, Load | Exchange) for each in writers[slot.name])
         if not with_published or area < inputs.MIN_SHARED_BYTES or not is_computed:
             continue
-        if slot.name in unsuitable or groups.setdefault(slot.name, step.group) != step.group:
+        if slot.name in unsuitable or step.group != first_transfers[slot.name].group:
             continue
+        groups[slot.name] = step.group
         published.add(slot.name)
         areas[slot.name] = max(area, areas.get(slot.name, 0))
         shared.append(step)
@@ -144,7 +147,8 @@ def find_shared_slots(
     times = _Times(steps, shared)
     gathering: dict[str, Exchange] = {}  # the exchange that gathers a computed slot, by its name
     if with_pieces:
-        gathering = _gathering_computed(shared, writers, {*unsuitable, *groups})
+        first_gathers = [step for step in shared if first_transfers[step.reads[0].name] is step]
+        gathering = _gathering_computed(first_gathers, writers, {*unsuitable, *published})
     sources = {step.target.name: step.source for step in gathering.values()}
     found = {}
     for slot in times.slots():
@@ -161,7 +165,7 @@ def find_shared_slots(
     for name, step in gathering.items():
         offset = _piece_offset(step)
         if offset is not None:
-            pieces[name] = Piece(step.source, step, offset)
+            pieces[name] = ComputedPiece(step.source, step, offset)
     return SharedSlots(found, shared, pieces)
 
 
@@ -171,6 +175,20 @@ def _writers(steps: Sequence[Step]) -> dict[str, list[Step]]:
     for step in steps:
         for slot in step.writes:
             found.setdefault(slot.name, []).append(step)
+    return found
+
+
+def _first_transfers(steps: Sequence[Step]) -> dict[str, SharedStep]:
+    """Return the first exchange or reduction that reads each slot, with messages or without.
+
+    A slot can be in the memory of one group only. All ranks take the group of this step. Which
+    steps need no messages would not do: that depends on the nodes of each rank's groups.
+    """
+    found: dict[str, SharedStep] = {}
+    for step in steps:
+        if isinstance(step, Exchange | Reduce):
+            for slot in step.reads:
+                found.setdefault(slot.name, step)
     return found
 
 
@@ -196,14 +214,14 @@ def _gathers(step: SharedStep, writers: Mapping[str, Sequence[Step]]) -> bool:
 
 
 def _gathering_computed(
-    shared: Sequence[SharedStep], writers: Mapping[str, Sequence[Step]], excluded: Collection[str]
+    gathers: Sequence[SharedStep], writers: Mapping[str, Sequence[Step]], excluded: Collection[str]
 ) -> dict[str, Exchange]:
     """Return the exchanges that gather what kernels have computed, by the name of the source.
 
     All members find the same, even those that have no piece: the times depend on it.
     """
     found: dict[str, Exchange] = {}
-    for step in shared:
+    for step in gathers:
         if not isinstance(step, Exchange) or not step.moves.same_to_all:
             continue
         source = step.source
@@ -211,7 +229,7 @@ def _gathering_computed(
             continue
         source_writers = writers[source.name]
         if len(source_writers) == 1 and isinstance(source_writers[0], Kernel):
-            found.setdefault(source.name, step)
+            found[source.name] = step
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from einmpi.kernels.updates.partial_updates import part_of_array
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
@@ -15,11 +13,21 @@ def compute_blocked_update(step: BlockedUpdate, buffers: Buffers) -> None:
     """Compute all at once, where BLAS can, or all blocks, one after another in the same memory."""
     backend = buffers.backend
     arrays = {operand.name: buffers[operand] for operand in step.reads}
-    if _compute_in_memory_of_operand(step, arrays, buffers):
-        return
-    target = buffers.make(step.update.target)
+    slot = step.update.target
+    replaced = step.replaced
+    if slot.name in buffers or slot.name in buffers.shared.arrays:
+        replaced = None  # it has memory
+    target = buffers.make(slot) if replaced is None else buffers[replaced]
     if backend.compute_update(step, arrays, target):
+        if replaced is not None:
+            buffers.hand_over(replaced, slot)
         return
+    target = buffers.make(slot)
+    _compute_blocks(step, target, buffers)
+
+
+def _compute_blocks(step: BlockedUpdate, target: Array, buffers: Buffers) -> None:
+    backend = buffers.backend
     slot = step.product.target
     memory = backend.allocate(step.block_shape, slot.dtype)
     with buffers.counted(memory):
@@ -31,22 +39,6 @@ def compute_blocked_update(step: BlockedUpdate, buffers: Buffers) -> None:
                 if operand == slot:
                     operands[position] = block
             backend.compute_kernel(update, operands, target[rows])
-
-
-def _compute_in_memory_of_operand(
-    step: BlockedUpdate, arrays: Mapping[str, Array], buffers: Buffers
-) -> bool:
-    """Compute all at once in the memory of an operand that is not needed any more, if possible."""
-    operand = step.replaced
-    target = step.update.target
-    if operand is None or target.name in buffers:
-        return False
-    if operand.name in buffers.shared.arrays or target.name in buffers.shared.arrays:
-        return False
-    if not buffers.backend.compute_update(step, arrays, arrays[operand.name]):
-        return False
-    buffers.hand_over(operand, target)
-    return True
 
 
 def _rows_of_operands(kernel: Kernel, buffers: Buffers, rows: slice) -> list[Array]:
