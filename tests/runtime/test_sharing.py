@@ -25,6 +25,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError
 from einmpi.job.job import with_shared
 from einmpi.kernels.prepared import address_of
+from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.sharing import memory as sharing_memory
 from einmpi.runtime.sharing import transfers as sharing_transfers
@@ -180,17 +181,23 @@ PROGRAMS_OF_GROUPS = [
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(PROGRAMS_OF_GROUPS),
-    st.integers(1, 40),
+    st.integers(1, 40) | st.integers(200, 300),
     st.lists(st.integers(0, 1), min_size=2, max_size=9),
     st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper"]),
-    st.sampled_from([1, 500, 1000, 2000]),
+    st.booleans(),
+    st.sampled_from([1, 500, 2000, 2**17]),
 )
-@example(PROGRAMS_OF_GROUPS[1], 19, [1, 0, 1, 1], "sqrt", 1)
-@example(PROGRAMS_OF_GROUPS[2], 32, [0, 0, 0, 1], "eindecomp", 2000)
-def test_members_find_the_same_slots(program, extent, node_of_rank, strategy, least_bytes):
+@example(PROGRAMS_OF_GROUPS[1], 19, [1, 0, 1, 1], "sqrt", False, 1)
+@example(PROGRAMS_OF_GROUPS[2], 256, [0, 0, 0, 1], "eindecomp", True, 2**17)
+def test_members_find_the_same_slots(
+    program, extent, node_of_rank, strategy, are_resident, least_bytes
+):
     """Whatever their other groups share, also if they have no piece of their own."""
     job = einmpi.program(program, **dict.fromkeys("ABCD", (extent, extent)))
-    plan = einmpi.plan(job, len(node_of_rank), strategy=strategy)
+    options = options_of(job, strategy)
+    if are_resident:
+        options = replace(options, resident=tuple(vertex.name for vertex in job.graph.inputs))
+    plan = make_plan(job.graph, len(node_of_rank), options)
     with mock.patch.object(sharing_inputs, "MIN_SHARED_BYTES", least_bytes):
         found = [find_shared_slots(lower(plan, rank), node_of_rank) for rank in range(plan.ranks)]
     for shared_slots in found:
