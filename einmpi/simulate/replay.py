@@ -22,10 +22,14 @@ _OPTIONS = (
     "--cfg=smpi/send-is-detached-thresh:0",
     "--cfg=smpi/host-speed:1f",
     "--cfg=contexts/stack-size:64",
-    "--cfg=surf/precision:1e-12",
     "--log=root.thres:warning",
     "--log=smpi_replay.fmt:%.12r%e%m%n",
 )
+# What happens within so many seconds counts as one event. SimGrid shares out the links anew at each
+# event; where there are many messages, that would take most of the time.
+_PRECISION = 1e-12
+_MANY_MESSAGES = 200_000
+_PRECISION_OF_MANY = 5e-9
 _LONGEST_START = 10.0  # seconds until a program has begun, on a machine with much other load
 _SECONDS = re.compile(r"([0-9.e+-]+) Simulation time ")
 _ACTION = re.compile(r"([0-9.e+-]+) ([0-9]+) [a-z]+ ")
@@ -58,18 +62,23 @@ def find_smpirun() -> str:
 
 
 def replay(
-    folder: Path, ranks: int, on_action: Callable[[int, float], None] | None = None
+    folder: Path,
+    ranks: int,
+    messages: int,
+    on_action: Callable[[int, float], None] | None = None,
 ) -> float:
-    """Return the simulated seconds of the traces in a folder.
+    """Return the simulated seconds of the traces in a folder, which have so many messages.
 
     `on_action` is called with the rank and the time whenever an action of a trace is done, for each
     rank in the order of its trace. The first and the last action, which take no time, are left out.
     """
+    precision = _PRECISION if messages < _MANY_MESSAGES else _PRECISION_OF_MANY
     command = [
         find_smpirun(),
         *("-np", str(ranks)),
         *("-platform", "platform.xml", "-hostfile", "hosts", "-replay", "traces"),
         *_OPTIONS,
+        f"--cfg=surf/precision:{precision}",
         f"--log=smpi_replay.thres:{'info' if on_action is None else 'verbose'}",
     ]
     seconds = None

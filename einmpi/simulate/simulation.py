@@ -79,8 +79,8 @@ def simulate_plan(
         _write_place(place, nodes, folder)
         counted = _write_traces(plan, place.machine, shared, folder, times)
         if times is None:
-            return replace(counted, seconds=replay(folder, plan.ranks))
-        seconds = replay(folder, plan.ranks, times.on_action)
+            return replace(counted, seconds=replay(folder, plan.ranks, counted.messages))
+        seconds = replay(folder, plan.ranks, counted.messages, times.on_action)
         return replace(counted, seconds=seconds, timeline=times.timeline())
 
 
@@ -98,7 +98,7 @@ def reason_against(place: Place) -> str | None:
                 comm.add("finalize")
                 _write_trace(rank, comm.lines, folder, names)
         try:
-            replay(folder, len(ranks))
+            replay(folder, len(ranks), messages=0)
         except ReplayEnded:
             return None
         except ReplayError as error:

@@ -15,6 +15,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.planner.machine import Machine
+from einmpi.simulate import replay
 from einmpi.simulate.cluster import TOPOLOGIES, make_cluster
 from einmpi.simulate.simulation import Place, reason_against, simulate_plan
 
@@ -86,6 +87,17 @@ def test_the_same_seconds_twice(topology):
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
     spec = f"cores=4,topology={topology}"
     assert seconds_of(job, 16, spec) == seconds_of(job, 16, spec)
+
+
+def test_coarser_events_change_little(monkeypatch):
+    """Where there are many messages: at most 5 ns for each of up to 20 transfers, of 16 µs."""
+    job = einmpi.load(ROOT / "jobs" / "chain.toml", s=50)
+    spec = "cores=4,topology=fat-tree"
+    exact = seconds_of(job, 28, spec)
+    monkeypatch.setattr(replay, "_MANY_MESSAGES", 1)
+    coarse = seconds_of(job, 28, spec)
+    assert coarse != exact
+    assert abs(coarse - exact) < 20 * 5e-9
 
 
 def test_the_command(tmp_path):
