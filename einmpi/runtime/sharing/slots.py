@@ -115,58 +115,112 @@ def find_shared_slots(
         return SharedSlots()  # slots leave memory and come back, on each rank at other times
     if schedule.may_overlap:
         return SharedSlots()  # transfers go on in the background, in an order of their own
-    writers = _writers(steps)
-    first_transfers = _first_transfers(steps)
-    unsuitable = _unsuitable_slots(schedule)
-    groups: dict[str, Group] = {}
-    areas: dict[str, int] = {}
-    published: set[str] = set()
-    shared: list[SharedStep] = []
+    search = _Search(schedule)
     for step in steps:
         if not isinstance(step, Exchange | Reduce) or not is_inside_node(step.group, nodes):
             continue
-        if _gathers(step, writers) and step.writes[0].name not in unsuitable:
-            (slot,) = step.writes
-            groups[slot.name] = step.group
-            areas[slot.name] = slot.nbytes
-            shared.append(step)
-            continue
-        area = _published_bytes(step)
-        (slot,) = step.reads
-        is_computed = not any(isinstance(each, Load | Exchange) for each in writers[slot.name])
-        if not with_published or area < inputs.MIN_SHARED_BYTES or not is_computed:
-            continue
-        if slot.name in unsuitable or step.group != first_transfers[slot.name].group:
-            continue
-        groups[slot.name] = step.group
-        published.add(slot.name)
-        areas[slot.name] = max(area, areas.get(slot.name, 0))
-        shared.append(step)
-    if not shared:
+        if isinstance(step, Exchange) and search.can_gather(step):
+            search.gather(step)
+        elif with_published and search.can_publish(step):
+            search.publish(step)
+    if not search.shared:
         return SharedSlots()
-    times = _Times(steps, shared)
-    gathering: dict[str, Exchange] = {}  # the exchange that gathers a computed slot, by its name
-    if with_pieces:
-        first_gathers = [step for step in shared if first_transfers[step.reads[0].name] is step]
-        gathering = _gathering_computed(first_gathers, writers, {*unsuitable, *published})
-    sources = {step.target.name: step.source for step in gathering.values()}
-    found = {}
-    for slot in times.slots():
-        name = slot.name
-        if name in groups:
-            group = groups[name]
+    gathering = search.gathers_of_computed() if with_pieces else []
+    slots = search.slots({step.target.name: step.source for step in gathering})
+    pieces = {}
+    for step in gathering:
+        offset = _piece_offset(step)
+        if offset is not None:
+            pieces[step.source.name] = ComputedPiece(step.source, step, offset)
+    return SharedSlots(slots, search.shared, pieces)
+
+
+class _Search:
+    """The search for slots that the ranks of a node can share.
+
+    What it finds for a group depends only on what all members of the group know.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.steps = schedule.lowered_steps
+        self.writers = _writers(self.steps)
+        self.first_transfers = _first_transfers(self.steps)
+        self.unsuitable = _unsuitable_slots(schedule)
+        # The slots found so far, by name.
+        self.groups: dict[str, Group] = {}
+        self.areas: dict[str, int] = {}  # bytes
+        self.published: set[str] = set()
+        self.shared: list[SharedStep] = []  # the steps that need no messages
+
+    def can_gather(self, step: Exchange) -> bool:
+        """Return whether an exchange completes a block that all members of its group need."""
+        target = step.target
+        if not step.moves.same_to_all or target.name in self.unsuitable:
+            return False
+        filling = self.writers[target.name]
+        are_moves = all(isinstance(each, Load | Exchange) for each in filling)
+        return are_moves and filling[-1] is step and target.nbytes >= inputs.MIN_SHARED_BYTES
+
+    def gather(self, step: Exchange) -> None:
+        """Put the target of an exchange into the memory of its group."""
+        self.groups[step.target.name] = step.group
+        self.areas[step.target.name] = step.target.nbytes
+        self.shared.append(step)
+
+    def can_publish(self, step: SharedStep) -> bool:
+        """Return whether members can read what a step moves where it was computed."""
+        (slot,) = step.reads
+        if slot.name in self.unsuitable or _published_bytes(step) < inputs.MIN_SHARED_BYTES:
+            return False
+        if any(isinstance(each, Load | Exchange) for each in self.writers[slot.name]):
+            return False
+        return step.group == self.first_transfers[slot.name].group
+
+    def publish(self, step: SharedStep) -> None:
+        """Put what a step moves into the memory of its group, once for each member."""
+        name = step.reads[0].name
+        self.groups[name] = step.group
+        self.areas[name] = max(_published_bytes(step), self.areas.get(name, 0))
+        self.published.add(name)
+        self.shared.append(step)
+
+    def gathers_of_computed(self) -> list[Exchange]:
+        """Return the exchanges whose pieces are computed by one kernel each.
+
+        These are the same on all members, even on those that have no piece: the times of slots
+        depend on them.
+        """
+        found = []
+        for step in self.shared:
+            if not isinstance(step, Exchange) or not step.moves.same_to_all:
+                continue
+            source = step.source
+            if source.name in self.unsuitable or source.name in self.published:
+                continue
+            kernels = self.writers[source.name]
+            is_computed = len(kernels) == 1 and isinstance(kernels[0], Kernel)
+            is_alone = len(self.writers[step.target.name]) == 1
+            if is_computed and is_alone and self.first_transfers[source.name] is step:
+                found.append(step)
+        return found
+
+    def slots(self, sources: Mapping[str, Slot]) -> dict[str, SharedSlot]:
+        """Return the slots that were found, given those that are computed inside of them."""
+        times = _Times(self.steps, self.shared)
+        found = {}
+        for slot in times.slots():
+            name = slot.name
+            if name not in self.groups:
+                continue
+            group = self.groups[name]
             first = times.first(slot, group)
             last = times.last(slot, group)
             if name in sources:
                 first = min(first, times.first(sources[name], group))
                 last = max(last, times.last(sources[name], group))
-            found[name] = SharedSlot(slot, group, name in published, areas[name], first, last)
-    pieces = {}
-    for name, step in gathering.items():
-        offset = _piece_offset(step)
-        if offset is not None:
-            pieces[name] = ComputedPiece(step.source, step, offset)
-    return SharedSlots(found, shared, pieces)
+            is_published = name in self.published
+            found[name] = SharedSlot(slot, group, is_published, self.areas[name], first, last)
+        return found
 
 
 def _writers(steps: Sequence[Step]) -> dict[str, list[Step]]:
@@ -201,35 +255,6 @@ def _unsuitable_slots(schedule: Schedule) -> Collection[str]:
             found.add(step.source.name)
     for source, target in schedule.updates:
         found.update((source.name, target.name))
-    return found
-
-
-def _gathers(step: SharedStep, writers: Mapping[str, Sequence[Step]]) -> bool:
-    """Return whether an exchange completes a block that all members of its group need."""
-    if not isinstance(step, Exchange) or not step.moves.same_to_all:
-        return False
-    filling = writers[step.target.name]
-    are_moves = all(isinstance(each, Load | Exchange) for each in filling)
-    return are_moves and filling[-1] is step and step.target.nbytes >= inputs.MIN_SHARED_BYTES
-
-
-def _gathering_computed(
-    gathers: Sequence[SharedStep], writers: Mapping[str, Sequence[Step]], excluded: Collection[str]
-) -> dict[str, Exchange]:
-    """Return the exchanges that gather what kernels have computed, by the name of the source.
-
-    All members find the same, even those that have no piece: the times depend on it.
-    """
-    found: dict[str, Exchange] = {}
-    for step in gathers:
-        if not isinstance(step, Exchange) or not step.moves.same_to_all:
-            continue
-        source = step.source
-        if source == step.target or source.name in excluded or len(writers[step.target.name]) > 1:
-            continue
-        source_writers = writers[source.name]
-        if len(source_writers) == 1 and isinstance(source_writers[0], Kernel):
-            found[source.name] = step
     return found
 
 
