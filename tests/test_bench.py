@@ -16,6 +16,7 @@ import fake_cupy
 import pytest
 from mpi_helpers import (
     MPIRUN,
+    MPIRUN_WITH_OPTIONS,
     OPEN_MPI,
     environment,
     finished,
@@ -433,7 +434,7 @@ def test_experiment1_counts_what_is_predicted(tmp_path):
     command = [sys.executable, "bench/experiment1.py", "--parts", "words", "contractions"]
     command += ["--count-size", "60", "--count-ranks", "2", "3", "--contraction-ranks", "2", "3"]
     command += ["--peers", "mpi4py", "cosma", "--scale", "0.2", "--repeat", "1"]
-    command += ["--mpirun", str(MPIRUN), "--json", str(target)]
+    command += ["--mpirun", MPIRUN_WITH_OPTIONS, "--json", str(target)]
     done = finished(command, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr
     assert "cosma is left out: " in done.stdout
