@@ -22,9 +22,10 @@ from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Slot, Step
 
-# A gathered slot is one block for the whole group: each member writes its piece at its place, and
-# after a barrier all of them read all of it. A published slot is the block of one member, from
-# which others take what they need, or which they add to their own partial results.
+# A gathered slot is one block for the whole group: each member writes its piece at its place, or
+# computes it there, and after a barrier all of them read all of it. A published slot is the block
+# of one member, from which others take what they need, or which they add to their own partial
+# results.
 #
 # The memory of a slot is written again only when all members have finished with it. They have if
 # the group has done a whole transfer, with its barrier, after the last use of the one slot and

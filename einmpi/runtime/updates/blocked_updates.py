@@ -22,11 +22,11 @@ def compute_blocked_update(step: BlockedUpdate, buffers: Buffers) -> None:
         if replaced is not None:
             buffers.hand_over(replaced, slot)
         return
-    target = buffers.make(slot)
-    _compute_blocks(step, target, buffers)
+    _compute_blocks(step, buffers.make(slot), buffers)
 
 
 def _compute_blocks(step: BlockedUpdate, target: Array, buffers: Buffers) -> None:
+    """Compute blocks of rows one after another; the product of each is in the same memory."""
     backend = buffers.backend
     slot = step.product.target
     memory = backend.allocate(step.block_shape, slot.dtype)
