@@ -27,7 +27,7 @@ needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 # What an outer launcher has set would make the inner one part of its own job.
 OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM")
 _OPTIONS = ("--oversubscribe", "--bind-to", "none") if OPEN_MPI else ()
-MPIRUN_WITH_OPTIONS = " ".join([str(MPIRUN), *_OPTIONS])  # for more ranks than cores, as one word
+MPIRUN_WITH_OPTIONS = " ".join([str(MPIRUN), *_OPTIONS])  # for more ranks than cores
 OMPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
