@@ -61,6 +61,8 @@ class Adjoints(AdjointTensors):
     def send_through(self, vertex: Vertex, adjoint: Scalar, wanted: Collection[str]) -> None:
         """Send the adjoint of a computed tensor to those of its operands that are wanted."""
         einsum = vertex.computed_einsum
+        if einsum.calls() == 0:
+            return  # a label has no values, so nothing is read
         if einsum.scan is not None and einsum.aggregation is not None:
             scan_derivative = AGGREGATIONS[einsum.aggregation].scan_derivative
             if scan_derivative is not None:

@@ -81,19 +81,24 @@ class ContributionBuilder:
             equations.append((place, size, Index(entry) if isinstance(entry, str) else entry))
         self.free = [label for label in self.labels if label not in output]
         equations = self._eliminate_compared(equations)
-        scattered: list[Scalar] = []
-        places: list[Scalar] = []
+        unsolved: list[tuple[str, int, Scalar]] = []
         while equations:
             place, size, index = equations.pop(0)
             equation = Equation(place, size, index, self.free, self.extent)
             solution = solve(equation, self.new_label)
-            if solution is not None:
-                self.extent.update(solution.summed)
-                self.free.extend(solution.summed)
-                equations = self._replace(solution.values, equations)
-                if solution.conditions:
-                    self.conditions.append(conjunction(solution.conditions))
+            if solution is None:
+                unsolved.append((place, size, index))
                 continue
+            self.extent.update(solution.summed)
+            self.free.extend(solution.summed)
+            # With these values, equations that were not solved before may have a solution.
+            equations = self._replace(solution.values, unsolved + equations)
+            unsolved = []
+            if solution.conditions:
+                self.conditions.append(conjunction(solution.conditions))
+        scattered: list[Scalar] = []
+        places: list[Scalar] = []
+        for place, _, index in unsolved:
             condition = Call("==", (index, Index(place)))
             if set(labels_of(index)) <= set(output):
                 places.append(condition)

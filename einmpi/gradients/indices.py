@@ -67,6 +67,8 @@ def as_scalar(affine: Affine) -> Scalar:
 
 def reduced(index: Scalar, extent: Mapping[str, int]) -> Scalar:
     """Return an index without needless parts: (8·i + j) % 8 is j if j is less than 8."""
+    if isinstance(index, Call):
+        index = Call(index.op, tuple(reduced(part, extent) for part in index.args))
     match index:
         case Call("%" | "//", (inner, Const(int(divisor)))) if divisor > 0:
             affine = affine_of(inner)
