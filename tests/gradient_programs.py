@@ -10,6 +10,7 @@ INT = {
     "dst": np.array([2, 0, 2, 2, 1, 7, -1]),
     "src": np.array([1, 1, 0, 3, 4, 2, 1]),
     "y": np.array([1, 0, 3, 3]),
+    "column": np.array([4, 1, 1, 0, 3, 2, 4, 4, 0, 2, 1, 3]),
     "flag": np.array([True, False, True, True, False]),
 }
 
@@ -165,6 +166,30 @@ PROGRAMS = {
     "gather_twice": (
         "loss = sum(A[src[e],y[e%4]]**2)",
         {"A": (5, 4), "src": INT["src"], "y": INT["y"]},
+    ),
+    "gather_and_arithmetic": (
+        "loss = sum[b:12](X[k[b],b+1]**2 * X[k[b],b//4] + X[k[b],b%4]**3 * X[k[b],11-b])",
+        {"X": (5, 13), "k": INT["column"]},
+    ),
+    "gather_and_window": (
+        "loss = sum[b:6,c:3](X[b+c,k[b]]**2 * X[k[2*b+1],b-c+2] * w[c])",
+        {"X": (8, 8), "w": (3,), "k": INT["column"]},
+    ),
+    "flatten_three": (
+        "f[z:24] = u[z//12,(z%12)//3,z%3] * t[z%2,(z//2)%4,z//8]; loss = sum(f[z]**2 * v[z])",
+        {"u": (2, 4, 3), "t": (2, 4, 3), "v": (24,)},
+    ),
+    "flatten_remainder": (
+        "f[z:6] = u[(z%6)//3,z%3] * u[(z%4)//2,z%2]; loss = sum(f[z]**2 * v[z])",
+        {"u": (2, 3), "v": (6,)},
+    ),
+    "empty_periodic": (
+        "loss = sum(u[(i+1)%8] * u[i//3] * u[7-i] * e[i]) + sum(u[k]**2)",
+        {"u": (8,), "e": (0,)},
+    ),
+    "scattered_by_arithmetic": (
+        "y[p:12] = sum(where(2*k[j] + 2 == p, X[j,k[p]] * X[k[j],j%5], 0)); loss = sum(y[p]**2)",
+        {"X": (12, 5), "k": INT["column"]},
     ),
     # ---- scans and segments
     "cumsum": (

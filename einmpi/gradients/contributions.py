@@ -119,7 +119,7 @@ class ContributionBuilder:
     ) -> list[tuple[str, int, Scalar]]:
         """Put values in the place of free labels everywhere; return the changed equations."""
         self.free = [label for label in self.free if label not in values]
-        self.expression = substituted(self.expression, values, self.extent)
+        self.expression = substituted(self.expression, values, self.extent, is_guarded=True)
         conditions = [substituted(node, values, self.extent) for node in self.conditions]
         self.conditions = conditions
         changed = []
@@ -144,6 +144,7 @@ class ContributionBuilder:
                 continue
             label, value, others = found
             self.expression = without_guard(self.expression, condition)
+            equations = [(*known, without_guard(index, condition)) for *known, index in equations]
             in_range = range_conditions(value, self.extent[label], self.extent)
             remaining = [*others, *in_range]
             self.conditions[position : position + 1] = [conjunction(remaining)] if remaining else []

@@ -13,7 +13,8 @@ from einmpi.graph.index_arithmetic import (
     clamped,
     guarded_index,
     interval_of,
-    is_remainder,
+    is_guarded,
+    is_kept_inside,
 )
 from einmpi.graph.scalar import (
     Call,
@@ -27,13 +28,21 @@ from einmpi.graph.scalar import (
 )
 
 
-def substituted(node: Scalar, values: Mapping[str, Scalar], extent: Mapping[str, int]) -> Scalar:
+def substituted(
+    node: Scalar,
+    values: Mapping[str, Scalar],
+    extent: Mapping[str, int],
+    is_guarded: bool = False,
+) -> Scalar:
     """Return an expression at these values of labels.
 
     Indices of tensors stay inside of them even where a value is no value of its label; what is
-    read there must not be used. `extent` has the extents of all labels, old and new.
+    read there must not be used. Gathers do so only without `is_guarded`: if it is given, conditions
+    around the expression guard them. `extent` has the extents of all labels, old and new.
     """
-    inside = {label: _inside(value, extent[label], extent) for label, value in values.items()}
+    inside: dict[str, Scalar] = {}
+    for label, value in values.items():
+        inside[label] = _inside(value, extent[label], extent, is_guarded)
 
     def leaf(part: Scalar) -> Scalar:
         if isinstance(part, Index):
@@ -65,13 +74,13 @@ def _as_label(value: Scalar) -> str | Scalar:
     return value.label if isinstance(value, Index) else value
 
 
-def _inside(value: Scalar, size: int, extent: Mapping[str, int]) -> Scalar:
-    """Return a value of a label that is kept in the label's range, if it is arithmetic."""
-    if arithmetic_labels(value) is None:
-        return value
-    bounds = interval_of(value, intervals(extent))
+def _inside(value: Scalar, size: int, extent: Mapping[str, int], is_guarded: bool) -> Scalar:
+    """Return a value of a label that is kept in the label's range, unless it is guarded."""
+    bounds = None
+    if arithmetic_labels(value) is not None:
+        bounds = interval_of(value, intervals(extent))
     if bounds is None:
-        return value
+        return value if is_guarded else clamped(value, -1, size, size)
     return clamped(value, bounds[0], bounds[1], size)
 
 
@@ -128,10 +137,13 @@ def with_guarded_indices(
     entries: list[str | Scalar] = []
     for entry, extent in zip(node.index, bounds[node.tensor].bound, strict=True):
         is_arithmetic = isinstance(entry, str) or arithmetic_labels(entry) is not None
-        if isinstance(entry, str) or is_arithmetic or is_remainder(entry, extent):
+        if isinstance(entry, str) or is_arithmetic or is_guarded(entry, guards):
             entries.append(entry)
-        else:
-            entries.append(guarded_index(entry, guards))
+            continue
+        entry = with_guarded_indices(entry, bounds, guards)
+        if not is_kept_inside(entry, extent):
+            entry = guarded_index(entry, guards)
+        entries.append(entry)
     return Element(node.tensor, tuple(entries))
 
 

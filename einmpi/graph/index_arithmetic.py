@@ -184,14 +184,14 @@ def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:
     return index
 
 
-def is_remainder(index: Scalar, extent: int) -> bool:
-    """Return whether an index is a remainder that is always inside of a dimension."""
-    if not isinstance(index, Call) or index.op != "%":
-        return False
-    divisor = index.args[1]
-    if not isinstance(divisor, Const) or type(divisor.value) is not int:
-        return False
-    return 0 < divisor.value <= extent
+def is_kept_inside(index: Scalar, extent: int) -> bool:
+    """Return whether an index is a remainder, or clamped: always inside of a dimension."""
+    match index:
+        case Call("%", (_, Const(int(divisor)))):
+            return 0 < divisor <= extent
+        case Call("maximum", (Call("minimum", (_, Const(int(last)))), Const(0))):
+            return 0 <= last < extent
+    return False
 
 
 def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
@@ -207,6 +207,7 @@ def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
 
 def guarded_index(index: Scalar, guards: Sequence[Guard]) -> Scalar:
     """Return an index that is 0 where the conditions of `where` around it do not hold."""
+    guards = list(dict.fromkeys(guards))
     if is_guarded(index, guards):
         return index
     for condition, holds in guards:

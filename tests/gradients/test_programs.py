@@ -21,7 +21,10 @@ def change_along(graph, arrays, directions):
     return (losses[0] - losses[1]) / (2 * STEP)
 
 
-@pytest.mark.sampled(15, always=["convolution", "matmul", "softmax"])
+ALWAYS = ["convolution", "empty_periodic", "flatten_three", "gather_and_arithmetic", "softmax"]
+
+
+@pytest.mark.sampled(18, always=ALWAYS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_are_limits_of_differences(name):
     text, arrays, parameters = arrays_of(name)
