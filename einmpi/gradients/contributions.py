@@ -19,7 +19,7 @@ from einmpi.gradients.indices import Equation, range_conditions, reduced, solve
 from einmpi.graph.derivatives.simple import times
 from einmpi.graph.dtypes import Type
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
-from einmpi.graph.segments import without_guard
+from einmpi.graph.segments import with_other_guard, without_guard
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,13 @@ class ContributionBuilder:
                 continue
             label, value, others = found
             self.expression = without_guard(self.expression, condition)
-            equations = [(*known, without_guard(index, condition)) for *known, index in equations]
             in_range = range_conditions(value, self.extent[label], self.extent)
             remaining = [*others, *in_range]
-            self.conditions[position : position + 1] = [conjunction(remaining)] if remaining else []
+            left = [conjunction(remaining)] if remaining else []
+            self.conditions[position : position + 1] = left
+            guard = left[0] if left else None
+            for number, (place, size, index) in enumerate(equations):
+                equations[number] = place, size, with_other_guard(index, condition, guard)
             equations = self._replace({label: value}, equations)
         return equations
 

@@ -80,7 +80,8 @@ def _inside(value: Scalar, size: int, extent: Mapping[str, int], is_guarded: boo
     if arithmetic_labels(value) is not None:
         bounds = interval_of(value, intervals(extent))
     if bounds is None:
-        return value if is_guarded else clamped(value, -1, size, size)
+        # A short integer may be too short for the last index.
+        return value if is_guarded else clamped(Call("int64", (value,)), -1, size, size)
     return clamped(value, bounds[0], bounds[1], size)
 
 

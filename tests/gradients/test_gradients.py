@@ -384,3 +384,49 @@ def test_messages_from_python():
         assert str(error.value) == message
     with pytest.raises(InputError, match="vjp: loss is given the derivative 'X'"):
         einmpi.vjp(job, {"loss": "X"}, ["X"])
+
+
+def on_two_ranks(text, arrays):
+    return run_on_threads(einmpi.program(text, **arrays), 2, arrays).outputs
+
+
+def test_a_label_that_is_set_to_a_short_integer():
+    """It is kept inside of a dimension whose last index is no uint8."""
+    rng = np.random.default_rng(2)
+    at, column = (rng.integers(0, 120, size).astype("uint8") for size in (40, 300))
+    arrays = {"X": rng.normal(size=(40, 300)), "at": at, "column": column}
+    text = "y[p:300] = sum(where(2*at[j] == p, X[j,column[p]], 0)); loss = sum(y[p]**2)"
+    found = on_two_ranks(f"{text}; g[i,j] = grad(loss, X[i,j])", arrays)["g"]
+    places = 2 * at
+    totals = np.zeros(300)
+    np.add.at(totals, places, arrays["X"][np.arange(40), column[places]])
+    expected = np.zeros((40, 300))
+    expected[np.arange(40), column[places]] = 2 * totals[places]
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+def test_flatten_of_several_dimensions_is_a_reshape():
+    inputs = {"x": ((2, 4, 3), "float64"), "w": ((24,), "float64")}
+    for index in ("z//12,(z%12)//3,z%3", "z//12,z//3%4,z%3", "(z%24)//12,(z//3)%4,z%3"):
+        text = f"f[z:24] = x[{index}]; loss = sum(f[z] * w[z]); g[i,j,k] = grad(loss, x[i,j,k])"
+        assert lines(text, inputs) == ["g[i_1:2,i_2:4,i_3:3] ← w[12 × i_1 + 3 × i_2 + i_3]"]
+
+
+def test_an_index_of_an_index_is_guarded():
+    """Where a condition does not hold, an index that is read for another one reads nothing."""
+    arrays = {
+        "X": np.arange(9.0),
+        "K": np.array([9, 1, 2, 3, 4, 5, 6, 7, 8]),
+        "L": np.array([20, -1, 2, 3, 8, 5, 6, 7, 4]),
+        "n": np.array([5, -3, 1, 12, 0]),
+    }
+    text = "y[b:9] = where(b > 1, X[K[L[b]]]**2, 0)"
+    text += "; s[n[e]:9] = sum(X[K[n[e]] % 9]); loss = sum(y[b]) + sum(s[k] * X[k])"
+    found = on_two_ranks(f"{text}; g[i] = grad(loss, X[i])", arrays)["g"]
+    expected = np.zeros(9)
+    totals = np.zeros(9)
+    np.add.at(expected, arrays["L"][2:], 2 * arrays["X"][arrays["L"][2:]])
+    for place in (5, 1, 0):
+        totals[place] += arrays["X"][arrays["K"][place] % 9]
+        expected[arrays["K"][place] % 9] += arrays["X"][place]
+    np.testing.assert_allclose(found, expected + totals, rtol=1e-14)

@@ -1,5 +1,5 @@
-"""`python -m tests.soak`: random programs; `… fuzz`: damaged files; `… faults`: kills and full
-disks."""
+"""`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients; `… fuzz`:
+damaged files; `… faults`: kills and full disks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from .case import MAKERS
 from .drive import (
     BACKEND_VARIABLE,
     CHUNK_CASES,
@@ -33,6 +34,9 @@ LEAST_CHUNK_CASES = 100
 def main(argv: list[str]) -> int:
     if argv and argv[0] in OTHERS:
         return int(importlib.import_module(OTHERS[argv[0]], __package__).main(argv[1:]) or 0)
+    kind = "programs"
+    if argv and argv[0] in MAKERS:
+        kind, *argv = argv
     arguments = parse(argv)
     mpirun = None if arguments.no_mpirun else arguments.mpirun or find_mpirun()
     if arguments.backend is not None:
@@ -40,7 +44,7 @@ def main(argv: list[str]) -> int:
     if arguments.case is not None:
         ranks = arguments.ranks[0] if arguments.ranks else None
         failure = Failure(arguments.case, [], ranks)
-        print(show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun))
+        print(show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun, kind))
         return 0
     deadline = None
     if arguments.minutes is not None:
@@ -52,10 +56,11 @@ def main(argv: list[str]) -> int:
         mpirun,
         deadline,
         arguments.stop_after,
+        kind,
     )
     drive.run(chunks_of(arguments, mpirun))
     for failure in drive.tally.failures[:SHOWN_FAILURES]:
-        shown = show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun)
+        shown = show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun, kind)
         print(shown, flush=True)
     for failure in drive.tally.failures[SHOWN_FAILURES:]:
         where = f" --ranks {failure.mpi_ranks}" if failure.mpi_ranks else ""
@@ -94,9 +99,9 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.soak",
-        description="Run random programs on thread ranks and under mpirun, and compare them "
-        "with numpy. Without --minutes and --cases it runs for an hour.",
+        prog="python -m tests.soak [gradients]",
+        description="Run random programs, or programs with gradients, on thread ranks and under "
+        "mpirun, and compare them with numpy. Without --minutes and --cases it runs for an hour.",
         epilog="python -m tests.soak fuzz and python -m tests.soak faults have options of their "
         "own.",
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .generate import BFLOAT16, THEMES, VALUES, Draw, ProgramMaker, make_values
+from .gradients_programs import THEMES as GRADIENT_THEMES
+from .gradients_programs import make_program
 from .looping import make_loop
 from .tree import Program
 
@@ -30,6 +32,7 @@ RANKS = {
     15: 0.5,
     16: 1.5,
 }
+GRADIENT_RANKS = {1: 35.0, 2: 25.0, 3: 20.0, 4: 20.0}
 STRATEGIES = {"eindecomp": 60.0, "eindecomp-paper": 14.0, "sqrt": 14.0, "replicate": 12.0}
 LAYOUTS = {
     "plain": 60.0,
@@ -64,6 +67,7 @@ class Case:
     compiled: bool = False  # whether every kernel is compiled, however small
     verify: bool = False  # whether the schedules of all ranks are checked against each other
     strict: bool = False
+    kind: str = "programs"  # a key of MAKERS
 
     @property
     def name(self) -> str:
@@ -112,6 +116,30 @@ def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
         strict=strict,
     )
     return with_options(case, draw)
+
+
+def make_gradient_case(seed: int, number: int, ranks: int | None = None) -> Case:
+    """Return a case with gradients, on few ranks: the program is what matters."""
+    draw = Draw("gradients", seed, number)
+    theme = draw.one(GRADIENT_THEMES)
+    program = make_program(draw, theme)
+    drawn = draw.weighted(GRADIENT_RANKS)
+    case = Case(
+        seed,
+        number,
+        theme,
+        program,
+        ranks or drawn,
+        strategy=draw.weighted(STRATEGIES),
+        verify=draw.chance(0.1),
+        strict=draw.chance(0.1),
+        kind="gradients",
+    )
+    return with_options(case, draw)
+
+
+# What makes the cases of each kind of soak, by the word on the command line.
+MAKERS = {"programs": make_case, "gradients": make_gradient_case}
 
 
 def with_other_values(program: Program, draw: Draw) -> Program:

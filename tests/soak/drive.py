@@ -117,8 +117,10 @@ class Drive:
         mpirun: str | None,
         deadline: float | None,
         stop_after: int | None,
+        kind: str = "programs",
     ) -> None:
         self.tally = Tally(seed)
+        self.kind = kind
         self.ranks = ranks
         self.jobs = jobs
         self.mpirun = mpirun
@@ -190,7 +192,7 @@ class Drive:
         """Return the last case that started, the last that finished, and how the process ended."""
         command = worker_command(self.mpirun if mpi_ranks else None, mpi_ranks)
         command += ["--seed", str(self.tally.seed), "--first", str(first)]
-        command += ["--count", str(last - first)]
+        command += ["--count", str(last - first), "--kind", self.kind]
         if self.ranks is not None and mpi_ranks is None:
             command += ["--ranks", str(self.ranks)]
         process = subprocess.Popen(
@@ -300,10 +302,13 @@ def find_mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def show_failure(failure: Failure, seed: int, seconds: float, mpirun: str | None) -> str:
+def show_failure(
+    failure: Failure, seed: int, seconds: float, mpirun: str | None, kind: str = "programs"
+) -> str:
     """Return the text of a failure with a minimised program, made in a process of its own."""
     command = worker_command(None, None)
     command += ["--seed", str(seed), "--first", str(failure.number), "--shrink", str(seconds)]
+    command += ["--kind", kind]
     if failure.mpi_ranks is not None:
         command += ["--ranks", str(failure.mpi_ranks)]
         if mpirun is not None:

@@ -73,7 +73,9 @@ def failure_text(original: Case, smaller: Case, failures: list[tuple[str, str]])
     lines = [f"FAILURE  {original.name}  ({original.theme}; {run_text(original)})"]
     for check, text in failures:
         lines.append(f"  {check}: {text}")
-    lines.append(f"repeat: python -m tests.soak --seed {original.seed} --case {original.number}")
+    kind = "" if original.kind == "programs" else f" {original.kind}"
+    repeated = f"--seed {original.seed} --case {original.number}"
+    lines.append(f"repeat: python -m tests.soak{kind} {repeated}")
     lines.append(f"minimised, {run_text(smaller)}:")
     lines.append("---- job.toml")
     lines.append(job_text(smaller).rstrip())

@@ -10,8 +10,9 @@ import numpy as np
 
 from .case import Case
 from .generate import without_unused_inputs
+from .gradients_oracle import evaluate
 from .looping import evaluate_loop
-from .oracle import Invalid, Value, evaluate
+from .oracle import Invalid, Value
 from .tree import (
     KEEPING,
     Aggregation,

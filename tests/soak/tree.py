@@ -17,7 +17,7 @@ CASTS = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 # Macros that keep the labels in their brackets: these are bound by something around them.
-KEEPING = ("softmax", "rmsnorm", "layernorm", "cumsum", "cummax", "cummin")
+KEEPING = ("softmax", "rmsnorm", "layernorm", "cumsum", "cumprod", "cummax", "cummin")
 STEP = "step"  # the tensor that has the number of a step of a loop
 LABEL_NAMES = (*"ijklmnpqrstuvw", *(f"{letter}{number}" for number in range(9) for letter in "ij"))
 
@@ -78,7 +78,15 @@ class Aggregation:
     implicit: bool = False
 
 
-Expression: TypeAlias = Number | Position | Extent | Read | Operation | Aggregation
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a tensor without dimensions by another tensor, at the statement's labels."""
+
+    loss: str
+    element: Read
+
+
+Expression: TypeAlias = Number | Position | Extent | Read | Operation | Aggregation | Gradient
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,8 @@ class Program:
             return self.outputs
         used = set()
         for statement in self.statements:
-            used |= tensors_read(statement.value)
+            if not isinstance(statement.value, Gradient):  # which does not use its loss
+                used |= tensors_read(statement.value)
         return tuple(item.name for item in self.statements if item.name not in used)
 
     def needed(self) -> set[str]:
@@ -164,6 +173,8 @@ def children(node: Expression) -> tuple[Expression, ...]:
         return (node.body,)
     if isinstance(node, Read):
         return tuple(entry for entry in node.index if not isinstance(entry, Label))
+    if isinstance(node, Gradient):
+        return (node.element,)
     return ()
 
 
@@ -174,7 +185,8 @@ def walk(node: Expression) -> Iterator[Expression]:
 
 
 def tensors_read(node: Expression) -> set[str]:
-    return {part.tensor for part in walk(node) if isinstance(part, Read)}
+    found = {part.tensor for part in walk(node) if isinstance(part, Read)}
+    return found | {node.loss} if isinstance(node, Gradient) else found
 
 
 def rebuilt(node: Expression, change: Callable[[Expression], Expression]) -> Expression:
@@ -327,6 +339,8 @@ class _Writer:
                 else:
                     entries.append(self.text(entry, names, depth))
             return f"{node.tensor}[{','.join(entries)}]" if entries else node.tensor
+        if isinstance(node, Gradient):
+            return f"grad({node.loss}, {self.text(node.element, names, depth)})"
         if isinstance(node, Operation):
             arguments = [self.text(argument, names, depth) for argument in node.arguments]
             if node.name in INFIX:

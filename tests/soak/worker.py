@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .case import Case, make_case
+from .case import MAKERS, Case
 from .drive import worker_command, worker_environment
 from .reproduce import failure_text
 from .running import Outcome, check_on_mpi, check_on_threads
@@ -35,12 +35,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--kind", choices=MAKERS, default="programs", help="what the cases are")
     parser.add_argument("--ranks", type=int, help="instead of the number that the case draws")
     parser.add_argument("--mpi", action="store_true", help="this is a rank that mpirun started")
     parser.add_argument("--pickled", help="a file with the case to run")
     parser.add_argument("--shrink", type=float, help="seconds to make the case smaller")
     parser.add_argument("--mpirun", help="the mpirun under which the case failed")
     arguments = parser.parse_args(argv)
+    make_case = MAKERS[arguments.kind]
     if arguments.mpi:
         return _run_as_rank(arguments)
     if arguments.shrink is not None:
@@ -85,7 +87,7 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
             if arguments.pickled:
                 case = pickle.loads(Path(arguments.pickled).read_bytes())
             else:
-                case = make_case(arguments.seed, number, world.size)
+                case = MAKERS[arguments.kind](arguments.seed, number, world.size)
             case_folder = folder / str(number)
             case_folder.mkdir(exist_ok=True)
             try:
