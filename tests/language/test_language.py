@@ -242,6 +242,8 @@ def test_gather_by_tensors() -> None:
     check("Z[j] = max(A[R[k], j] + k)", arrays, (a[rows] + np.arange(3)[:, None]).max(axis=0))
     check("Z[k] = A[R[R[k] % 3], k]", {**arrays, "A": a[:, :3]}, a[rows[rows % 3], np.arange(3)])
     check("Z[k] = A[(R[k] + C[k]) % 4, 1]", arrays, a[(rows + columns) % 4, 1])
+    guarded = "Z[k] = where(k < 2, A[0, C[R[k] // 2]], 0)"  # R[2] may be anything
+    check(guarded, {**arrays, "R": np.array([3, 0, 9])}, [a[0, 1], a[0, 4], 0.0])
 
 
 def test_gather_from_a_computed_tensor() -> None:
