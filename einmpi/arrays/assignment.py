@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.elementwise import store
+from einmpi.arrays.elementwise import in_one_memory
 from einmpi.arrays.keys import (
     Selection,
-    check_mask,
+    gathered,
     indices_in_range,
-    is_mask,
-    is_table_for_each_dimension,
+    is_basic,
+    mask_of_all,
+    merge_tables,
     parse_key,
-    with_gathered_tables,
+    read_key,
 )
 from einmpi.arrays.moving import block_indices, fetch
+from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import copy_selected
-from einmpi.arrays.shapes import broadcast_to, with_dimensions
+from einmpi.arrays.shapes import broadcast_to, rearranged
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.intervals import flat_indices
+from einmpi.compiled.views import View, writing
 from einmpi.kernels.given import as_numpy
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -29,23 +33,72 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
-    if is_mask(key):
-        check_mask(array, key)
-        if key.ndim < array.ndim:
-            new_dimensions = (1,) * (array.ndim - key.ndim)
-            key = key.reshape((*key.shape, *new_dimensions))
-        changed: Any = np.where(key, value, array)
-        store(array, changed.astype(array.dtype))
-        return
+    if isinstance(value, View) and value.base is array and is_basic(key) and value.key == key:
+        return  # x[1:] += 1 has written into the view already
     if not isinstance(value, DistArray):
         value = as_numpy("index", "the value", value)
-    if is_table_for_each_dimension(array, key):
-        _assign_at_indices(array, with_gathered_tables(key), value)
+    mask = mask_of_all(array, key)
+    if mask is not None:
+        with writing(array) as changed:
+            _assign_by_mask(changed, mask, value)
         return
-    selection = parse_key(array, with_gathered_tables(key))
-    # As numpy, drop dimensions of extent 1 that come before those of the selection.
-    while value.ndim > len(selection.shape) and value.shape[0] == 1:
+    read = read_key(array, key)
+    if read.is_by_element:
+        with writing(read.array) as changed:
+            _assign_at_indices(changed, read.parts, value)
+    elif read.is_by_dimension:
+        selection = parse_key(read)
+        with writing(read.array) as changed:
+            _assign_by_dimension(changed, selection, value)
+    else:
+        merged = merge_tables(read)
+        selected_shape = (*merged.table.shape, *merged.array.shape[1:])
+        shape = [selected_shape[dimension] for dimension in merged.order]
+        values: Any = np.broadcast_to(_without_first_ones(value, len(shape)), shape)
+        assign(merged.array, merged.table, values.transpose(np.argsort(merged.order).tolist()))
+
+
+def _without_first_ones(value: Any, ndim: int) -> Any:
+    """Return values without dimensions of extent 1 before those that a selection has, as numpy."""
+    while value.ndim > ndim and value.shape[0] == 1:
         value = value.reshape(value.shape[1:])
+    return value
+
+
+def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
+    """Replace the elements at which a mask is True by a number, or by values in row-major order."""
+    if value.ndim > 1:
+        raise TypeError(f"a mask takes a number or a vector of values, not {value.ndim} dimensions")
+    if not isinstance(mask, DistArray):
+        mask = DistArray.from_global(mask, array.own_comm)
+    chosen = _block_in_layout(mask, array)
+    places: Any = np.zeros((), np.int64)  # in the values, of those for this rank
+    if value.shape not in ((), (1,)):
+        numbers = np.cumsum(reshape(mask, (-1,)))
+        count = int(numbers[-1]) if mask.size else 0
+        if value.shape != (count,):
+            raise ValueError(
+                f"cannot assign {value.size} values to the {count} elements where the mask is True"
+            )
+        places = _block_in_layout(reshape(numbers, array.shape), array)[chosen] - 1
+    if isinstance(value, DistArray):
+        values = fetch(value, places.reshape(-1))
+    else:
+        values = value.reshape(-1)[places]
+    _, chosen, values = in_one_memory([array.local, chosen, values])
+    array.local[chosen] = values
+
+
+def _block_in_layout(values: DistArray, array: DistArray) -> Any:
+    """Return the block of a tensor in the layout of another one."""
+    if values.layout != array.layout:
+        values = values.redistribute(array.layout)
+    return values.host
+
+
+def _assign_by_dimension(array: DistArray, selection: Selection, value: Any) -> None:
+    """Replace the elements at all combinations of indices, one from each dimension."""
+    value = _without_first_ones(value, len(selection.shape))
     if isinstance(value, DistArray) and _is_box(selection):
         _assign_box(array, selection, value)
         return
@@ -69,16 +122,15 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
 
 
-def _assign_at_indices(array: DistArray, key: Any, value: Any) -> None:
+def _assign_at_indices(array: DistArray, key: Sequence[Any], value: Any) -> None:
     """Replace the elements at tables of indices, one for each dimension, which are broadcast.
 
     Every rank has the tables and the values whole.
     """
-    given_tables = key if isinstance(key, tuple) else (key,)
-    tables = np.broadcast_arrays(*(np.asarray(table) for table in given_tables))
+    tables = np.broadcast_arrays(*map(gathered, key))
     if isinstance(value, DistArray):
         value = value.gather()
-    values = np.broadcast_to(value, tables[0].shape)
+    values = np.broadcast_to(_without_first_ones(value, tables[0].ndim), tables[0].shape)
     own_block = block_indices(array.layout, array.own_comm.rank)
     is_own = np.ones(tables[0].shape, bool)
     places_in_block: list[Integers] = []
@@ -102,13 +154,13 @@ def _assign_box(array: DistArray, selection: Selection, value: DistArray) -> Non
     """Replace the elements of a box by those of a tensor, which is broadcast."""
     if np.may_share_memory(value.host, array.host):
         value = value.copy()  # x[...] = x.T
-    repeated = broadcast_to(value, selection.shape)
+    repeated = value if value.shape == selection.shape else broadcast_to(value, selection.shape)
     # The dimensions of the value, one for each dimension of the tensor; None for an integer.
     kept = [number for number in range(repeated.ndim) if number not in selection.new_positions]
     order: list[int | None] = []
     for extents in selection.result_extents:
         order.append(kept.pop(0) if extents else None)
-    values = with_dimensions(repeated, order)
+    values = rearranged(repeated, order)
     first = [chosen[0] if len(chosen) else 0 for chosen in selection.chosen]
     whole_value = [range(extent) for extent in values.shape]
     copy_selected(values, whole_value, array.layout, array.local, first)

@@ -43,7 +43,7 @@ def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) ->
     highest = options.pop("max", a_max)
     if options:
         raise TypeError(f"clip of a DistArray does not take {', '.join(options)}")
-    clipped = array
+    clipped = array if lowest is not None or highest is not None else np.copy(array)
     if lowest is not None:
         clipped = np.maximum(clipped, lowest)
     if highest is not None:

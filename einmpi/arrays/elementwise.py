@@ -16,6 +16,7 @@ from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import block_of
+from einmpi.compiled.views import writing
 from einmpi.kernels.cuda.driver import cupy, is_device_array
 from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
@@ -96,8 +97,8 @@ def store(target: DistArray, result: DistArray) -> None:
         )
     if result.layout != target.layout:
         result = result.redistribute(target.layout)
-    np.copyto(target.local, result.local, casting="same_kind")
-    target.origin = None  # these are no longer the values of a run
+    with writing(target) as changed:
+        np.copyto(changed.local, result.local, casting="same_kind")
 
 
 def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -126,7 +127,7 @@ def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any])
 
     layout = common_layout(np.broadcast_shapes(*shapes), distributed)
     blocks = [_needed_block(value, layout, comm) for value in values]
-    computed = function(*_in_one_memory(blocks))
+    computed = function(*in_one_memory(blocks))
     if isinstance(computed, tuple):
         return tuple(_as_dist_array(block, layout, comm) for block in computed)
     return _as_dist_array(computed, layout, comm)
@@ -178,7 +179,7 @@ def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
     return block
 
 
-def _in_one_memory(blocks: Sequence[Any]) -> list[Any]:
+def in_one_memory(blocks: Sequence[Any]) -> list[Any]:
     """Return the blocks, all of them on the GPU if any of them is."""
     if not any(map(is_device_array, blocks)):
         return list(blocks)

@@ -24,9 +24,10 @@ from einmpi.arrays import (
 )
 from einmpi.arrays.by_blocks import by_blocks as on_each_block
 from einmpi.arrays.combined import joining, statistics
-from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.reshaping import as_numpy_reshapes
 from einmpi.arrays.whole_axes import matrices, transforms
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.views import Link, View, refuse_writing, stored_as_numpy
 
 
 def apply_function(
@@ -125,17 +126,47 @@ def _hstack(arrays: Sequence[Any], /) -> DistArray:
 def _ravel(array: DistArray, /, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
-    return reshape(array, (-1,))
+    is_copy = not stored_as_numpy(array).flags.c_contiguous
+    return as_numpy_reshapes(array, (-1,), is_copy)
 
 
 def _reshape(array: DistArray, shape: Any, /, order: str = "C", copy: Any = None) -> DistArray:
-    if order != "C" or copy is False:
-        raise TypeError("reshape of a DistArray copies elements in row-major order")
-    return reshape(array, shape)
+    if order != "C":
+        raise TypeError("reshape of a DistArray takes elements in row-major order only")
+    return as_numpy_reshapes(array, shape, copy)
 
 
 def _broadcast_to(array: DistArray, shape: Any, /) -> DistArray:
-    return shapes.broadcast_to(array, shape)
+    def read(base: DistArray) -> DistArray:
+        return shapes.broadcast_to(base, shape)
+
+    return View(array, Link(read, refuse_writing, lambda block: np.broadcast_to(block, shape)))
+
+
+def _diagonal(array: DistArray, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
+    place = (offset, axis1, axis2)
+
+    def read(base: DistArray) -> DistArray:
+        return products.diagonal(base, *place)
+
+    return View(array, Link(read, refuse_writing, lambda block: np.diagonal(block, *place)))
+
+
+def _part(name: str) -> Callable[..., DistArray]:
+    """Return numpy's function `real` or `imag`, for a view of the numbers of complex elements."""
+    read = on_each_block(getattr(np, name))
+
+    def view(array: DistArray, /) -> DistArray:
+        def write(base: DistArray, values: DistArray) -> None:
+            changed = base.copy()
+            view(changed)[...] = values
+            base[...] = changed
+
+        if name == "imag" and array.dtype.kind != "c":  # zeros that are stored nowhere
+            return View(array, Link(read, refuse_writing, lambda block: block))
+        return View(array, Link(read, write, lambda block: getattr(block, name), shares=True))
+
+    return view
 
 
 def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
@@ -209,7 +240,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.outer: products.outer,
     np.tensordot: products.tensordot,
     np.trace: products.trace,
-    np.diagonal: products.diagonal,
+    np.diagonal: _diagonal,
     np.einsum: einsums.einsum_of_arrays,
     # matrices, whole on a rank
     np.linalg.cholesky: matrices.of_matrices(np.linalg.cholesky),
@@ -283,8 +314,8 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.clip: by_blocks.clip,
     np.round: on_each_block(np.round),
     np.around: on_each_block(np.round),
-    np.real: on_each_block(np.real),
-    np.imag: on_each_block(np.imag),
+    np.real: _part("real"),
+    np.imag: _part("imag"),
     np.angle: on_each_block(np.angle),
     np.nan_to_num: on_each_block(np.nan_to_num),
     np.tril: by_blocks.tril,

@@ -7,40 +7,63 @@ from typing import Any
 import numpy as np
 
 from einmpi.arrays.keys import (
+    Key,
     Selection,
-    check_mask,
-    is_mask,
-    is_table_for_each_dimension,
+    gathered,
+    is_basic,
+    mask_of_all,
+    merge_tables,
     parse_key,
-    with_gathered_tables,
+    read_key,
 )
 from einmpi.arrays.moving import on_one_rank
-from einmpi.arrays.places import elements_at_indices, nonzero
+from einmpi.arrays.places import elements_at_indices
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import select_elements
-from einmpi.arrays.shapes import with_dimensions
+from einmpi.arrays.shapes import rearranged
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.views import Link, View
+from einmpi.kernels.given import as_numpy
 
 
 def select(array: DistArray, key: Any) -> DistArray:
-    """Return the elements that a key selects. All ranks call it."""
-    if is_mask(key):
-        return _select_by_mask(array, key)
-    if is_table_for_each_dimension(array, key):
-        return elements_at_indices(array, key if isinstance(key, tuple) else (key,))
-    key = with_gathered_tables(key)
-    selection = parse_key(array, key)
-    if array.is_alone():
-        selected: Any = array.local[key]
-        # A copy, as on several ranks, where the elements move.
-        if isinstance(selected, np.ndarray | np.generic):
-            copied = np.array(selected)
-        else:
-            copied = selected.copy()
-        return on_one_rank(array, copied)
+    """Return the elements that a key selects: a view, or a copy as numpy's. All ranks call it."""
+    if is_basic(key):
+        return _view_of_part(array, key)
+    mask = mask_of_all(array, key)
+    if mask is not None:
+        return _select_by_mask(array, mask)
+    read = read_key(array, key)
+    if read.is_by_element:
+        return elements_at_indices(read.array, read.parts)
+    if read.is_by_dimension:
+        return _selected_by_dimension(read)
+    merged = merge_tables(read)
+    selected = select(merged.array, merged.table)
+    return rearranged(selected, merged.order)
 
-    selected = select_elements(array, selection.chosen)
-    return _with_result_shape(selected, selection)
+
+def _view_of_part(array: DistArray, key: Any) -> DistArray:
+    def read(base: DistArray) -> DistArray:
+        return _selected_by_dimension(read_key(base, key))
+
+    def write(base: DistArray, values: DistArray) -> None:
+        base[key] = values
+
+    indices = key if isinstance(key, tuple) else (key,)
+    if len(indices) == array.ndim and all(isinstance(index, int | np.integer) for index in indices):
+        return read(array).copy()  # one element, which is no view in numpy either
+    return View(array, Link(read, write, lambda block: block[key], array.is_alone()), key)
+
+
+def _selected_by_dimension(key: Key) -> DistArray:
+    array = key.array
+    selection = parse_key(key)
+    if array.is_alone():
+        parts = [part if is_basic(part) else gathered(part) for part in key.parts]
+        selected: Any = array.local[tuple(parts)]
+        return on_one_rank(array, np.asarray(selected) if np.isscalar(selected) else selected)
+    return _with_result_shape(select_elements(array, selection.chosen), selection)
 
 
 def _with_result_shape(selected: DistArray, selection: Selection) -> DistArray:
@@ -55,26 +78,15 @@ def _with_result_shape(selected: DistArray, selection: Selection) -> DistArray:
         return reshape(selected, selection.shape)
     for position in selection.new_positions:
         order.insert(position, None)
-    return with_dimensions(selected, order)
+    return rearranged(selected, order)
 
 
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
-    """Return the elements, in row-major order, where a mask is True.
-
-    The mask has the shape of the tensor, or of its first dimensions.
-    """
-    check_mask(array, mask)
+    """Return the elements, in row-major order, where a mask of the same shape is True."""
     comm = array.own_comm
     if not isinstance(mask, DistArray):
         mask = DistArray.from_global(mask, comm)
     mask_vector = reshape(mask, (-1,))
-    if not mask.size:
-        return DistArray.zeros((0, *array.shape[mask.ndim :]), array.dtype, comm)
-    if mask.ndim < array.ndim:
-        (selected_rows,) = nonzero(mask_vector)
-        rows = reshape(array, (mask.size, *array.shape[mask.ndim :]))
-        return select(rows, selected_rows.gather())
-
     values = reshape(array, (-1,))
     if mask_vector.layout != values.layout:
         mask_vector = mask_vector.redistribute(values.layout)
@@ -92,6 +104,8 @@ def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArra
 
     Without an axis, the indices count all elements in row-major order.
     """
+    if not isinstance(indices, DistArray):
+        indices = as_numpy("take", "indices", indices)
     if axis is None:
         return select(reshape(array, (-1,)), indices)
     dimension = range(array.ndim)[axis]

@@ -9,13 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.reshaping import view_in_shape
 from einmpi.arrays.selected import Chosen
+from einmpi.arrays.shapes import with_dimensions
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 
 Integers: TypeAlias = npt.NDArray[np.int64]
-_KEYS = "integers, slices, None, ..., one list of integers, lists for all dimensions, or a mask"
+_KEYS = "integers, slices, None, ..., lists of integers, or masks"
+_INTEGER = (int, np.integer)
+_SLICE = (slice, EllipsisType, type(None))
 
 
 @dataclass(frozen=True)
@@ -47,42 +51,167 @@ class Selection:
         return tuple(extents)
 
 
-def parse_key(array: DistArray, key: Any) -> Selection:
-    """Return what a key selects; refuse keys that DistArrays do not support."""
-    keys = list(key) if isinstance(key, tuple) else [key]
+def is_basic(key: Any) -> bool:
+    """Return whether a key has integers, slices, None and ... only: it selects a view."""
+    return all(map(_is_basic, key if isinstance(key, tuple) else (key,)))
+
+
+def _is_basic(part: Any) -> bool:
+    return isinstance(part, _INTEGER + _SLICE) and not isinstance(part, bool)
+
+
+def mask_of_all(array: DistArray, key: Any) -> Any:
+    """Return the mask of the tensor's own shape that a key consists of, None for other keys."""
+    mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    return mask if _is_mask(mask) and mask.shape == array.shape else None
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key with an index for each dimension of a tensor, and None for each new dimension.
+
+    An index is an integer, a slice, or a table of integers. `are_together` says whether nothing is
+    written between the integers and tables.
+    """
+
+    array: DistArray
+    parts: list[Any]
+    are_together: bool
+
+    @property
+    def tables(self) -> list[Any]:
+        """The tables of integers."""
+        return [part for part in self.parts if not _is_basic(part)]
+
+    @property
+    def is_by_element(self) -> bool:
+        """Whether several tables, or a DistArray, and integers have all indices of elements."""
+        if any(isinstance(part, _SLICE) for part in self.parts):
+            return False
+        return len(self.tables) > 1 or any(isinstance(table, DistArray) for table in self.tables)
+
+    @property
+    def is_by_dimension(self) -> bool:
+        """Whether what it selects in one dimension does not depend on the others."""
+        has_integers = any(isinstance(part, _INTEGER) for part in self.parts)
+        is_in_place = self.are_together or not has_integers
+        return not self.tables or len(self.tables) == 1 and is_in_place
+
+
+def read_key(array: DistArray, key: Any) -> Key:
+    """Return what the parts of a key are; refuse those that DistArrays do not support.
+
+    A mask becomes tables of the indices at which it is True, one for each of its dimensions. For a
+    single truth value, the tensor gets a dimension of extent 1.
+    """
+    given: list[Any] = []
+    places: list[int] = []  # of integers and tables
+    for part in key if isinstance(key, tuple) else (key,):
+        if not isinstance(part, _SLICE):
+            places.append(len(given))
+        if not _is_basic(part):
+            is_distributed = isinstance(part, DistArray)
+            table = part if is_distributed else as_numpy("index", "an index", part)
+            if table.dtype.kind not in "biu" and table.size:
+                raise InputError("index", f"{type(part).__name__} is not supported here", _KEYS)
+            part = table
+        given.append(part)
+    are_together = not places or places[-1] - places[0] < len(places)
+    parts: list[Any] = []
+    dimension = 0
+    for part in _without_ellipsis(given, array.ndim):
+        if not _is_mask(part):
+            parts.append(part)
+            dimension += part is not None
+            continue
+        if not part.ndim:
+            array = array[(slice(None),) * dimension + (None,)]
+            part = part.reshape(1)
+        _check_mask(array.shape[dimension:], part)
+        parts.extend(np.nonzero(part))
+        dimension += part.ndim
+    return Key(array, parts, are_together)
+
+
+def parse_key(key: Key) -> Selection:
+    """Return what a key selects that has at most one table."""
     chosen: list[Chosen] = []
     result_extents: list[tuple[int, ...]] = []
     new_positions: list[int] = []
     result_ndim = 0
-    has_list = False
-    for part in _without_ellipsis(keys, array.ndim):
+    for part in key.parts:
         if part is None:
             new_positions.append(result_ndim)
             result_ndim += 1
             continue
-        extent = array.shape[len(chosen)]
+        extent = key.array.shape[len(chosen)]
         indices: Chosen
         extents: tuple[int, ...]
         if isinstance(part, slice):
             indices = range(extent)[part]
             extents = (len(indices),)
-        elif isinstance(part, int | np.integer) and not isinstance(part, bool):
+        elif isinstance(part, _INTEGER):
             index = _index_in_range(int(part), extent)
             indices = range(index, index + 1)
             extents = ()
         else:
-            table = as_numpy("index", "an index", part)
-            is_table_of_integers = table.dtype.kind in "iu" or table.size == 0
-            if has_list or not is_table_of_integers:
-                raise InputError("index", f"{type(part).__name__} is not supported here", _KEYS)
-            has_list = True
+            table = gathered(part)
             indices = indices_in_range(table.reshape(-1), extent)
             extents = table.shape
         chosen.append(indices)
         result_extents.append(extents)
         result_ndim += len(extents)
-    _refuse_list_apart_from_integer(keys)
     return Selection(chosen, result_extents, new_positions)
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, DistArray | np.ndarray) and part.dtype.kind == "b"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A view of a tensor in which one table has the place of several, in the first dimension.
+
+    `order` are the dimensions of what the table selects there, as the key has them.
+    """
+
+    array: DistArray
+    table: Integers
+    order: list[int]
+
+
+def merge_tables(key: Key) -> Merged:
+    """Return a view in which the dimensions of all tables and integers are one.
+
+    As numpy, put their dimensions where they are in the key, or first if they are not together.
+    """
+    slices: list[slice | None] = []
+    places: list[int] = []  # of the tables and integers, which numpy broadcasts
+    for place, part in enumerate(key.parts):
+        is_table = not isinstance(part, _SLICE)
+        slices.append(slice(None) if is_table else part)
+        if is_table:
+            places.append(place)
+    sliced = key.array[tuple(slices)]
+    others = [place for place in range(sliced.ndim) if place not in places]
+    ordered = with_dimensions(sliced, [*places, *others])
+    table = np.zeros((), np.int64)
+    length = 1
+    for place in places:
+        extent = sliced.shape[place]
+        length *= extent
+        table = table * extent + indices_in_range(gathered(key.parts[place]), extent)
+    merged = view_in_shape(ordered, (length, *ordered.shape[len(places) :]))
+    order = list(range(table.ndim + len(others)))
+    first = places[0] if key.are_together else 0
+    before = order[table.ndim : table.ndim + first]
+    after = order[table.ndim + first :]
+    return Merged(merged, table, [*before, *range(table.ndim), *after])
+
+
+def gathered(table: Any) -> Any:
+    """Return a table of integers that every rank has whole."""
+    return table.gather() if isinstance(table, DistArray) else np.asarray(table)
 
 
 def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
@@ -92,10 +221,15 @@ def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
     """
     if sum(part is Ellipsis for part in keys) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    indexing = [part for part in keys if not isinstance(part, EllipsisType | None)]
-    if len(indexing) > ndim:
-        raise IndexError(f"{len(indexing)} indices for a tensor of {ndim} dimensions")
-    whole_dimensions = [slice(None)] * (ndim - len(indexing))
+    indexed = 0
+    for part in keys:
+        if _is_mask(part):
+            indexed += part.ndim
+        elif not isinstance(part, EllipsisType | None):
+            indexed += 1
+    if indexed > ndim:
+        raise IndexError(f"{indexed} indices for a tensor of {ndim} dimensions")
+    whole_dimensions = [slice(None)] * (ndim - indexed)
     complete: list[Any] = []
     for part in keys:
         if part is Ellipsis:
@@ -104,25 +238,6 @@ def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
         else:
             complete.append(part)
     return complete + whole_dimensions
-
-
-def _refuse_list_apart_from_integer(keys: list[Any]) -> None:
-    """Refuse x[0, :, [1, 2]]: numpy would move the dimension of the list to the front."""
-    positions_of_integers: list[int] = []
-    positions_of_lists: list[int] = []
-    for position, part in enumerate(keys):
-        if isinstance(part, int | np.integer):
-            positions_of_integers.append(position)
-        elif not isinstance(part, slice | EllipsisType | None):
-            positions_of_lists.append(position)
-    if not positions_of_integers or not positions_of_lists:
-        return
-    positions = positions_of_integers + positions_of_lists
-    distance = max(positions) - min(positions)
-    are_adjacent = distance + 1 == len(positions)
-    if not are_adjacent:
-        problem = "an integer and a list are not next to each other"
-        raise InputError("index", problem, _KEYS)
 
 
 def _index_in_range(index: int, extent: int) -> int:
@@ -141,46 +256,11 @@ def indices_in_range(indices: Integers, extent: int) -> Integers:
     return indices.astype(np.int64) % extent
 
 
-def is_mask(key: Any) -> bool:
-    return isinstance(key, DistArray | np.ndarray) and key.dtype.kind == "b"
-
-
-def is_table_for_each_dimension(array: DistArray, key: Any) -> bool:
-    """Return whether a key has an integer or a table of integers for every dimension.
-
-    One of the tables is a DistArray, or there are several of them.
-    """
-    parts = key if isinstance(key, tuple) else (key,)
-    tables = 0
-    has_dist_array = False
-    for part in parts:
-        if isinstance(part, slice | EllipsisType | None):
-            return False
-        if isinstance(part, DistArray):
-            has_dist_array = True
-            if part.dtype.kind not in "iu":
-                raise InputError("index", f"a DistArray has dtype {part.dtype}", _KEYS)
-        if isinstance(part, DistArray | np.ndarray | list):
-            tables += 1
-    return len(parts) == array.ndim and (has_dist_array or tables > 1)
-
-
-def with_gathered_tables(key: Any) -> Any:
-    """Return a key in which every rank has the DistArrays of integers whole."""
-    if isinstance(key, DistArray):
-        return key.gather()
-    if isinstance(key, tuple):
-        return tuple(with_gathered_tables(part) for part in key)
-    return key
-
-
-def check_mask(array: DistArray, mask: Any) -> None:
-    """Refuse a mask of other extents than the tensor; as numpy's, they may be 0."""
-    fits = mask.ndim <= array.ndim
-    for mask_extent, extent in zip(mask.shape, array.shape, strict=False):
-        fits = fits and mask_extent in (extent, 0)
-    if not fits:
-        raise IndexError(
-            f"the mask has shape {list(mask.shape)}; expected the first extents of "
-            f"{list(array.shape)}"
-        )
+def _check_mask(shape: tuple[int, ...], mask: Any) -> None:
+    """Refuse a mask of other extents than those of a tensor; as numpy's, they may be 0."""
+    for mask_extent, extent in zip(mask.shape, shape, strict=False):
+        if mask_extent not in (extent, 0):
+            raise IndexError(
+                f"the mask has shape {list(mask.shape)}; expected the first extents of "
+                f"{list(shape)}"
+            )

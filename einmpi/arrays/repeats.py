@@ -52,7 +52,8 @@ def unstack(array: DistArray, /, axis: int = 0) -> tuple[DistArray, ...]:
 def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
-    return tuple(broadcast_to(array, shape) for array in arrays)
+    views: Any = [np.broadcast_to(array, shape) for array in arrays]
+    return tuple(views)
 
 
 def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.moving import empty_block, layout_for, on_one_rank
 from einmpi.arrays.selected import is_provider
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.intervals import intervals_of_block, move_between_intervals
+from einmpi.compiled.views import Link, View, stored_as_numpy
 from einmpi.schedule.layout import Layout
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
@@ -21,6 +26,53 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
 
     One extent may be -1: it follows from the number of elements.
     """
+    bound = _bound(array, shape)
+    if array.is_alone():
+        return on_one_rank(array, array.local.reshape(bound).copy())
+    if bound == array.shape:
+        return DistArray(array.local.copy(), array.layout, array.own_comm)
+    return _moved_to_shape(array, bound)
+
+
+def view_in_shape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
+    """Return a view of the elements, in row-major order, in another shape."""
+    bound = _bound(array, shape)
+
+    def read(base: DistArray) -> DistArray:
+        if base.is_alone():
+            return on_one_rank(base, base.local.reshape(bound))
+        return reshape(base, bound)
+
+    def write(base: DistArray, values: DistArray) -> None:
+        base[...] = reshape(values, base.shape)
+
+    shares = array.is_alone() and array.local.flags.c_contiguous
+    return View(array, Link(read, write, partial(_stored_in_shape, bound), shares))
+
+
+def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) -> DistArray:
+    """Return the elements in another shape: a view where numpy has one, else a copy."""
+    bound = _bound(array, shape)
+    is_view = not copy
+    if is_view:
+        try:
+            _stored_in_shape(bound, stored_as_numpy(array))
+        except AttributeError:
+            is_view = False
+    if copy is False and not is_view:
+        raise ValueError(f"reshape of a tensor of shape {array.shape} to {bound} is a copy")
+    return view_in_shape(array, bound) if is_view else reshape(array, bound)
+
+
+def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
+    """Return a block in another shape; raise an AttributeError if its elements had to move."""
+    block = block.view()
+    block.shape = bound
+    return block
+
+
+def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape that has as many elements as a tensor."""
     extents = [shape] if isinstance(shape, int) else [int(extent) for extent in shape]
     if extents.count(-1) == 1:
         unknown = extents.index(-1)
@@ -29,11 +81,7 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     bound = tuple(extents)
     if prod(bound) != array.size or min(bound, default=0) < 0:
         raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
-    if array.is_alone():
-        return on_one_rank(array, array.local.reshape(bound).copy())
-    if bound == array.shape:
-        return DistArray(array.local.copy(), array.layout, array.own_comm)
-    return _moved_to_shape(array, bound)
+    return bound
 
 
 def with_one_axis(array: DistArray, axis: int | None) -> tuple[DistArray, int]:

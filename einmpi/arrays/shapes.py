@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import copy_selected, layout_of_selection
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.views import Link, View
 from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape as region_shape
@@ -35,33 +37,48 @@ def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArr
 
 
 def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
+    """Return a view with these of the old dimensions; None is a new one of extent 1."""
+    # Where each of the old dimensions is in the view.
+    old_order = [order.index(old) if old in order else None for old in range(array.ndim)]
+
+    def write(base: DistArray, values: DistArray) -> None:
+        base[...] = rearranged(values, old_order)
+
+    stored = partial(_reordered, order)
+    return View(array, Link(lambda base: rearranged(base, order), write, stored, shares=True))
+
+
+def rearranged(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1.
 
     Dimensions that are left out have extent 1. No elements move.
     """
-    bound: list[int] = []
-    kept: list[int] = []
-    for old in order:
-        if old is None:
-            bound.append(1)
-        else:
-            bound.append(array.shape[old])
-            kept.append(old)
+    block = array.local  # read by all ranks, even if they have no elements
+    bound = _extents(order, array.shape)
     cuts: list[int | None] = []
     for cut in array.layout.cuts:
         if cut is None:
             cuts.append(None)
         else:
             cuts.append(order.index(cut))
-    layout = Layout(array.layout.mesh, tuple(bound), tuple(cuts))
+    layout = Layout(array.layout.mesh, bound, tuple(cuts))
 
-    region = layout.block(array.own_comm.rank)
-    if region is None:
-        local = block_of_idle_rank(layout, array.dtype)
+    if layout.block(array.own_comm.rank) is None:
+        block = block_of_idle_rank(layout, array.dtype)
     else:
-        dropped = [old for old in range(array.ndim) if old not in kept]
-        local = array.local.transpose([*kept, *dropped]).reshape(region_shape(region))
-    return DistArray(local, layout, array.own_comm)
+        block = _reordered(order, block)
+    return DistArray(block, layout, array.own_comm)
+
+
+def _reordered(order: Sequence[int | None], block: Any) -> Any:
+    """Return a block with its dimensions in another order; those that are left out come last."""
+    kept = [old for old in order if old is not None]
+    dropped = [old for old in range(block.ndim) if old not in kept]
+    return block.transpose([*kept, *dropped]).reshape(_extents(order, block.shape))
+
+
+def _extents(order: Sequence[int | None], shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if old is None else shape[old] for old in order)
 
 
 def swapaxes(array: DistArray, axis1: int, axis2: int, /) -> DistArray:
@@ -114,13 +131,14 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     bound = (shape,) if isinstance(shape, int) else tuple(shape)
     if np.broadcast_shapes(array.shape, bound) != bound:
         raise ValueError(f"a tensor of shape {array.shape} cannot be broadcast to {bound}")
+    block = array.host  # read by all ranks, even if they have no elements
     cuts = cuts_of_last_dimensions(array.layout, len(bound))
     layout = Layout(array.layout.mesh, bound, cuts)
     region = layout.block(array.own_comm.rank)
     if region is None:
         local = block_of_idle_rank(layout, array.dtype)
     else:
-        local = np.broadcast_to(array.host, region_shape(region)).copy()
+        local = np.broadcast_to(block, region_shape(region)).copy()
     return DistArray(local, layout, array.own_comm)
 
 
@@ -212,7 +230,7 @@ def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
 def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
     extent = array.shape[dimension]
     if not extent or shift % extent == 0:
-        return array
+        return array.copy()
     shifted = shift % extent
     chosen = [range(whole_extent) for whole_extent in array.shape]
     first = [0] * array.ndim

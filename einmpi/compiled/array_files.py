@@ -37,6 +37,7 @@ class ArrayFiles:
 
         @property
         def labels(self) -> tuple[str, ...] | None: ...
+        def _update(self) -> None: ...
 
     @classmethod
     def from_dataset(
@@ -165,6 +166,7 @@ class ArrayFiles:
         from einmpi.files.writing import save
 
         path = together(self.own_comm, lambda: path_name(where, file))
+        self._update()
         with abort_on_divergence(self.own_comm):
             save(
                 cast("DistArray", self),

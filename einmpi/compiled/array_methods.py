@@ -104,7 +104,6 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         late("assign")(self, key, value)
-        self.origin = None  # these are no longer the values of a run
 
     def __len__(self) -> int:
         if not self.shape:
@@ -201,15 +200,17 @@ class ArrayMethods(NDArrayOperatorsMixin):
         return _call(np.transpose, self, order)
 
     def reshape(self, *shape: Any) -> DistArray:
-        """Return the elements in another shape, in row-major order."""
+        """Return the elements in another shape, in row-major order: a view, where numpy has one."""
         extents = shape[0] if len(shape) == 1 else shape
         return _call(np.reshape, self, extents)
 
     def ravel(self) -> DistArray:
-        """Return the elements as a vector, in row-major order."""
+        """Return the elements as a vector, in row-major order: a view, where numpy has one."""
         return _call(np.ravel, self)
 
-    flatten = ravel
+    def flatten(self) -> DistArray:
+        """Return a copy of the elements as a vector, in row-major order."""
+        return self.ravel().copy()
 
     def swapaxes(self, axis1: int, axis2: int) -> DistArray:
         """Return the tensor with two dimensions exchanged. Nothing moves."""

@@ -59,6 +59,8 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     # The run that has computed it, and its name in the program; unknown for any other array.
     origin: Origin | None = None
     tensor: str = ""
+    # How often its elements were changed, which its views compare with what they have read.
+    _changes = 0
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         self._local: Array | None = local
@@ -96,6 +98,14 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     def _give_away(self) -> None:
         """Forget this rank's block: someone else uses its memory from now on."""
         self._local = None
+        self._count_change()
+
+    def _count_change(self) -> None:
+        self._changes += 1
+        self.origin = None  # these are no longer the values of a run
+
+    def _update(self) -> None:
+        """Make the block of a view up to date. All ranks call it."""
 
     def _replace_block(self, local: Array) -> None:
         """Make another array this rank's block, of the same shape and dtype."""
@@ -198,7 +208,7 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     # ---- copies and pickles ---------------------------------------------------------------------
 
     def __copy__(self) -> DistArray:
-        return self._share_origin(DistArray(self.local, self.layout, self.own_comm))
+        return self[...]
 
     def __deepcopy__(self, _: Any) -> DistArray:
         return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))

@@ -60,6 +60,8 @@ def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dic
                 f"{name} is on another communicator",
                 "DistArrays on the ranks of this run",
             )
+        if isinstance(array, DistArray):
+            array._update()
     return given, kinds
 
 

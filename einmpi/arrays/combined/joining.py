@@ -146,7 +146,7 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
         return swapaxes(flip(array, second), first, second)
     if turns == 3:
         return flip(swapaxes(array, first, second), second)
-    return array.copy()
+    return array[...]
 
 
 _pad_vector: Any = np.pad  # numpy declares only literal names of modes

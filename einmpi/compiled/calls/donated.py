@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping
-from copy import copy
 from typing import Any
 
 import numpy as np
 
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.given_inputs import is_array
+from einmpi.compiled.views import View
 from einmpi.kernels.cuda.driver import is_device_array
 
 
@@ -29,8 +29,8 @@ def take_donated(
         if isinstance(array, DistArray):
             donated[id(array)] = array
     for name, used in given.items():
-        if id(used) in donated:
-            given[name] = copy(used)
+        if id(used) in donated or isinstance(used, View):
+            given[name] = DistArray(used.local, used.layout, used.own_comm)
     for array in donated.values():
         array._give_away()
     return overwritable
@@ -40,7 +40,7 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
     """Return which of these inputs can be written over, as they are given.
 
     These are DistArrays that share no memory with another input. Arrays and datasets stay as they
-    are.
+    are, and so does what a view is a view of.
     """
     on_devices: Counter[int] = Counter()  # the addresses of all arrays that GPUs have
     # Arrays of the host by what owns their memory: others do not overlap with them.
@@ -59,7 +59,7 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
     found = set()
     for name in names:
         array = given.get(name)
-        if not isinstance(array, DistArray):
+        if not isinstance(array, DistArray) or isinstance(array, View):
             continue
         own: Any = array.local
         if is_device_array(own):
