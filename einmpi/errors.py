@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 MOST_NAMES_LISTED = 5  # of those that a message about an unknown name could list
 _SHORTEST_ABBREVIATION = 3  # letters: shorter ones are too many names' beginning
@@ -26,6 +28,10 @@ class EinmpiError(Exception):
 
     status = 1
     everywhere = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with the message alone when it unpickles or copies an error.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InputError(EinmpiError, ValueError):
