@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from einmpi.arguments import optional_names, optional_text, path_name
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES
 from einmpi.files.load import describe
 from einmpi.files.specs import InputSpec, Number, Resident
+from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.inputs import FIT, check_dtype
 from einmpi.job.job import Job
@@ -121,7 +120,10 @@ def program(
     parameters: list[InputSpec] = []
     for name, given in tensors.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
-            shapes[name] = tuple(given.shape), np.dtype(given.dtype).name
+            from einmpi.compiled.given_inputs import as_array
+
+            array = as_array(name, given)
+            shapes[name] = tuple(array.shape), dtype_name(array.dtype)
         elif isinstance(given, int) and not isinstance(given, bool):
             sizes[name] = given
         elif isinstance(given, bool | float | complex):

@@ -20,6 +20,7 @@ from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
+from einmpi.graph.dtypes import dtype_name
 from einmpi.job.job import Job
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
@@ -297,7 +298,7 @@ def _job_and_inputs_of_text(
     Integers are sizes and other numbers are parameters. The key has the values of the sizes, but
     only the types of the parameters and the kinds of the arrays.
     """
-    from einmpi.compiled.given_inputs import as_array, dtype_name
+    from einmpi.compiled.given_inputs import as_array
 
     inputs: dict[str, Any] = {}
     sizes: list[tuple[str, int]] = []

@@ -11,6 +11,7 @@ import numpy as np
 from einmpi.array_api.calls import call
 from einmpi.array_api.devices import check_device
 from einmpi.compiled.dist_array import DistArray
+from einmpi.kernels.given import as_numpy
 
 DEFAULT_FLOAT = np.dtype("float64")
 
@@ -24,7 +25,7 @@ def asarray(
         return _converted(obj, dtype, copy)
     if copy is False:
         raise ValueError("a new tensor has copies of the elements; copy=False is not possible")
-    return DistArray.from_global(np.array(_with_numbers(obj), dtype))
+    return DistArray.from_global(as_numpy("asarray", "obj", _with_numbers(obj), dtype))
 
 
 def _with_numbers(obj: Any) -> Any:
@@ -52,7 +53,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
     check_device(device)
     if isinstance(x, DistArray):
         return _converted(x, None, copy)
-    return DistArray.from_global(np.from_dlpack(x))
+    return DistArray.from_global(x)
 
 
 def empty(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:

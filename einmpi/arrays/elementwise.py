@@ -18,7 +18,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import block_of
 from einmpi.compiled.views import writing
 from einmpi.kernels.cuda.driver import cupy, is_device_array
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.given import as_numpy, is_of_other_library
 from einmpi.schedule.layout import Layout
 
 Number: TypeAlias = bool | int | float | complex | np.generic
@@ -62,7 +62,8 @@ def apply_ufunc(
             what = f"{name} of a DistArray cannot be stored in {type(target).__name__}"
             return _refused(what, [*inputs, *targets])
     for operand in inputs:
-        if not isinstance(operand, DistArray | np.ndarray | list | tuple | Number):
+        is_known = isinstance(operand, DistArray | np.ndarray | list | tuple | Number)
+        if not is_known and not is_of_other_library(operand):
             return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
 
     def compute_block(*blocks: Any) -> Any:

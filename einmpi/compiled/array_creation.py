@@ -130,7 +130,7 @@ class ArrayCreation:
             own = as_numpy("from_local", "block", on_host(block))
             if parts is None and not own.ndim:
                 raise InputError("from_local", "block is a number", "an array with dimensions")
-            return own
+            return own.astype(own.dtype.newbyteorder("="), copy=False)
 
         own = together(own_comm, check_block, lambda _: f"from_local {parts}")
         shapes = shapes_of_blocks(own, own_comm)

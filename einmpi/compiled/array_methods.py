@@ -49,6 +49,8 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     # ---- numpy's protocols ----------------------------------------------------------------------
 
+    __pandas_priority__ = 5000  # above that of pandas' own classes, so that they leave + to us
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         return late("apply_ufunc")(ufunc, method, inputs, options)
 

@@ -18,7 +18,8 @@ from einmpi.compiled.array_creation import ArrayCreation
 from einmpi.compiled.array_files import ArrayFiles
 from einmpi.compiled.array_methods import ArrayMethods
 from einmpi.compiled.origin import Origin
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
+from einmpi.graph.dtypes import DTYPES, dtype_name
 from einmpi.late import late
 from einmpi.planner.mesh import Mesh
 from einmpi.runtime.buffers import Buffers
@@ -65,6 +66,8 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         self._local: Array | None = local
         self._dtype: np.dtype[Any] = local.dtype
+        if dtype_name(local.dtype) not in DTYPES:  # elements are moved as bytes; objects cannot be
+            raise InputError("DistArray", f"its dtype would be {local.dtype}", one_of(DTYPES))
         self.layout = layout
         self.own_comm = comm
         if local.size:

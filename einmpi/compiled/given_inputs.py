@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,10 +15,10 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset
 from einmpi.files.hdf5.datasets import find_given
-from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.dtypes import DTYPES, dtype_name
 from einmpi.job.job import Job
-from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.kernels.given import as_numpy, check_plain_array
+from einmpi.kernels.cuda.driver import cupy, is_device_array
+from einmpi.kernels.given import as_numpy, plain_array
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.runtime.gpu.copies import on_host
@@ -43,6 +42,7 @@ class GivenDataset:
 # How each input is given, by name; a DistArray by its layout.
 InputKind: TypeAlias = Layout | GivenArray | GivenDataset
 Kinds: TypeAlias = tuple[tuple[str, InputKind], ...]
+_USED_AS_THEY_ARE: set[type] = {np.ndarray, DistArray}  # and CuPy's, once there is one
 
 
 def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
@@ -137,12 +137,6 @@ def _as_number_of(
         return np.asarray(value).astype(dtype)
 
 
-@cache  # numpy assembles a name each time; short calls on a GPU would wait for it
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, which is assembled only once."""
-    return str(np.dtype(dtype).name)
-
-
 def is_array(given: Any) -> bool:
     """Return whether this is an array of numpy or CuPy."""
     return isinstance(given, np.ndarray) or is_device_array(given)
@@ -184,19 +178,45 @@ def kind_of(array: Any) -> InputKind:
 
 
 def as_array(name: str, given: Any) -> Any:
-    """Return an array of any kind unchanged, anything else as a numpy array.
+    """Return what a caller gave as an array of numpy or CuPy, a DistArray or a dataset.
 
     An h5py dataset becomes one that every rank can read.
     """
-    check_plain_array("inputs", name, given)
-    if is_array(given):
+    given = as_plain_array(name, given)
+    if is_array(given) or isinstance(given, DistArray):
         return given
     dataset = find_given(given)
     if dataset is not None:
         return dataset
-    if hasattr(given, "shape") and hasattr(given, "dtype"):
+    if hasattr(given, "shape") and isinstance(getattr(given, "dtype", None), np.dtype):
         return given
     return as_numpy("inputs", name, given)
+
+
+def as_plain_array(name: str, given: Any) -> Any:
+    """Return another library's array as one of numpy or CuPy, and all else as it is."""
+    if type(given) in _USED_AS_THEY_ARE or isinstance(given, DistArray):
+        return given
+    if not is_device_array(given):
+        return plain_array("inputs", name, given)
+    array = cupy().asarray(given)
+    if array is given:
+        _USED_AS_THEY_ARE.add(type(given))
+    return array
+
+
+def as_plain_arrays(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return inputs with other libraries' arrays as those of numpy, so that the call is known.
+
+    Wrong ones are left to the checks that all ranks do together.
+    """
+    try:
+        for given in inputs.values():
+            if type(given) not in _USED_AS_THEY_ARE:
+                return {name: as_plain_array(name, given) for name, given in inputs.items()}
+    except (AttributeError, InputError):
+        pass
+    return inputs
 
 
 def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:

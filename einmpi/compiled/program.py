@@ -20,7 +20,13 @@ from einmpi.compiled.calls.prepared_runs import PreparedRun, prepare_run
 from einmpi.compiled.calls.results import Results
 from einmpi.compiled.calls.running import Runner
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.given_inputs import checked_inputs, is_array, kind_of, move_to_one_mesh
+from einmpi.compiled.given_inputs import (
+    as_plain_arrays,
+    checked_inputs,
+    is_array,
+    kind_of,
+    move_to_one_mesh,
+)
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.measured import Measured
 from einmpi.compiled.residents import Residents
@@ -114,6 +120,7 @@ class Compiled:
         elif tensors:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
+        inputs = as_plain_arrays(inputs)
         return self.call_as_known(self.known_calls.find(inputs), inputs)
 
     def call_as_known(

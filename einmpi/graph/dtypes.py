@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  # makes numpy know bfloat16
@@ -206,6 +207,12 @@ _add(
 
 
 HALF_BYTES = 2  # of a number in half precision
+
+
+@cache  # numpy assembles a name each time; short calls would wait for it
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, which is assembled only once."""
+    return str(np.dtype(dtype).name)
 
 
 def numpy_dtypes() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
+from einmpi.kernels.given import plain_array
 from einmpi.models.sampling import Tokens
 from einmpi.units import counted
 
@@ -84,8 +85,9 @@ def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Pro
 
 def _rows(tokens: Any) -> list[npt.NDArray[np.integer[Any]]]:
     """Return the prompts one by one: a single one may be given without a list around it."""
-    if hasattr(tokens, "gather"):  # a DistArray
+    if hasattr(tokens, "redistribute"):  # a DistArray
         tokens = tokens.gather()
+    tokens = plain_array("tokens", "a prompt", tokens)
     is_one_array = isinstance(tokens, np.ndarray) and tokens.ndim <= 1
     is_single = is_one_array or not isinstance(tokens, Iterable)
     items: list[Any] = [tokens] if is_single else list(tokens)

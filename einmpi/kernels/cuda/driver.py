@@ -66,4 +66,8 @@ def contiguous(array: DeviceArray) -> DeviceArray:
 def is_device_array(array: Any) -> bool:
     """Tell whether an array is in GPU memory. CuPy need not be installed for this."""
     # Asking the type is cheap; on an instance the attribute would be assembled on every access.
-    return hasattr(type(array), "__cuda_array_interface__")
+    kind = type(array)
+    if not hasattr(kind, "__cuda_array_interface__"):
+        return False
+    # Arrays of torch and JAX have it only if they are on a GPU.
+    return kind.__module__.startswith("cupy") or hasattr(array, "__cuda_array_interface__")
