@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from einmpi.arguments import as_int, named_values, optional_text, path_name
 from einmpi.errors import InputError
+from einmpi.files.load import decoded_bytes
 from einmpi.job.backends import backend_record
 from einmpi.job.job import (
     Job,
@@ -95,9 +96,13 @@ def options_of(
     if recompute is not None:
         again = checked_recompute("recompute", recompute, job.written)
     backend = backend_record(job.backend)
+    decoded = 0
+    if limit is not None and backend.is_on_host:
+        decoded = max(map(decoded_bytes, used_inputs), default=0)
     return Options(
         strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
         memory=limit,
+        decoded=decoded,
         recompute=again,
         chain_bytes=backend.chain_bytes,
         operations_of_a_byte=backend.operations_of_a_byte,

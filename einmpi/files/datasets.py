@@ -46,6 +46,7 @@ class Dataset:
     sources: tuple[SourceFile, ...] = ()  # all files with its elements, `file` first
     header: str = ""  # the SHA-256 digest of what the file says about the tensor
     converted: str = ""  # the dtype that elements are converted to while they are read
+    decoded: int = 0  # bytes that it takes to decode a chunk; 0 if it can be read in parts
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -320,6 +321,12 @@ def _changed(dataset: Dataset, source: SourceFile) -> InputError:
     if found.inode == source.identity.inode and found.device == source.identity.device:
         return InputError(dataset.where, f"{title} was changed during the run", expected)
     return InputError(dataset.where, f"{title} was replaced during the run", expected)
+
+
+def is_inside(folder: str, path: str) -> bool:
+    """Return whether a path is in a folder once links are followed."""
+    real_folder = os.path.realpath(folder)
+    return os.path.commonpath([real_folder, os.path.realpath(path)]) == real_folder
 
 
 def check_file(file: str, place: str, expected: str) -> None:

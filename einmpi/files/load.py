@@ -29,6 +29,11 @@ def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
     return found.selected_shape, found.dtype.name
 
 
+def decoded_bytes(spec: InputSpec) -> int:
+    """Return the memory that it takes to decode a chunk of an input."""
+    return 0 if spec.file is None or is_missing(spec) else find(spec).decoded
+
+
 def is_missing(spec: InputSpec) -> bool:
     """Return whether the file of an input does not exist yet."""
     return spec.file is not None and not os.path.lexists(spec.file)

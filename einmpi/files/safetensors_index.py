@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files import safetensors
-from einmpi.files.datasets import Dataset, check_file
+from einmpi.files.datasets import Dataset, check_file, is_inside
 from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 
 SUFFIX = ".safetensors.index.json"
@@ -95,12 +95,15 @@ def _read_weight_map(file: str, identity: FileIdentity) -> dict[str, str]:
 def _check_shard_name(file: str, tensor: str, shard: str, where: str) -> None:
     """Refuse a name that leads out of the index's folder, or to a file of another format.
 
-    An index often comes from elsewhere, as part of a download. Links in the folder itself are
-    followed: they are how download tools keep files that several folders share.
+    An index often comes from elsewhere, as part of a download. Links to files are followed: they
+    are how download tools keep files that several folders share. Links to folders are not.
     """
     parts = shard.replace("\\", "/").split("/")
-    is_inside = not os.path.isabs(shard) and ".." not in parts and "" not in parts
-    if not is_inside or "\0" in shard:
+    leads_out = os.path.isabs(shard) or ".." in parts or "" in parts or "\0" in shard
+    if len(parts) > 1 and not leads_out:
+        folder = os.path.dirname(file)
+        leads_out = not is_inside(folder, os.path.dirname(os.path.join(folder, shard)))
+    if leads_out:
         raise InputError(
             where,
             f"{file} says that {tensor} is in {shard!r:.100}",

@@ -15,7 +15,7 @@ from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
-from einmpi.planner.planning import Planning, TooLittleMemory, bytes_of_batches
+from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Weights
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
@@ -52,7 +52,7 @@ def _plan(graph: EinGraph, ranks: int, options: Options) -> Plan:
         return _plan_that_fits(graph, ranks, options)
     limit = options.memory
     if limit is not None:
-        options = replace(options, memory=limit - bytes_of_batches(graph, ranks, options))
+        options = replace(options, memory=limit - bytes_besides(graph, ranks, options))
     meshes = _meshes(ranks, options)
     best: Plan | None = None
     errors: list[InputError] = []

@@ -52,6 +52,7 @@ class Options:
     fitting: tuple[str, ...] = ()
     # Inputs of which each rank has read a share before it starts; they take memory besides.
     batched: tuple[str, ...] = ()
+    decoded: int = 0  # bytes besides, for a chunk of a file that is decoded whole
     # tensor → parts of each dimension
     pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # role → labels

@@ -43,11 +43,12 @@ LOW_MEMORY_PRICE = MEMORY_PRICE_SCALE // 16
 class TooLittleMemory(InputError):
     """No plan fits into the memory limit, not even one that keeps all it can outside of memory."""
 
-    def __init__(self, ranks: int, limit: int, least: int) -> None:
+    def __init__(self, ranks: int, limit: int, least: int, decoded: int = 0) -> None:
         what = (
             f"no plan on {counted(ranks, 'rank')} was found below {counted(limit, 'byte')} a rank"
         )
-        super().__init__("memory", what, f"at least {least} bytes, or more ranks")
+        hint = f"{decoded} of them decode a chunk of a file, which is done whole" if decoded else ""
+        super().__init__("memory", what, f"at least {least} bytes, or more ranks", hint)
         self.least = least  # the lowest limit for which there is a plan
 
 
@@ -225,9 +226,11 @@ class Planning:
         last = _Attempt(cut, self.memory.least(cut))
         least = min(attempt.least for attempt in (*attempts, last))
         if least > limit:
-            # Batches are taken off the limit before planning; the message counts as the user does.
-            batches = bytes_of_batches(self.graph, self.ranks, self.options)
-            raise TooLittleMemory(self.mesh.ranks, limit + batches, least + batches)
+            # These are taken off the limit before planning; the message counts as the user does.
+            besides = bytes_besides(self.graph, self.ranks, self.options)
+            raise TooLittleMemory(
+                self.mesh.ranks, limit + besides, least + besides, self.options.decoded
+            )
         plan: Plan | None = None
         if self.resident:
             fewer_bytes = []
@@ -323,7 +326,7 @@ class Planning:
         return replace(found, peak_before=cut.peak_before or cut.peak)
 
 
-def bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:
-    """Return the bytes of batched inputs that a rank has besides the memory of the plan."""
+def bytes_besides(graph: EinGraph, ranks: int, options: Options) -> int:
+    """Return the bytes that a rank has besides the memory of the plan: batches, a chunk."""
     names = [name for name in options.batched if name in graph.by_name]
-    return sum(-(-graph[name].nbytes // ranks) for name in names)
+    return options.decoded + sum(-(-graph[name].nbytes // ranks) for name in names)

@@ -1,15 +1,19 @@
 """HDF5 files: what is read, and what is refused."""
 
 import os
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
+from in_process import einmpi_here
 from refusals import error
 
+import einmpi
 from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
+from einmpi.planner.planning import TooLittleMemory
 
 LISTED = ", ".join(numpy_dtypes())
 PLACE = "job.toml:9:1"
@@ -158,6 +162,94 @@ def test_a_damaged_chunk(tmp_path):
     assert error(load_array, hdf5_input("/A"), (1000,), "float64").startswith(
         f"{PLACE}: /A in x.h5 cannot be read: "
     )
+
+
+UNKNOWN = 32768 - 1  # the number of a filter that nobody has
+
+
+def write_with_unknown_filter(name="A", applied=True):
+    with h5py.File("x.h5", "a") as file:
+        made = file.create_dataset(
+            name, (4,), "float64", chunks=(4,), compression=UNKNOWN, allow_unknown_filter=True
+        )
+        made.id.write_direct_chunk((0,), np.arange(4.0).tobytes(), 0 if applied else 1)
+        layout = h5py.VirtualLayout((4,), "float64")
+        layout[:] = h5py.VirtualSource(made)
+        file.create_virtual_dataset(f"virtual {name}", layout)
+
+
+def test_a_filter_that_is_not_installed(tmp_path):
+    write_with_unknown_filter()
+    (tmp_path / "job.toml").write_text('program = "n = sum(A[i])"\ninputs.A = "x.h5:/A"\n')
+    done = einmpi_here(tmp_path, ["check", "job.toml"])
+    assert done.returncode == 2
+    folders = ":".join(h5py.h5pl.get(place).decode() for place in range(h5py.h5pl.size()))
+    says = (
+        f"x.h5 needs the filter {UNKNOWN}; expected a plugin for it in HDF5_PLUGIN_PATH, "
+        f"which is {folders!r}; pip install hdf5plugin brings many; their folder is "
+        "hdf5plugin.PLUGIN_PATH"
+    )
+    assert done.stderr == f"job.toml:2:8: /A in {says}\n"
+    assert error(describe, hdf5_input("/virtual A")) == f"{PLACE}: /A in {says}"
+
+
+def test_a_filter_that_was_left_out():
+    write_with_unknown_filter("B", applied=False)
+    with h5py.File("x.h5", "a") as file:  # without a chunk there is nothing to decode
+        file.create_dataset(
+            "C", (4,), "float64", chunks=(4,), compression=UNKNOWN, allow_unknown_filter=True
+        )
+    assert load_array(hdf5_input("/B"), (4,), "float64").tolist() == [0, 1, 2, 3]
+    assert load_array(hdf5_input("/C"), (4,), "float64").tolist() == [0] * 4
+
+
+CHUNK = 2**18  # elements
+STORED = {
+    "x.h5": lambda: h5_dataset(compression="gzip"),
+    "plain.h5": lambda: h5_dataset("plain.h5"),
+    "virtual.h5": lambda: h5_virtual(),
+    "x.zarr": lambda: einmpi.DistArray.zeros(CHUNK).to_zarr("x.zarr", "A", chunks=(CHUNK,)),
+}
+
+
+def h5_dataset(name="x.h5", **options):
+    with h5py.File(name, "w") as file:
+        file.create_dataset("A", (CHUNK,), "float64", chunks=(CHUNK,), **options)[:] = 0
+
+
+def h5_virtual():
+    h5_dataset("source.h5", shuffle=True)
+    with h5py.File("virtual.h5", "w") as file:
+        layout = h5py.VirtualLayout((CHUNK,), "float64")
+        layout[:] = h5py.VirtualSource("source.h5", "A", (CHUNK,))
+        file.create_virtual_dataset("A", layout)
+
+
+@pytest.mark.parametrize("file", STORED)
+def test_the_memory_that_chunks_take(tmp_path, file):
+    """A few rows of a chunk that is decoded whole: the plan counts it."""
+    STORED[file]()
+    text = (
+        f'program = "n = sum(A[i])"\ninputs.A = {{ file = "{file}", dataset = "A", rows = "0:9" }}'
+    )
+    (tmp_path / "job.toml").write_text(text)
+    decoded = 0 if file == "plain.h5" else 2 * CHUNK * 8
+    job = einmpi.load("job.toml")
+    enough = einmpi.plan(job, 1).peak + decoded
+    assert einmpi.plan(job, 1, memory=enough).spilled == 0
+    assert einmpi.run(job, memory=enough)["n"].gather() == 0
+    if decoded:
+        assert einmpi.plan(job, 1, memory=enough - 1).spilled == 1
+        with pytest.raises(TooLittleMemory) as caught:
+            einmpi.run(job, memory=decoded)
+        assert decoded < caught.value.least < enough
+        assert str(caught.value) == (
+            f"memory: no plan on 1 rank was found below {decoded} bytes a rank; expected at least "
+            f"{caught.value.least} bytes, or more ranks; {decoded} of them decode a chunk of a "
+            "file, which is done whole"
+        )
+    on_gpu = replace(job, backend="cupy")  # the limit is that of its memory
+    assert einmpi.plan(on_gpu, 1, memory=enough - decoded).spilled == 0
 
 
 def test_a_dataset_without_space_in_a_file_with_a_user_block():

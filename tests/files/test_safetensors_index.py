@@ -10,6 +10,7 @@ from refusals import error
 import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.files.formats import find
+from einmpi.files.safetensors_index import files_of_tensors
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES
 
@@ -105,6 +106,30 @@ def test_links_in_the_folder_are_followed():
         os.symlink(os.path.join("..", "blobs", name), os.path.join("snapshot", name))
     found = einmpi.open_dataset(os.path.join("snapshot", INDEX), "bias").gather()
     np.testing.assert_array_equal(found, arrays["bias"])
+
+
+def test_links_to_folders_are_not():
+    """An index that comes with such a link could name any file of the machine."""
+    arrays = write_model("elsewhere/inside")
+    os.mkdir("there")
+    os.symlink("../elsewhere", "there/link")
+    os.mkdir("there/folder")
+    os.symlink(
+        "../../elsewhere/inside/model-00002-of-00002.safetensors", "there/folder/a.safetensors"
+    )
+    file = "there/" + INDEX
+    out = "link/inside/model-00002-of-00002.safetensors"
+    write_index({"bias": out}, file)
+    expected = "expected a file in the folder of the index"
+    says = f"{PLACE}: {file} says that bias is in {out!r}; {expected}"
+    assert refusal("bias", file) == says
+    assert error(files_of_tensors, file, PLACE) == says
+    # A folder that is none, and a link to a file in it.
+    write_index({"bias": "folder/a.safetensors"}, file)
+    np.testing.assert_array_equal(einmpi.open_dataset(file, "bias").gather(), arrays["bias"])
+    os.symlink("folder", "there/within")
+    write_index({"bias": "within/a.safetensors"}, file)
+    np.testing.assert_array_equal(einmpi.open_dataset(file, "bias").gather(), arrays["bias"])
 
 
 def refusal(tensor, file=INDEX):

@@ -1,10 +1,12 @@
 """zarr stores in and out, compared with the package zarr."""
 
+import gzip
 import json
 import os
 import random
 import shutil
 import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import einmpi_here
 from mpi_helpers import needs_mpirun, run_mpi
+from numcodecs import Blosc, Zstd
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 import einmpi
@@ -411,6 +414,57 @@ def test_a_damaged_array_is_refused(what, tmp_path):
     write(array, "/b")
     REFUSED[what]()
     assert what in refusal(tmp_path, 'program = "Z[i,j] = X[i,j]"\ninputs.X = "x.zarr:a"\n')
+
+
+def zstd_frame(blocks, block=2**17, fill=7):
+    """A frame of zstd that does not say how large it is, made of blocks of one repeated byte."""
+    frame = bytes.fromhex("28b52ffd0038")  # magic number, no size, a window of 128 KiB
+    for number in range(blocks):
+        header = block << 3 | 1 << 1 | (number == blocks - 1)
+        frame += header.to_bytes(3, "little") + bytes([fill])
+    return frame
+
+
+MIB = np.full(2**17, np.frombuffer(b"\7" * 8)[0])  # as eight blocks of such a frame
+BOMBS = {
+    "gzip": lambda zeros: gzip.compress(zeros),
+    "zstd": lambda zeros: bytes(Zstd(1).encode(zeros)),
+    "zstd without a size": lambda zeros: zstd_frame(len(zeros) // 2**17),
+    "zstd in two frames": lambda zeros: bytes(Zstd(1).encode(zeros[:8])) + zstd_frame(512),
+    "blosc": lambda zeros: bytes(Blosc("zstd").encode(zeros)),
+    "a large file": lambda zeros: zeros,
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_chunk_is_decoded_no_further_than_it_may_be(kind):
+    codec = kind.split()[0]
+    write(np.ones(8), compression=codec if codec in ("gzip", "zstd", "blosc") else None)
+    Path("x.zarr/c/0").write_bytes(BOMBS[kind](bytes(64 * 2**20)))
+    tracemalloc.start()
+    with pytest.raises(einmpi.InputError, match="c/0: ") as caught:
+        read()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * 2**20 and "\n" not in str(caught.value)
+
+
+def test_frames_of_zstd():
+    """A frame with or without its size, several frames, and a last byte of any value."""
+    write(MIB, chunks=MIB.shape, compression="zstd")
+    path = Path("x.zarr/c/0")
+    half = bytes(Zstd(1).encode(MIB[: len(MIB) // 2]))
+    for frames in (zstd_frame(8), zstd_frame(4) + zstd_frame(4), half + half, half + zstd_frame(4)):
+        path.write_bytes(frames)
+        same(read(), MIB)
+    for wrong in (half, zstd_frame(4), half + half + half, half[:-1], b""):
+        path.write_bytes(wrong)
+        with pytest.raises(einmpi.InputError, match="c/0: "):
+            read()
+    for last in range(256):
+        numbers = np.array([last], "uint8")
+        write(numbers, "/", "y.zarr", compression="zstd")
+        same(read(file="y.zarr"), numbers)
 
 
 def test_version_2_is_refused(tmp_path):

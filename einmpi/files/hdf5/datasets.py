@@ -81,6 +81,7 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
             found.chunks,
             offset,
             sources=links.sources,
+            decoded=links.decoded,
         )
         return described.with_header_of_facts()
 

@@ -13,9 +13,11 @@ import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from einmpi.errors import InputError
+from einmpi.files.datasets import is_inside
 from einmpi.files.hdf5.opening import damage_reported, look_up, opened
 from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 
@@ -54,6 +56,7 @@ class LinkedFiles:
         self.identities: dict[str, FileIdentity] = {}
         self.virtual: list[Node] = []  # the virtual datasets on the way to the current one
         self.finished: set[Node] = set()
+        self.decoded = 0  # bytes that it takes to decode the largest chunk
 
     @property
     def sources(self) -> tuple[SourceFile, ...]:
@@ -107,6 +110,8 @@ class LinkedFiles:
         # Not even the extents may be asked for yet: those of a virtual dataset can depend on its
         # sources, and HDF5 would open them.
         properties = dataset.get_create_plist()
+        for number in range(properties.get_nfilters()):
+            self._visit_filter(dataset, properties, number, f"{path} in {file}")
         for number in range(properties.get_external_count()):
             name, start, size = properties.get_external(number)
             self._visit_storage(file, path, os.fsdecode(name), start, size)
@@ -137,6 +142,29 @@ class LinkedFiles:
             self._visit_mapping(file, path, source_name, inside)
         self.virtual.pop()
         self.finished.add(node)
+
+    def _visit_filter(
+        self, dataset: h5py.h5d.DatasetID, properties: Any, number: int, title: str
+    ) -> None:
+        """Refuse a filter that HDF5 does not find, and note the size of what it decodes."""
+        import h5py
+
+        # It decodes whole chunks, and needs the bytes before and after that.
+        nbytes = prod(properties.get_chunk()) * dataset.get_type().get_size()
+        self.decoded = max(self.decoded, 2 * nbytes)
+        code, _, _, name = properties.get_filter(number)
+        if h5py.h5z.filter_avail(code) or not dataset.get_num_chunks():
+            return
+        if dataset.get_chunk_info(0).filter_mask >> number & 1:
+            return  # it is optional, and was left out
+        short_name = os.fsdecode(name).partition(";")[0]  # an address may follow
+        folders = [os.fsdecode(h5py.h5pl.get(place)) for place in range(h5py.h5pl.size())]
+        raise InputError(
+            self.where,
+            f"{title} needs the filter {code} {short_name:.40}".rstrip(),
+            f"a plugin for it in HDF5_PLUGIN_PATH, which is {':'.join(folders)!r}",
+            "pip install hdf5plugin brings many; their folder is hdf5plugin.PLUGIN_PATH",
+        )
 
     def _visit_mapping(self, file: str, path: str, name: str, inside: str) -> None:
         """Visit the sources of one mapping: one dataset, or numbered ones.
@@ -196,7 +224,7 @@ class LinkedFiles:
             if stat.S_ISDIR(status.st_mode):
                 continue
             real = os.path.realpath(candidate)
-            if not any(os.path.commonpath([real, folder]) == folder for folder in self.folders):
+            if not any(is_inside(folder, real) for folder in self.folders):
                 folder = os.path.dirname(real)
                 raise InputError(
                     self.where,

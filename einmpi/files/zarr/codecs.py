@@ -21,6 +21,7 @@ _ZSTD_LEVEL = 3
 _BLOSC_LEVEL = 5
 _CHECKSUM_BYTES = 4
 _TOO_LARGE = "it has more bytes than the chunk"
+_UNLIKELY = 0xA5  # as the last byte of a chunk
 _BLOSC_SIZE = slice(4, 8)  # the bytes of a blosc header with the number of bytes it unpacks to
 
 
@@ -66,8 +67,15 @@ def _encode_gzip(array: Array) -> bytes:
     return gzip.compress(array.tobytes(), _GZIP_LEVEL, mtime=0)
 
 
-def _decode_zstd(data: bytes, _: int) -> bytes:
-    return bytes(importlib.import_module("numcodecs.zstd").Zstd().decode(data))
+def _decode_zstd(data: bytes, most: int) -> bytes:
+    # A few bytes may stand for gigabytes: only as many are decoded as this buffer has.
+    codec = importlib.import_module("numcodecs.zstd").Zstd()
+    content = bytearray(most)
+    content[-1] = _UNLIKELY
+    codec.decode(data, out=content)
+    if content[-1] == _UNLIKELY:  # perhaps they were fewer
+        return bytes(codec.decode(data))
+    return bytes(content)
 
 
 def _encode_zstd(array: Array) -> bytes:
@@ -153,12 +161,15 @@ class Pipeline:
             count *= extent
         return count
 
+    @property
+    def most_encoded(self) -> int:
+        """Return the most bytes of a chunk after a codec, which may make it a little larger."""
+        return 2 * self.nbytes + 2**16
+
     def decode(self, data: bytes) -> Array:
         """Return the elements of a chunk; raise ValueError if it is damaged."""
         for number, compressor in reversed(list(enumerate(self.compressors))):
-            most = self.nbytes
-            if number > 0:  # what another codec has encoded may be a little larger
-                most = 2 * self.nbytes + 2**16
+            most = self.most_encoded if number > 0 else self.nbytes
             try:
                 data = compressor.decode(data, most)
             except (ValueError, RuntimeError, MemoryError, EOFError, zlib.error) as error:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.datasets import MOST_NAMES_COMPARED, Dataset
+from einmpi.files.datasets import MOST_NAMES_COMPARED, Dataset, is_inside
 from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 from einmpi.files.zarr.codecs import ZarrError
 from einmpi.files.zarr.metadata import (
@@ -92,6 +92,7 @@ def find(file: str, array: str, place: str) -> Dataset:
         metadata.chunks,
         sources=(SourceFile(path, identity),),
         header=metadata.digest,
+        decoded=2 * metadata.pipeline.nbytes,
     )
 
 
@@ -107,15 +108,9 @@ def _identity(path: str) -> FileIdentity:
     return identity_from(os.stat(path, follow_symlinks=False))
 
 
-def _is_inside(store: str, folder: str) -> bool:
-    """Return whether a folder is in a store once links are followed."""
-    real_store = os.path.realpath(store)
-    return os.path.commonpath([real_store, os.path.realpath(folder)]) == real_store
-
-
 def _check_inside(file: str, folder: str, where: str, title: str) -> None:
     """Refuse an array that a symbolic link puts elsewhere: data could name any file."""
-    if not _is_inside(file, folder):
+    if not is_inside(file, folder):
         raise InputError(where, f"{title} is a link out of the store", "an array in the store")
 
 
@@ -210,6 +205,8 @@ class ZarrReader:
                 before = os.fstat(opened.fileno())
                 if not stat.S_ISREG(before.st_mode):
                     raise self._failed(name, "it is not a regular file")
+                if before.st_size > self.metadata.pipeline.most_encoded:
+                    raise self._failed(name, "it is larger than a chunk can be")
                 content = opened.read()
                 if identity_from(os.fstat(opened.fileno())) != identity_from(before):
                     raise self._failed(name, "it was changed during the run")
@@ -226,7 +223,7 @@ class ZarrReader:
         """Refuse chunks in a folder that a symbolic link puts out of the store."""
         if folder in self.safe_folders:
             return
-        if not _is_inside(self.dataset.file, folder):
+        if not is_inside(self.dataset.file, folder):
             raise self._failed(name, "it is behind a link out of the store")
         self.safe_folders.add(folder)
 
