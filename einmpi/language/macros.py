@@ -29,6 +29,9 @@ class Macro:
         Whether the macro keeps its labels, so that they must be written in brackets.
     options : mapping
         Names of numbers in the body that a call may set, with their defaults.
+    takes_integers : bool
+        Whether integers and bools stay what they are. Else they become float64 first, so that
+        sums, squares and differences do not wrap around.
     """
 
     body: str
@@ -37,6 +40,7 @@ class Macro:
     needs_labels: bool = False
     options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     differentiable: str = ""
+    takes_integers: bool = False
 
 
 # Aggregates of all values up to an index, by the name of the scan.
@@ -45,37 +49,46 @@ SCANS = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
 MACROS: dict[str, Macro] = {
     # The derivative of relu is 0 at 0; that of maximum is a half there. A nan stays one.
     "relu": Macro(
-        "maximum(x, 0)", "x, or 0 where x is negative", differentiable="where(x <= 0, 0, x)"
+        "maximum(x, 0)",
+        "x, or 0 where x is negative",
+        differentiable="where(x <= 0, 0, x)",
+        takes_integers=True,
     ),
     "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid", differentiable="x * sigmoid(x)"),
     "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))", "x times the normal distribution function"),
     "mean": Macro("sum[L](x) / n", "mean", reduces=True),
     # The mean is subtracted first: a difference of two large sums would lose all digits.
     "var": Macro(
-        "d = abs(x - sum[L](x) / n)\nsum[L](d * d) / (n - ddof)",
+        "d = abs(x - sum[L](x) / n)\nsum[L](d * d) / maximum(n - ddof, 0)",
         "variance",
         reduces=True,
         options=MappingProxyType({"ddof": 0}),
     ),
     "std": Macro(
-        "d = abs(x - sum[L](x) / n)\nsqrt(sum[L](d * d) / (n - ddof))",
+        "d = abs(x - sum[L](x) / n)\nsqrt(sum[L](d * d) / maximum(n - ddof, 0))",
         "standard deviation",
         reduces=True,
         options=MappingProxyType({"ddof": 0}),
     ),
-    # The product makes integers floats, so that squares do not wrap around.
-    "norm": Macro("sqrt(sum[L]((1.0 * abs(x)) ** 2))", "Euclidean norm", reduces=True),
-    "count": Macro("sum[L](x != 0)", "number of values that are true, or not 0", reduces=True),
+    "norm": Macro("sqrt(sum[L](abs(x) ** 2))", "Euclidean norm", reduces=True),
+    "count": Macro(
+        "sum[L](x != 0)",
+        "number of values that are true, or not 0",
+        reduces=True,
+        takes_integers=True,
+    ),
     # Where x is nan, so is the least one, and x != x finds the first nan.
     "argmin": Macro(
         "m = min[L](x)\nmin[L](where((x == m) | (x != x), p, end))",
         "number of the first least value; of the first nan if there is one",
         reduces=True,
+        takes_integers=True,
     ),
     "argmax": Macro(
         "m = max[L](x)\nmin[L](where((x == m) | (x != x), p, end))",
         "number of the first greatest value; of the first nan if there is one",
         reduces=True,
+        takes_integers=True,
     ),
     # A maximum of ±inf must not be subtracted from itself.
     "logsumexp": Macro(

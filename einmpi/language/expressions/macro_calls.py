@@ -103,6 +103,9 @@ def _read_body(
     values["x"] = given.argument
     if _count_uses(body, "x") > 1:
         values["x"] = _named_argument(reader, given, node)
+    kind = values["x"].type
+    if isinstance(kind, np.dtype) and kind.kind in "iub" and not macro.takes_integers:
+        values["x"] = reader.apply("float64", [values["x"]], node)
     for line in body[:-1]:
         assert isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
         value = reader.expression(line.value, scope, names)
