@@ -527,8 +527,16 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
     if name == "rsqrt":
         return _divide(one, _smooth("sqrt", x))
     if name == "silu":
+        x = _as_float(x)
         return _divide(x, _add("+", one, _smooth("exp", _part("neg", x))))
     return _smooth(name, x)
+
+
+def _as_float(x: Value) -> Value:
+    """Return integers and bools in float64, in which macros compute."""
+    if _is_weak(x.value) or _dtype(x.value).kind not in "iub":
+        return x
+    return _cast("float64", x)
 
 
 def _exact_number(value: Any) -> Value:
@@ -643,6 +651,8 @@ class _Statement:
         number = _exact_number(count)
         if count == 0:
             raise Invalid(f"{node.name} of nothing")
+        if node.name != "count":
+            x = _as_float(x)
 
         def total(of: Value) -> Value:
             return self._reduce(node, "sum", of)
@@ -654,7 +664,7 @@ class _Statement:
             variance = _divide(total(_multiply(distance, distance)), number)
             return variance if node.name == "var" else _smooth("sqrt", variance)
         if node.name == "norm":
-            magnitude = _multiply(_exact_number(1.0), _part("abs", x))
+            magnitude = _part("abs", x)
             return _smooth("sqrt", total(_multiply(magnitude, magnitude)))
         if node.name == "count":
             return total(_compare("!=", x, _exact_number(0)))
