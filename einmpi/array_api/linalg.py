@@ -78,16 +78,7 @@ def vector_norm(
     x: DistArray, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2
 ) -> DistArray:
     """Return the norms of vectors along some dimensions, by default of all elements as one."""
-    options = {"axis": axis, "keepdims": keepdims}
-    absolute = call(np.abs, x)
-    if ord == np.inf:
-        return call(np.max, absolute, **options)
-    if ord == -np.inf:
-        return call(np.min, absolute, **options)
-    if ord == 0:
-        return call(np.count_nonzero, x, **options).astype(absolute.dtype)
-    powers = call(np.power, absolute, ord)
-    return call(np.power, call(np.sum, powers, dtype=absolute.dtype, **options), 1 / ord)
+    return call(np.linalg.vector_norm, x, axis=axis, keepdims=keepdims, ord=ord)
 
 
 def matrix_norm(x: DistArray, /, *, keepdims: bool = False, ord: Any = "fro") -> DistArray:

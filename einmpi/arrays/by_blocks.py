@@ -43,12 +43,15 @@ def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) ->
     highest = options.pop("max", a_max)
     if options:
         raise TypeError(f"clip of a DistArray does not take {', '.join(options)}")
-    clipped = array if lowest is not None or highest is not None else np.copy(array)
-    if lowest is not None:
-        clipped = np.maximum(clipped, lowest)
-    if highest is not None:
-        clipped = np.minimum(clipped, highest)
-    return clipped
+    limits = [limit for limit in (lowest, highest) if limit is not None]
+
+    def clip_block(block: Any, *own_limits: Any) -> Any:
+        # numpy's clip takes numbers that the dtype does not hold; its maximum refuses them.
+        least = None if lowest is None else own_limits[0]
+        greatest = None if highest is None else own_limits[-1]
+        return np.clip(block, least, greatest)
+
+    return on_blocks("clip", clip_block, (array, *limits))
 
 
 def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = None) -> DistArray:

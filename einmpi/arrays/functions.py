@@ -204,6 +204,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.count_nonzero: reductions.count_nonzero,
     np.ptp: reductions.peak_to_peak,
     np.linalg.norm: reductions.norm,
+    np.linalg.vector_norm: reductions.vector_norm,
     # statistics
     np.nansum: statistics.nansum,
     np.nanprod: statistics.nanprod,

@@ -17,6 +17,7 @@ def matmul(left: Any, right: Any) -> Any:
     right_ndim = np.ndim(right)
     if min(left_ndim, right_ndim) == 0:
         raise ValueError("matmul: a number is not a matrix; use * instead")
+    _check_extents("matmul", np.shape(left)[-1], np.shape(right)[-min(2, right_ndim)])
     if left_ndim == 1 and right_ndim == 1:
         subscripts = "a,a->"
     elif left_ndim == 1:
@@ -26,6 +27,12 @@ def matmul(left: Any, right: Any) -> Any:
     else:
         subscripts = "...ba,...ac->...bc"
     return product("matmul", subscripts, left, right)
+
+
+def _check_extents(where: str, left_extent: int, right_extent: int) -> None:
+    """Refuse dimensions of different extents in a sum of products, where 1 is not repeated."""
+    if left_extent != right_extent:
+        raise ValueError(f"{where}: extents {left_extent} and {right_extent} differ")
 
 
 def dot(left: Any, right: Any, /) -> Any:
@@ -69,10 +76,7 @@ def tensordot(left: Any, right: Any, /, axes: Any = 2) -> Any:
     left_labels = list(_LETTERS[:left_ndim])
     right_labels = list(_LETTERS[left_ndim : left_ndim + right_ndim])
     for left_axis, right_axis in zip(left_axes, right_axes, strict=True):
-        left_extent = left_shape[left_axis]
-        right_extent = right_shape[right_axis]
-        if left_extent != right_extent:
-            raise ValueError(f"tensordot: extents {left_extent} and {right_extent} differ")
+        _check_extents("tensordot", left_shape[left_axis], right_shape[right_axis])
         right_labels[right_axis] = left_labels[left_axis]
     summed = set(left_labels) & set(right_labels)
     result_labels = [label for label in left_labels + right_labels if label not in summed]
@@ -89,19 +93,21 @@ def outer(left: Any, right: Any, /) -> Any:
 
 def vdot(left: Any, right: Any, /) -> Any:
     """Return the sum of the products of the conjugate elements of `left` and those of `right`."""
-    conjugates = np.conjugate(np.ravel(left))
-    return product("vdot", "a,a->", conjugates, np.ravel(right))
+    _check_extents("vdot", np.size(left), np.size(right))
+    return product("vdot", "a,a->", _conjugates(np.ravel(left)), np.ravel(right))
+
+
+def _conjugates(array: Any) -> Any:
+    """Return the conjugates of complex numbers; numpy would make int8 of bools."""
+    return np.conjugate(array) if np.iscomplexobj(array) else array
 
 
 def vecdot(left: Any, right: Any, /, axis: int = -1) -> Any:
     """Return the sum of products over one dimension; elements of `left` are conjugated."""
-    left_extent = np.shape(left)[axis]
-    right_extent = np.shape(right)[axis]
-    if left_extent != right_extent:
-        raise ValueError(f"vecdot: extents {left_extent} and {right_extent} differ")
     left_last = np.moveaxis(left, axis, -1)
     right_last = np.moveaxis(right, axis, -1)
-    return product("vecdot", "...a,...a->...", np.conjugate(left_last), right_last)
+    _check_extents("vecdot", left_last.shape[-1], right_last.shape[-1])
+    return product("vecdot", "...a,...a->...", _conjugates(left_last), right_last)
 
 
 def trace(array: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:

@@ -62,6 +62,9 @@ def aggregate(
     """
     _refuse_options(name, out=out, **options)
     axes = _axes(array, axis)
+    count = prod(array.shape[number] for number in axes)
+    if not count and name.endswith(("max", "min")):
+        raise InputError(name, f"there are no elements along axis {axis}", "at least one")
     source = array
     if dtype is not None:
         source = array.astype(np.dtype(dtype))
@@ -123,11 +126,15 @@ def var(
     """
     if correction is not None:
         ddof = correction
+    dtype = options.get("dtype")
+    kinds = "c" if array.dtype.kind == "c" else "fc"
+    if dtype is not None and np.dtype(dtype).kind not in kinds:
+        raise TypeError(f"the variance of {array.dtype} is not computed in {np.dtype(dtype)}")
     variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
     if not ddof:
         return variance
     count = prod(array.shape[number] for number in _axes(array, axis))
-    factor = np.nan
+    factor = np.inf  # as in numpy, a quotient by 0
     if count > ddof:
         factor = count / (count - ddof)
     corrected: DistArray = variance * factor
@@ -154,8 +161,6 @@ def argument_of(
     If there is a nan, the index is that of the first nan.
     """
     _refuse_options(f"arg{name}", out=out)
-    if not array.size:
-        raise ValueError(f"arg{name} of a tensor without elements")
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
         zeros = np.zeros(array.local.shape, np.int64)
@@ -180,22 +185,41 @@ def peak_to_peak(array: DistArray, /, axis: Axis = None, **options: Any) -> Dist
     return difference
 
 
+def vector_norm(
+    array: DistArray, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2
+) -> DistArray:
+    """Return the norms of vectors, or of all elements as one, as `numpy.linalg.vector_norm`."""
+    if isinstance(ord, str):
+        raise ValueError(f"{ord!r} is not the order of a norm of vectors")
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)  # absolute values and powers would wrap around
+    terms: Any = abs(array)
+    if ord == -np.inf:
+        return aggregate("min", terms, axis, keepdims=keepdims)
+    if ord == np.inf and array.size:
+        return aggregate("max", terms, axis, keepdims=keepdims)
+    if ord == 0:
+        terms = (terms != 0).astype(terms.dtype)
+    elif ord not in (1, np.inf):
+        terms = terms**ord
+    total: Any = aggregate("sum", terms, axis, keepdims=keepdims)
+    if ord == 2:
+        total = np.sqrt(total)
+    elif ord not in (0, 1, np.inf):
+        total = total ** (1 / ord)
+    return as_dist_array(total)
+
+
 def norm(
     array: DistArray, /, ord: Any = None, axis: Axis = None, keepdims: bool = False
 ) -> DistArray:
     """Return a norm of vectors, or the Frobenius norm, as `numpy.linalg.norm`."""
-    ndim = len(_axes(array, axis))
-    absolute = abs(array)
-    # Each case is an order and the number of dimensions for which numpy gives it this meaning.
-    if ord is None or (ord, ndim) in ((2, 1), ("fro", 2)):
-        sum_of_squares = aggregate("sum", absolute**2, axis, keepdims=keepdims)
-        length: Any = np.sqrt(sum_of_squares)
-        return as_dist_array(length)
-    if (ord, ndim) == (1, 1):
-        return aggregate("sum", absolute, axis, keepdims=keepdims)
-    if (ord, ndim) == (np.inf, 1):
-        return aggregate("max", absolute, axis, keepdims=keepdims)
-    raise TypeError(f"norm of a DistArray does not take ord={ord!r} over {ndim} axes")
+    axes = _axes(array, axis)
+    if ord is None or (ord == "fro" and len(axes) == 2):
+        ord = 2
+    elif len(axes) != 1:
+        raise TypeError(f"norm of a DistArray does not take ord={ord!r} over {len(axes)} axes")
+    return vector_norm(array, axis=axes, keepdims=keepdims, ord=ord)
 
 
 # The aggregations that the `reduce` method of a ufunc computes.

@@ -230,7 +230,11 @@ class ArrayCreation:
             The tensor.
         """
         wanted = np.asarray(value).dtype if dtype is None else dtype
-        return _filled(cls, shape, wanted, comm, parts, lambda local, _: local.fill(value))
+
+        def fill(local: Array, _: Region) -> None:
+            local[...] = np.full((), value, local.dtype)  # as numpy, with a warning for a nan
+
+        return _filled(cls, shape, wanted, comm, parts, fill)
 
     @classmethod
     def zeros(

@@ -335,8 +335,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the square root of the sum of squares along some dimensions, by default of all."""
-        squares = abs(self) ** 2
-        return _call(np.sqrt, _call(np.sum, squares, axis, keepdims=keepdims))
+        return _call(np.linalg.norm, self, None, axis, keepdims)
 
     def dot(self, other: Any) -> DistArray:
         """Return the product with another tensor, as `numpy.dot`."""

@@ -87,8 +87,10 @@ def nanvar(
     """Return the variance of the elements that are not nan."""
     if not has_nans(array):
         return var(array, axis, ddof=ddof, keepdims=keepdims)
-    deviations = abs(array - nanmean(array, axis, keepdims=True))
-    squares = nansum(deviations**2, axis, keepdims=keepdims)
+    deviations: Any = abs(array - nanmean(array, axis, keepdims=True))
+    # Only nans of the tensor itself are left out: the difference of infinite values is one too.
+    deviations = np.where(np.isnan(array), deviations.dtype.type(0), deviations)
+    squares = aggregate("sum", deviations**2, axis, keepdims=keepdims)
     divisor: Any = _count(array, axis, keepdims) - ddof
     variance: Any = np.where(divisor > 0, squares / divisor, np.nan)
     return _with_dtype(variance, squares.dtype)
@@ -119,10 +121,15 @@ def average(
         extents = [1] * array.ndim
         extents[axis] = array.shape[axis]
         weights = np.reshape(weights, extents)
-    weighted: Any = array * weights
-    totals = weighted.sum(axis, keepdims=keepdims)
+    dtype = np.result_type(array, weights)
+    if array.dtype.kind in "iub":
+        dtype = np.result_type(dtype, np.float64)
+    weighted: Any = np.multiply(array, weights, dtype=dtype)
     all_weights: Any = np.zeros_like(weighted) + weights
-    found: DistArray = totals / all_weights.sum(axis, keepdims=keepdims)
+    divisor = all_weights.sum(axis, keepdims=keepdims)
+    if np.any(divisor == 0):
+        raise ZeroDivisionError("average: the weights sum to zero")
+    found: DistArray = weighted.sum(axis, keepdims=keepdims) / divisor
     return found
 
 
@@ -151,22 +158,27 @@ def quantile(
     """Return values below which these fractions of the elements are, interpolated linearly."""
     if method != "linear":
         raise TypeError(f"quantile of a DistArray does not take method={method!r}")
+    if array.dtype.kind == "c":
+        raise TypeError("complex numbers have no quantiles")
     wanted = as_numpy("quantile", "q", fractions)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
     vectors, dimension = _sorted_along(array, axis)
     extent = vectors.shape[dimension]
     if not extent:
-        raise ValueError("quantile of no elements")
+        raise IndexError("quantile of no elements")
     before = (slice(None),) * dimension
     found: list[DistArray] = []
+    # As in numpy, a number of Python does not decide about the dtype.
+    as_weight = float if type(fractions) in (int, float) else wanted.dtype.type
     for fraction in wanted.ravel().tolist():
         place = fraction * (extent - 1)
         lower_index = int(place)
         upper_index = min(lower_index + 1, extent - 1)
-        lower = vectors[(*before, slice(lower_index, lower_index + 1))]
-        upper = vectors[(*before, slice(upper_index, upper_index + 1))]
-        value = lower + (upper - lower) * (place - lower_index)
+        value = vectors[(*before, slice(lower_index, lower_index + 1))]
+        if wanted.dtype.kind == "f":
+            upper = vectors[(*before, slice(upper_index, upper_index + 1))]
+            value = _between(value, upper, as_weight(place - lower_index))
         value = _nan_if_last_is(value, vectors, dimension)
         found.append(_without_dimension(value, array, axis, dimension, keepdims))
     if not wanted.ndim:
@@ -175,8 +187,23 @@ def quantile(
     return reshape(together, wanted.shape + together.shape[1:])
 
 
+def _between(lower: Any, upper: Any, weight: Any) -> DistArray:
+    """Return a value between two others, computed from the nearer one."""
+    if lower.dtype.kind in "iu":  # their difference might wrap around
+        dtype = np.result_type(lower.dtype, weight)
+        lower, upper = lower.astype(dtype), upper.astype(dtype)
+    difference = upper - lower
+    if weight < 0.5:
+        value: DistArray = lower + difference * weight
+    else:
+        value = upper - difference * (1 - weight)
+    return value
+
+
 def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
     """Return values below which these percentages of the elements are; options as for quantile."""
+    if type(percentages) in (int, float):
+        return quantile(array, percentages / 100, **options)
     return quantile(array, np.true_divide(percentages, 100), **options)
 
 
@@ -265,8 +292,8 @@ def corrcoef(array: DistArray, /, y: Any = None, rowvar: bool = True) -> DistArr
 
 def bincount(array: DistArray, /, weights: Any = None, minlength: int = 0) -> DistArray:
     """Return how often each integer from 0 on occurs, or the sums of the weights of each."""
-    if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise TypeError("bincount takes a vector of integers")
+    if array.ndim != 1 or array.dtype.kind not in "iub" or np.iscomplexobj(weights):
+        raise TypeError("bincount takes a vector of integers, and real weights")
     length = minlength
     if array.size:
         if int(aggregate("min", array)) < 0:
@@ -287,7 +314,7 @@ def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
             )
         if not isinstance(weights, DistArray):
             weights = DistArray.from_global(weights, comm)
-        given["w"] = weights.astype(np.float64)
+        given["w"] = weights.astype(np.result_type(weights.dtype, np.float64))
         value = "w[i]"
     if not length or not places.size:
         dtype = np.int64 if weights is None else np.float64
@@ -307,11 +334,11 @@ def histogram(
     if isinstance(bins, str):
         raise TypeError("histogram of a DistArray takes a number of bins, or their edges")
     values = reshape(array, (-1,))
-    sample = np.zeros(0)
+    sample = np.zeros(0, values.dtype)  # the edges have the dtype that numpy gives them
     if np.ndim(bins) == 0 and range is None and values.size:
         least = aggregate("min", values).item()
         greatest = aggregate("max", values).item()
-        sample = np.array([least, greatest])
+        sample = np.array([least, greatest], values.dtype)
     if isinstance(bins, DistArray):
         bins = bins.gather()
     edges = np.histogram_bin_edges(sample, bins, range)
@@ -319,10 +346,12 @@ def histogram(
     places: Any = searchsorted(edges, values, side="right") - 1
     is_last: Any = values == edges[-1]
     places = np.where(is_last, count - 1, places)
-    own_weights = None if weights is None else np.reshape(weights, (-1,))
+    own_weights: Any = None if weights is None else np.reshape(weights, (-1,))
     counts = _sums_at(places, own_weights, count)
+    if own_weights is not None:
+        counts = _with_dtype(counts, own_weights.dtype)
     if density:
-        counts = counts / (np.diff(edges) * counts.sum().item())
+        counts = counts / (np.diff(edges).astype(np.float64) * counts.sum().item())
     return counts, edges
 
 
