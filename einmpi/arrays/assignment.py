@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.elementwise import Number, in_one_memory
+from einmpi.arrays.elementwise import in_one_memory
 from einmpi.arrays.keys import (
     Selection,
     gathered,
@@ -35,12 +35,12 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
     if isinstance(value, View) and value.base is array and is_basic(key) and value.key == key:
         return  # x[1:] += 1 has written into the view already
-    if isinstance(value, Number | list | tuple):
+    if not isinstance(value, DistArray | np.ndarray):
         # numpy casts arrays, but refuses numbers that the dtype does not hold.
         stored = np.empty(as_numpy("index", "the value", value).shape, array.dtype)
         stored[...] = value
         value = stored
-    if not isinstance(value, DistArray):
+    elif not isinstance(value, DistArray):
         value = as_numpy("index", "the value", value)
     mask = mask_of_all(array, key)
     if mask is not None:

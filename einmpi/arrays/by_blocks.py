@@ -58,7 +58,8 @@ def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = 
     """Return a tensor of equal elements, in the layout of another one."""
     if dtype is None:
         dtype = array.dtype
-    local = np.full(array.local.shape, value, dtype)
+    element = np.full((), value, dtype)  # blocks of one value: an array is refused
+    local = np.full(array.local.shape, element, dtype)
     return DistArray(local, array.layout, array.own_comm)
 
 

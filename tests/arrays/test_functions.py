@@ -10,6 +10,7 @@ from refusals import error
 
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout
 
@@ -235,6 +236,15 @@ def test_what_is_refused():
         np.take(x, [0], mode="wrap")
     with pytest.raises(ValueError, match="vecdot: extents 4 and 1 differ"):
         np.vecdot(x, np.ones(1))
+    with pytest.raises(ValueError, match="matmul: extents 1 and 5 differ"):
+        x[:, :1] @ np.ones((5, 3))
+    with pytest.raises(ValueError, match="matmul: extents 4 and 1 differ"):
+        x @ np.ones(1)
+    with pytest.raises(ValueError, match="vdot: extents 12 and 1 differ"):
+        np.vdot(x, np.ones(1))
+    for empty in (np.min, np.max, np.argmin):
+        assert "there are no elements along axis 0; expected" in error(empty, x[:0], 0)
+    assert np.max(x[:0], axis=1).shape == np.argmin(x[:0], axis=1).shape == (0,)
     with pytest.raises(IndexError, match="index 3 is out of range for a dimension of extent 3"):
         x[3]
     with pytest.raises(IndexError, match="index 5 is out of range for a dimension of extent 4"):
@@ -311,6 +321,14 @@ def test_what_ufuncs_refuse(call, says):
     [
         (lambda x: np.quantile(x, 1.5), ValueError),
         (lambda x: np.quantile(x, 0.5, method="nearest"), TypeError),
+        (lambda x: np.quantile(x + 1j, 0.5), TypeError),
+        (lambda x: np.percentile(x[:0], 50), IndexError),
+        (lambda x: np.average(x, weights=x - x), ZeroDivisionError),
+        (lambda x: np.average(x, axis=0, weights=[0, 1, -1]), ZeroDivisionError),
+        (lambda x: np.linalg.norm(x, "nuc", axis=0), ValueError),
+        (lambda x: np.var(x, dtype="int64"), TypeError),
+        (lambda x: np.std(x + 1j, dtype="float64"), TypeError),
+        (lambda x: np.bincount([0, 1, 2] * x[0].astype(int), weights=1j * x[0]), TypeError),
         (lambda x: np.median(x, axis=(0, 1)), TypeError),
         (lambda x: np.bincount(x), TypeError),
         (lambda x: np.bincount(x[0].astype("int64") - 5), ValueError),
@@ -326,3 +344,145 @@ def test_what_statistics_and_joins_refuse(call, kind):
     x = DistArray.from_global(np.arange(9.0).reshape(3, 3))
     with pytest.raises(kind):
         call(x)
+
+
+# ---- numbers at the ends of their range ---------------------------------------------------------
+
+WEIGHTS = np.arange(1, 13, dtype="float32").reshape(6, 2)
+# Functions of a matrix x, and of v, its first column.
+STATISTICS = {
+    "mean": lambda x, v: np.mean(x, axis=0),
+    "mean of all": lambda x, v: x.mean(),
+    "var": lambda x, v: np.var(x, axis=1, ddof=1),
+    "std": lambda x, v: x.std(),
+    "var of one": lambda x, v: np.var(x, ddof=12),
+    "nanmean": lambda x, v: np.nanmean(x, axis=0),
+    "nanstd": lambda x, v: np.nanstd(x, axis=0),
+    "average": lambda x, v: np.average(x),
+    "weights": lambda x, v: np.average(x, axis=0, weights=WEIGHTS),
+    "own weights": lambda x, v: np.average(x, weights=x),
+    "median": lambda x, v: np.median(x, axis=1),
+    "norm": lambda x, v: np.linalg.norm(x),
+    "norm of rows": lambda x, v: np.linalg.norm(x, axis=1),
+    "norms": lambda x, v: np.stack(
+        [np.linalg.norm(v, ord) for ord in (0, 1, 2, 3, np.inf, -np.inf, -1)]
+    ),
+    "vector norm": lambda x, v: np.linalg.vector_norm(x, ord=1, keepdims=True),
+    "norm of nothing": lambda x, v: np.linalg.norm(v[:0], np.inf),
+    "histogram": lambda x, v: np.histogram(x, 3, weights=x)[0],
+    "clip": lambda x, v: np.clip(x, -1, 300),
+    "clip below": lambda x, v: np.clip(x, v[:, None], None),
+    "products": lambda x, v: np.stack([np.vdot(x, x), np.dot(v, v), np.inner(v, v), v @ v]),
+    "vecdot": lambda x, v: np.vecdot(x, v[:, None], axis=0),
+    "matmul": lambda x, v: x.T @ x,
+    "tensordot": lambda x, v: np.tensordot(x, x, axes=([0], [0])),
+    "einsum": lambda x, v: np.einsum("ij,ij->j", x, x),
+}
+QUANTILES = {
+    "a number": lambda x, v: np.quantile(x, 0.3),
+    "a list": lambda x, v: np.quantile(x, [0.1, 0.5, 1.0], axis=0),
+    "float32": lambda x, v: np.percentile(x, np.float32(30), axis=1),
+    "percentile": lambda x, v: np.percentile(x, 75),
+    "whole": lambda x, v: np.quantile(x, [0, 1]),
+}
+
+
+def near_the_limits(dtype):
+    """Numbers from the upper half of the range of integers, and the least one."""
+    rng = np.random.default_rng(5)
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        limits = np.iinfo(dtype)
+        x = rng.integers(limits.max // 2, limits.max, (6, 2), dtype)
+        x[1, 0] = limits.min
+        return x
+    x = rng.uniform(1, 3, (6, 2))
+    return (x > 2 if kind == "b" else x + 1j if kind == "c" else x).astype(dtype)
+
+
+@pytest.mark.sampled(3, always=["bool", "int8", "int64"])
+@pytest.mark.parametrize("dtype", numpy_dtypes())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_statistics_of_every_dtype(dtype):
+    """Sums of integers would wrap around. Sums of floats differ by their order."""
+    whole = near_the_limits(dtype)
+    cases = [(name, whole, function) for name, function in STATISTICS.items()]
+    if whole.dtype.kind == "c":
+        cases = [case for case in cases if case[0] not in ("histogram", "clip", "clip below")]
+    else:
+        # numpy's own quantiles of signed integers far apart wrap around, and those of bools fail.
+        close = abs(whole // 2) if whole.dtype.kind == "i" else whole
+        chosen = ["whole"] if dtype == "bool" else QUANTILES
+        cases += [(name, close, QUANTILES[name]) for name in chosen]
+
+    def on_rank(comm):
+        for name, given, function in cases:
+            expected = np.asarray(function(given, given[:, 0]))
+            x = DistArray.from_global(given, comm)
+            found = function(x, x[:, 0])
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+            if expected.dtype.kind not in "fc":
+                np.testing.assert_array_equal(found.gather(), expected, name)
+                continue
+            tolerance = 32 * float(np.finfo(expected.dtype).eps)
+            np.testing.assert_allclose(
+                found.gather(), expected, tolerance, tolerance * abs(expected).max(), err_msg=name
+            )
+
+    run_threads(3, on_rank)
+
+
+def test_quantiles_of_signed_integers_do_not_wrap():
+    x = DistArray.from_global(np.array([-128, 127], "int8"))
+    assert np.quantile(x, [0.25, 0.5]).tolist() == [-64.25, -0.5]
+
+
+def test_statistics_of_infinite_numbers():
+    with np.errstate(invalid="ignore"):
+        x = DistArray.from_global([1.0, np.inf, np.nan, 2.0])
+        assert np.isnan(np.nanvar(x).item())
+    assert np.quantile(DistArray.from_global([-np.inf, 1.0]), 0.75).item() == -np.inf
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_numbers_that_a_dtype_does_not_hold(ranks):
+    """All ranks refuse them, also those that have none of the elements."""
+    refused = [
+        ("int64", np.nan, ValueError),
+        ("int64", np.float64(np.nan), ValueError),
+        ("int64", [np.inf], OverflowError),
+        ("uint8", 300, OverflowError),
+        ("uint8", [-1], OverflowError),
+        ("float64", 1j, TypeError),
+        ("float64", 10**400, OverflowError),
+        ("int64", "a", ValueError),
+    ]
+
+    def on_rank(comm):
+        for dtype, value, kind in refused:
+            for key in (1, slice(0, 2), ..., [0, 1], np.arange(5) < 1):
+                x = DistArray.zeros(5, dtype, comm)
+                with pytest.raises(kind):
+                    x[key] = value
+                assert not x.any()
+        x = DistArray.zeros(5, "uint8", comm)
+        x[:2] = np.array([300, -1])  # arrays are cast
+        x[2:3] = 2.7
+        assert x.tolist() == [44, 255, 2, 0, 0]
+        with pytest.raises(OverflowError):
+            x += 300
+        with pytest.raises(OverflowError):
+            DistArray.full(5, 300, "uint8", comm)
+        with pytest.raises(ValueError, match="broadcast"):
+            np.full_like(x, [1, 2])
+        for made in (lambda: DistArray.full(5, 2**70, None, comm), lambda: x.astype(object)):
+            assert "the elements are object; expected numbers" in error(made)
+
+    run_threads(ranks, on_rank)
+
+
+def test_full_of_a_nan_warns_as_in_numpy():
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        DistArray.full(2, np.nan, "int64")
+    with pytest.warns(np.exceptions.ComplexWarning):
+        assert DistArray.full(2, 1 + 1j, "float64").tolist() == [1, 1]

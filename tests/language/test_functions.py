@@ -219,9 +219,41 @@ def test_std_norm_and_count(dtype: str) -> None:
     check("Z = count(x[i,j] != x[0,j])", {"x": x}, np.int64(np.count_nonzero(x != x[0])))
 
 
-def test_norm_of_integers_does_not_wrap() -> None:
-    x = np.full(4, 2**31 - 1, "int32")
-    check("Z = norm(x[i])", {"x": x}, np.linalg.norm(x), units=4)
+@pytest.mark.sampled(3, always=["int8", "uint8", "int64"])
+@pytest.mark.parametrize("dtype", [name for name in numpy_dtypes() if "int" in name])
+def test_macros_of_integers_do_not_wrap(dtype: str) -> None:
+    """They are computed in float64, as numpy's mean is: few roundings of numbers of one sign."""
+    limits = np.iinfo(dtype)
+    x = np.linspace(limits.max // 2, limits.max // 4 * 3, 14).astype(dtype).reshape(2, 7)
+    x[0, 0] = limits.min
+    wide = x.astype("float64")
+    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    squares = (wide**2).sum(axis=1)
+    wanted = {
+        "Z[i] = mean(x[i,j])": x.mean(axis=1),
+        "Z = mean(x[i,j])": x.mean(),
+        "Z[i] = var(x[i,j])": x.var(axis=1),
+        "Z[i] = std[j](x[i,j], ddof=1)": x.std(axis=1, ddof=1),
+        "Z[i] = norm(x[i,j])": np.sqrt(squares),
+        "Z[i] = logsumexp(x[i,j])": wide.max(axis=1) + np.log(powers.sum(axis=1)),
+        "Z[i,j] = softmax[j](x[i,j])": powers / powers.sum(axis=1, keepdims=True),
+        "Z[i,j] = rmsnorm[j](x[i,j])": wide / np.sqrt(squares / 7 + 1e-6)[:, None],
+        "Z[k[j]:3] = mean(x[0,j])": [x[0, :4].mean(), x[0, 4:].mean(), np.nan],
+    }
+    for text, numbers in wanted.items():
+        given = {"x": x}
+        if "k[" in text:
+            given["k"] = np.array([0] * 4 + [1] * 3)
+        check(text, given, numbers, units=32)
+    assert computed("Z[i,j] = silu(x[i,j])", {"x": x})["one rank"][1, 1] == x[1, 1]
+
+
+def test_the_variance_of_fewer_values_than_ddof() -> None:
+    """As in numpy, a quotient by 0. A segment without values has no variance."""
+    x = np.array([1.0, 2.0])
+    check("Z = var(x[i], ddof=3)", {"x": x}, np.inf)
+    k = np.array([0, 0])
+    check("Z[k[i]:2] = var(x[i], ddof=1)", {"x": x, "k": k}, np.array([0.5, np.nan]))
 
 
 def test_macros_of_no_values() -> None:

@@ -300,6 +300,10 @@ def test_integers_at_the_ends_of_their_range(cupy):
         einsum, kind, operands = vertex(text, {"m": many})
         found = compute(cupy, einsum, kind, operands)
         np.testing.assert_array_equal(found, np.zeros_like(found))
+    stamps = np.full((3, 40), 17 * 10**17)
+    total, _ = einmpi.program("Z[i] = mean(x[i,j])", x=stamps).graph.computed
+    found = compute(cupy, total.einsum, total.dtype, [stamps])
+    np.testing.assert_array_equal(found, np.full(3, 40 * 17e17))
 
 
 def operations_agree(cases):
