@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm, SharingError
+from einmpi.comm.shared_memory import all_agree
 from einmpi.compiled.dist_array import DistArray
 from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
@@ -21,12 +22,14 @@ from einmpi.kernels.prepared import address_of
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
 from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.runtime.sharing.inputs import SharedInput
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, locate, packed, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load, loads_among
 
 Array: TypeAlias = npt.NDArray[Any]
-Blocks: TypeAlias = dict[tuple[str, Region], Array]
+# The blocks of inputs, by the name and the layout: all ranks have loaded the same ones.
+Blocks: TypeAlias = dict[tuple[str, Layout], Array]
 
 
 class _KnownView(NamedTuple):
@@ -73,7 +76,7 @@ class Inputs:
         self.keep = keep
         self.changing = changing
         self.given_stay = given_stay
-        self.on_device: dict[tuple[str, Region], OnDevice] = {}
+        self.on_device: dict[tuple[str, Layout], OnDevice] = {}
         self.overwritable: set[str] = set()
         self.sharing = NOTHING_SHARED  # what ranks share in the run that is under way
         self.views: dict[str, _KnownView] = {}  # of given arrays, by the input
@@ -226,7 +229,8 @@ class Inputs:
         except SharingError as error:
             problem = str(error)
         # Ranks of other nodes may read the same file together with this one: all of them fail.
-        everyone_has_memory = comm.lowest(int(memory is not None)) == 1
+        ranks = tuple(range(step.layout.mesh.ranks))  # not those that are idle
+        everyone_has_memory = all_agree(comm, ranks, memory is not None)
         if memory is None or not everyone_has_memory:
             raise SharingError(
                 f"no memory for the input {step.tensor}, which the ranks of a node share: "
@@ -275,7 +279,7 @@ class Inputs:
                 fill_box(spec, bound, there, part if bound else part.reshape(()))
 
 
-def resident_key(job: Job, step: Load) -> tuple[str, Region]:
+def resident_key(job: Job, step: Load) -> tuple[str, Layout]:
     """Return what the block of an input that stays loaded is known by, in all jobs that share it.
 
     A parameter may have another value in another job, so it is known by its value too.
@@ -283,8 +287,8 @@ def resident_key(job: Job, step: Load) -> tuple[str, Region]:
     if not step.slot.shape:
         for spec in job.inputs:
             if spec.name == step.tensor and spec.value is not None:
-                return f"{spec.dtype} {spec.name} = {spec.value!r}", step.region
-    return step.tensor, step.region
+                return f"{spec.dtype} {spec.name} = {spec.value!r}", step.layout
+    return step.tensor, step.layout
 
 
 def _as_vector(array: Array) -> Array:

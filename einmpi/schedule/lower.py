@@ -68,8 +68,8 @@ def lower(plan: Plan, rank: int) -> Schedule:
     schedule = Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
     if plan.blocked:
         schedule = with_blocked_updates(schedule, plan.blocked)
-    may_overlap = bool(plan.overlapped)
-    return replace(schedule, lowered_steps=schedule.steps, may_overlap=may_overlap)
+    may_share = not plan.overlapped and not plan.spilled
+    return replace(schedule, lowered_steps=schedule.steps, may_share=may_share)
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:

@@ -44,7 +44,9 @@ class Schedule:
     # memory they are of the same kinds, in the same order, on all ranks. None for the rest of a
     # run that is resumed.
     lowered_steps: tuple[Step, ...] = field(default=(), repr=False, compare=False)
-    may_overlap: bool = False  # transfers of some rank may go on while kernels run
+    # Whether slots may lie in memory that ranks share: not if, on some rank, slots may leave memory
+    # or transfers go on while kernels run. The plan decides, so that all ranks agree.
+    may_share: bool = True
 
     @cached_property
     def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:

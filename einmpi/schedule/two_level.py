@@ -108,7 +108,7 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
                 if nodes[rank] != here:
                     received += elements(region)
             received_of[id(transfer)] = received
-        (slot,) = step.writes
+        (slot,) = step.reads  # a halo beside its block arrives in several
         total += received_of[id(transfer)] * np.dtype(slot.dtype).itemsize
     return total
 

@@ -15,7 +15,9 @@ from refusals import error
 
 import einmpi
 from einmpi.comm.threads import run_threads
+from einmpi.planner.mesh import Mesh
 from einmpi.runtime.sharing import inputs as shared_inputs
+from einmpi.schedule.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 WEIGHTS = {"W": {"file": "W.npy"}, "U": {"file": "U.npy"}}
@@ -235,6 +237,30 @@ def test_layouts_on_a_mesh_that_leaves_a_rank_idle():
     check_measured([token for token, _ in results])
     for _, found in results:
         np.testing.assert_allclose(found, np.tanh(x[3] @ w) @ u)
+
+
+def test_layouts_that_some_ranks_cannot_tell_apart():
+    """Some ranks have the same part of B in both plans, but all of them read the file together."""
+    random = np.random.default_rng(1)
+    a = random.random((8, 64))
+    b = random.random((64, 3))
+    np.save("B.npy", b)
+    text = "Z[i,k] = sum(A[i,j] * B[j,k])"
+    job = einmpi.program(text, A=a.shape, inputs={"B": {"file": "B.npy"}}, resident=True)
+
+    def on_rank(comm):
+        product = einmpi.compile(job, comm, pin={"B": (1, 2)})
+        array = einmpi.DistArray.from_global(a, comm)
+        found = []
+        for cuts in ((None, None), (None, 0), (1, None), (None, None)):
+            given = array.redistribute(Layout(Mesh(4), a.shape, cuts))
+            found.append(product({"A": given})["Z"].gather())
+        return found, list(product.resident)
+
+    for found, loaded in run_threads(4, on_rank):
+        assert len(loaded) == 2
+        for each in found:
+            np.testing.assert_allclose(each, a @ b)
 
 
 def test_ranks_of_a_node_share_memory_too(monkeypatch):

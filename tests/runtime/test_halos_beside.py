@@ -69,7 +69,7 @@ def load(tmp_path, program, n=40):
     return einmpi.load(tmp_path / "job.toml")
 
 
-def on_ranks(job, ranks):
+def on_ranks(job, ranks, nodes=1):
     """Return the result, the bytes that each rank receives, its peak, and its schedule."""
 
     def on_rank(comm):
@@ -81,7 +81,7 @@ def on_ranks(job, ranks):
         assert peak_bytes(schedule) <= plan.peak
         return result, measured.received, plan, schedule
 
-    return run_threads(ranks, on_rank)
+    return run_threads(ranks, on_rank, nodes=nodes)
 
 
 @pytest.mark.sampled(3, always=["heat-3"])
@@ -113,8 +113,9 @@ def test_the_heat_equation_against_numpy(tmp_path):
     expected = U.copy()
     expected[1:-1, 1:-1] = (U[:-2, 1:-1] + U[2:, 1:-1] + U[1:-1, :-2] + U[1:-1, 2:]) / 4
     expected[0] = 100.0
-    for result, *_ in on_ranks(job, 6):
-        assert np.array_equal(result, expected)
+    for ranks, nodes in ((6, 1), (7, 2)):  # with uneven nodes, ranks count what comes from others
+        for result, *_ in on_ranks(job, ranks, nodes):
+            assert np.array_equal(result, expected)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from einmpi.comm.local import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.files.generate import fill_box
+from einmpi.kernels import halo_parts, index_sets
 from einmpi.planner.moving import overlap
 from einmpi.report.recording.record import Recorder
 from einmpi.report.recording.summary import summary_rows, vertex_times
@@ -120,6 +121,19 @@ def test_the_chain_has_the_same_bits_and_bytes(ranks, nodes, skew):
     found = check_against_off(job, ranks, nodes)
     A, B, C, D, E = generated_inputs(job).values()
     np.testing.assert_allclose(found[0][0]["Z"], A @ B + C @ (D @ E), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("extents", [(7, 5, 64), (5, 9, 64), (8, 3, 64)], ids=str)
+def test_all_members_send_in_parts(extents, monkeypatch):
+    """Rank 0 receives less than it has, and could leave its block where it is; rank 1 could not."""
+    monkeypatch.setattr(index_sets, "MIN_SPLIT_VALUES", 1)
+    monkeypatch.setattr(halo_parts, "MIN_SPLIT_VALUES", 1)
+    program = "U[a,b,c] = A[a,b,c] + W[a,b,c]\nS[a] = sum(A[a,b,c]**2)"
+    job = generated_job(program, A=extents, W=extents)
+    found = check_against_off(job, 2, 2, pin={"A": (1, 2, 1), "W": (2, 1, 1)})
+    assert transfers_in_background(found)
+    inputs = generated_inputs(job)
+    np.testing.assert_array_equal(found[0][0]["U"], inputs["A"] + inputs["W"])
 
 
 LOOP = """

@@ -22,7 +22,7 @@ from einmpi.comm.shared_memory import PROBE_BYTES, sharing_problem
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
 from einmpi.compiled.program import Compiled
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, InputError
 from einmpi.job.job import with_shared
 from einmpi.kernels.prepared import address_of
 from einmpi.planner.make_plan import make_plan
@@ -186,18 +186,27 @@ PROGRAMS_OF_GROUPS = [
     st.sampled_from(["eindecomp", "sqrt", "eindecomp-paper"]),
     st.booleans(),
     st.sampled_from([1, 500, 2000, 2**17]),
+    st.none() | st.floats(0.5, 1),
 )
-@example(PROGRAMS_OF_GROUPS[1], 19, [1, 0, 1, 1], "sqrt", False, 1)
-@example(PROGRAMS_OF_GROUPS[2], 256, [0, 0, 0, 1], "eindecomp", True, 2**17)
+@example(PROGRAMS_OF_GROUPS[1], 19, [1, 0, 1, 1], "sqrt", False, 1, None)
+@example(PROGRAMS_OF_GROUPS[2], 256, [0, 0, 0, 1], "eindecomp", True, 2**17, None)
+@example(PROGRAMS_OF_GROUPS[0], 7, [0] * 5, "eindecomp", False, 1, 0.72)
 def test_members_find_the_same_slots(
-    program, extent, node_of_rank, strategy, are_resident, least_bytes
+    program, extent, node_of_rank, strategy, are_resident, least_bytes, share_of_peak
 ):
-    """Whatever their other groups share, also if they have no piece of their own."""
+    """Whatever their other groups share, also if they have no piece of their own, and if some have
+    to keep slots outside of memory and others need not."""
     job = einmpi.program(program, **dict.fromkeys("ABCD", (extent, extent)))
     options = options_of(job, strategy)
     if are_resident:
         options = replace(options, resident=tuple(vertex.name for vertex in job.graph.inputs))
     plan = make_plan(job.graph, len(node_of_rank), options)
+    if share_of_peak is not None:
+        options = replace(options, memory=int(plan.peak * share_of_peak))
+        try:
+            plan = make_plan(job.graph, len(node_of_rank), options)
+        except InputError:
+            return  # no plan takes so little
     with mock.patch.object(sharing_inputs, "MIN_SHARED_BYTES", least_bytes):
         found = [find_shared_slots(lower(plan, rank), node_of_rank) for rank in range(plan.ranks)]
     for shared_slots in found:
@@ -214,6 +223,52 @@ def test_members_find_the_same_slots(
         for piece in shared_slots.pieces.values():
             end = piece.offset + piece.slot.nbytes
             assert end <= shared_slots.slots[piece.exchange.target.name].nbytes
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("ranks", "extents", "memory"),
+    [(5, (178, 254, 318), 579765), (8, (372, 328, 244), 581692), (8, (211, 181, 452), 421740)],
+)
+def test_some_ranks_spill_and_others_do_not(ranks, extents, memory, tmp_path, monkeypatch):
+    """None of them shares memory then. The sizes are large enough for that without a limit."""
+    monkeypatch.setattr(sharing_inputs, "MIN_SHARED_BYTES", 2**17)
+    n, m, k = extents
+    random = np.random.default_rng(0)
+    a = random.random((n, m))
+    b = random.random((m, k))
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    text = "H[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = H[i,k] / max(H[a,b])"
+    files = {name: {"file": str(tmp_path / f"{name}.npy")} for name in "AB"}
+    job = einmpi.program(text, inputs=files)
+    results = run_times(replace(job, scratch=str(tmp_path)), ranks, {}, memory=memory)
+    are_spilling = set()
+    for found, compiled in results:
+        ((_, schedule),) = compiled.ready.values()
+        are_spilling.add(any(step.places or step.evicts for step in schedule.steps))
+        for outputs in found:
+            assert_close(outputs, {"Z": a @ b / (a @ b).max()})
+    assert are_spilling == {True, False}
+
+
+def test_an_idle_rank_waits_for_no_shared_input(tmp_path):
+    """Ten of eleven ranks share inputs that stay; the last one has no steps."""
+    text = "T[i,k] = sum(A[i,j] * B[j,k])\nU[i,k] = sum(T[i,j] * B[j,k])\n"
+    text += "Z[i,k] = sum(U[i,j] * T[j,k])"
+    lines = [f"program = '''\n{text}'''"]
+    for name, resident in (("A", "false"), ("B", "true")):
+        spec = f'{{ shape = [40, 40], random = "normal", resident = {resident} }}'
+        lines.append(f"inputs.{name} = {spec}")
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    job = einmpi.load(tmp_path / "job.toml")
+    results = run_times(job, 11, {})
+    ((plan, _),) = results[0][1].ready.values()
+    assert plan.mesh.ranks == 10
+    assert any(memory.inputs for _, memory in results[0][1].runner.shared.values())
+    for found, _ in results:
+        for outputs in found:
+            assert_close(outputs, einmpi.reference(job))
 
 
 JOB = """

@@ -50,6 +50,8 @@ def _may_stay_beside(step: Step) -> bool:
         return False
     if step.source == step.target or not step.target.shape:
         return False
+    if step.cut is not None:
+        return False  # other members send it in parts
     regions = [*step.moves.own]
     for _, region in step.moves.incoming():
         regions.append(region)

@@ -115,7 +115,7 @@ class SharedMemory(SharedArrays):
         All ranks call it. They send messages only if memory may have been given back since the
         last run; if it cannot be had again on some node, all of them raise an error.
         """
-        if self.complete_since == self._times_given_back():
+        if self.most_bytes_anywhere == 0 or self.complete_since == self._times_given_back():
             self._allocate()  # without messages: groups have kept this much, perhaps in new memory
         elif not self.allocate_everywhere():
             raise failure(

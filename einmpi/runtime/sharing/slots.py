@@ -111,13 +111,10 @@ def find_shared_slots(
     with_published: bool = True,
 ) -> SharedSlots:
     """Return the slots that the ranks of a node can share, given the node of each rank."""
-    steps = schedule.lowered_steps
-    if schedule.outside or any(step.places or step.evicts for step in steps):
-        return SharedSlots()  # slots leave memory and come back, on each rank at other times
-    if schedule.may_overlap:
-        return SharedSlots()  # transfers go on in the background, in an order of their own
+    if not schedule.may_share:
+        return SharedSlots()
     search = _Search(schedule)
-    for step in steps:
+    for step in schedule.lowered_steps:
         if not isinstance(step, Exchange | Reduce) or not is_inside_node(step.group, nodes):
             continue
         if isinstance(step, Exchange) and search.can_gather(step):
