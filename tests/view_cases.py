@@ -12,10 +12,10 @@ DTYPES = ["float64", "int64", "complex128", "float32", "bool", "uint8"]
 
 def check_random_views(seed, ranks, steps=14):
     """Compare arrays and views of them after writes into any of them, with numpy's."""
-    run_threads(ranks, lambda comm: _Program(seed, comm).run(steps))
+    run_threads(ranks, lambda comm: RandomProgram(seed, comm).run(steps))
 
 
-class _Program:
+class RandomProgram:
     """What one rank does. Every rank draws the same numbers."""
 
     def __init__(self, seed, comm):
@@ -114,10 +114,7 @@ class _Program:
 
     def shape_of(self, size):
         extents = [
-            (a, b, size // (a * b))
-            for a in range(1, 7)
-            for b in range(1, 7)
-            if size % (a * b) == 0
+            (a, b, size // (a * b)) for a in range(1, 7) for b in range(1, 7) if size % (a * b) == 0
         ]
         shape = self.choose(extents)
         return self.choose([shape, shape, (shape[0], shape[1] * shape[2]), (-1,)])

@@ -126,7 +126,7 @@ def _hstack(arrays: Sequence[Any], /) -> DistArray:
 def _ravel(array: DistArray, /, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
-    is_copy = not stored_as_numpy(array).flags.c_contiguous
+    is_copy = isinstance(array, View) and not stored_as_numpy(array).flags.c_contiguous
     return as_numpy_reshapes(array, (-1,), is_copy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def _view_of_part(array: DistArray, key: Any) -> DistArray:
 
     indices = key if isinstance(key, tuple) else (key,)
     if len(indices) == array.ndim and all(isinstance(index, int | np.integer) for index in indices):
-        return read(array).copy()  # one element, which is no view in numpy either
+        return deepcopy(read(array))  # one element, which is no view in numpy either
     return View(array, Link(read, write, lambda block: block[key], array.is_alone()), key)
 
 
@@ -61,8 +62,7 @@ def _selected_by_dimension(key: Key) -> DistArray:
     selection = parse_key(key)
     if array.is_alone():
         parts = [part if is_basic(part) else gathered(part) for part in key.parts]
-        selected: Any = array.local[tuple(parts)]
-        return on_one_rank(array, np.asarray(selected) if np.isscalar(selected) else selected)
+        return on_one_rank(array, array.local[(*parts, ...)])  # an array, never a number
     return _with_result_shape(select_elements(array, selection.chosen), selection)
 
 

@@ -95,7 +95,7 @@ class Key:
         """Whether what it selects in one dimension does not depend on the others."""
         has_integers = any(isinstance(part, _INTEGER) for part in self.parts)
         is_in_place = self.are_together or not has_integers
-        return not self.tables or len(self.tables) == 1 and is_in_place
+        return not self.tables or (len(self.tables) == 1 and is_in_place)
 
 
 def read_key(array: DistArray, key: Any) -> Key:

@@ -54,7 +54,7 @@ def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) ->
     """Return the elements in another shape: a view where numpy has one, else a copy."""
     bound = _bound(array, shape)
     is_view = not copy
-    if is_view:
+    if is_view and isinstance(array, View):
         try:
             _stored_in_shape(bound, stored_as_numpy(array))
         except AttributeError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,7 @@ from einmpi.compiled.dist_array import DistArray
 Array: TypeAlias = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """How a view depends on the tensor that it was made of, which may be a view too."""
 
     read: Callable[[DistArray], DistArray]  # returns the elements; all ranks call it
@@ -47,7 +45,9 @@ class View(DistArray):
 
     def __init__(self, array: DistArray, link: Link, key: Any = "no key") -> None:
         values = link.read(array)
-        super().__init__(values.local, values.layout, values.own_comm)
+        self._dtype = values.dtype
+        self.layout = values.layout
+        self.own_comm = values.own_comm
         self.base = array
         self.key = key
         self.links: tuple[Link, ...] = (link,)
@@ -131,12 +131,11 @@ def refuse_writing(array: DistArray, values: DistArray) -> None:
     raise ValueError("assignment destination is read-only")
 
 
-def stored_as_numpy(array: DistArray) -> Array:
-    """Return an array with the strides that numpy would have for this tensor, but no elements."""
-    base = array.base if isinstance(array, View) else array
+def stored_as_numpy(view: View) -> Array:
+    """Return an array with the strides that numpy's view would have, but without its elements."""
+    base = view.base
     strides = [prod(base.shape[axis + 1 :]) * base.itemsize for axis in range(base.ndim)]
     stored = as_strided(np.empty((), base.dtype), base.shape, strides)
-    if isinstance(array, View):
-        for link in array.links:
-            stored = link.stored(stored)
+    for link in view.links:
+        stored = link.stored(stored)
     return stored
