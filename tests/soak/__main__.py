@@ -1,5 +1,5 @@
-"""`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients; `… fuzz`:
-damaged files; `… faults`: kills and full disks."""
+"""`python -m tests.soak`: random programs; `… arrays`: scripts over DistArrays; `… fuzz`: damaged
+files; `… faults`: kills and full disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 
-from .case import MAKERS
 from .drive import (
     BACKEND_VARIABLE,
     CHUNK_CASES,
@@ -24,7 +23,7 @@ from .drive import (
 )
 
 OTHERS = {"fuzz": ".fuzz", "faults": ".faults"}
-MPI_RANKS = (2, 3, 4, 5, 8, 1, 7, 6)
+MPI_RANKS = {"programs": (2, 3, 4, 5, 8, 1, 7, 6), "arrays": (2, 3, 5, 4, 1)}
 MPI_CHUNK_CASES = 200
 # Of this many chunks one is run under mpirun, unless the command line says how many cases.
 CHUNKS_BETWEEN_MPIRUNS = 5
@@ -34,10 +33,8 @@ LEAST_CHUNK_CASES = 100
 def main(argv: list[str]) -> int:
     if argv and argv[0] in OTHERS:
         return int(importlib.import_module(OTHERS[argv[0]], __package__).main(argv[1:]) or 0)
-    kind = "programs"
-    if argv and argv[0] in MAKERS:
-        kind, *argv = argv
     arguments = parse(argv)
+    kind = arguments.kind
     mpirun = None if arguments.no_mpirun else arguments.mpirun or find_mpirun()
     if arguments.backend is not None:
         os.environ[BACKEND_VARIABLE] = arguments.backend
@@ -75,7 +72,7 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
     limit = arguments.cases
     number = arguments.first
     mpi_left = 0 if mpirun is None else arguments.mpirun_cases
-    mpi_ranks = itertools.cycle(arguments.ranks or MPI_RANKS)
+    mpi_ranks = itertools.cycle(arguments.ranks or MPI_RANKS[arguments.kind])
     for place in itertools.count():
         left = None if limit is None else arguments.first + limit - number
         if left is not None and left <= 0:
@@ -99,11 +96,18 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.soak [gradients]",
-        description="Run random programs, or programs with gradients, on thread ranks and under "
+        prog="python -m tests.soak",
+        description="Run random programs, or scripts over DistArrays, on thread ranks and under "
         "mpirun, and compare them with numpy. Without --minutes and --cases it runs for an hour.",
         epilog="python -m tests.soak fuzz and python -m tests.soak faults have options of their "
         "own.",
+    )
+    parser.add_argument(
+        "kind",
+        nargs="?",
+        choices=list(MPI_RANKS),
+        default="programs",
+        help="what to run (programs)",
     )
     parser.add_argument("--minutes", type=float, help="how long to run")
     parser.add_argument("--cases", type=int, help="how many cases to run")

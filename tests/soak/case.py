@@ -73,6 +73,14 @@ class Case:
     def name(self) -> str:
         return f"seed {self.seed}, case {self.number}"
 
+    @property
+    def themes(self) -> list[str]:
+        return [self.theme]
+
+    @property
+    def dtypes(self) -> list[str]:
+        return sorted({item.values.dtype.name for item in self.program.inputs})
+
 
 # Programs whose kernels are compiled are drawn from this many, with any values: compiling takes
 # a hundred times as long as running.

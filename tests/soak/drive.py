@@ -62,7 +62,7 @@ class Tally:
             self.mpi_cases += mpi_ranks is not None
             self.compared += line["compared"]
             self.elements += line["elements"]
-            self.themes[line["theme"]] += 1
+            self.themes.update(line["themes"])
             self.dtypes.update(line["dtypes"])
             self.ranks[line["ranks"]] += 1
             self.notes.update(line["notes"])
@@ -191,8 +191,8 @@ class Drive:
     def _run_process(self, first: int, last: int, mpi_ranks: int | None) -> tuple[int, int, str]:
         """Return the last case that started, the last that finished, and how the process ended."""
         command = worker_command(self.mpirun if mpi_ranks else None, mpi_ranks)
-        command += ["--seed", str(self.tally.seed), "--first", str(first)]
-        command += ["--count", str(last - first), "--kind", self.kind]
+        command += ["--kind", self.kind, "--seed", str(self.tally.seed), "--first", str(first)]
+        command += ["--count", str(last - first)]
         if self.ranks is not None and mpi_ranks is None:
             command += ["--ranks", str(self.ranks)]
         process = subprocess.Popen(
@@ -305,10 +305,9 @@ def find_mpirun() -> str | None:
 def show_failure(
     failure: Failure, seed: int, seconds: float, mpirun: str | None, kind: str = "programs"
 ) -> str:
-    """Return the text of a failure with a minimised program, made in a process of its own."""
-    command = worker_command(None, None)
+    """Return the text of a failure with a minimised case, made in a process of its own."""
+    command = [*worker_command(None, None), "--kind", kind]
     command += ["--seed", str(seed), "--first", str(failure.number), "--shrink", str(seconds)]
-    command += ["--kind", kind]
     if failure.mpi_ranks is not None:
         command += ["--ranks", str(failure.mpi_ranks)]
         if mpirun is not None:

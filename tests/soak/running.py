@@ -477,6 +477,19 @@ def check_loop(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
 @contextlib.contextmanager
 def _settings(case: Case) -> Iterator[None]:
     """Plan once for all threads of a case, and compile every kernel if the case says so."""
+    threshold = dispatch.WORTH_COMPILING
+    if case.compiled:
+        dispatch.WORTH_COMPILING = 0
+    try:
+        with planned_once():
+            yield
+    finally:
+        dispatch.WORTH_COMPILING = threshold
+
+
+@contextlib.contextmanager
+def planned_once() -> Iterator[None]:
+    """Plan once for all ranks that are threads: they share a core."""
     plans: dict[Any, Any] = {}
     lock = threading.Lock()
 
@@ -489,15 +502,11 @@ def _settings(case: Case) -> Iterator[None]:
                 plans[key] = make_plan(graph, ranks, options)
             return plans[key]
 
-    threshold = dispatch.WORTH_COMPILING
     planning.make_plan = plan_once
-    if case.compiled:
-        dispatch.WORTH_COMPILING = 0
     try:
         yield
     finally:
         planning.make_plan = make_plan
-        dispatch.WORTH_COMPILING = threshold
 
 
 def _last_lines(error: BaseException) -> str:

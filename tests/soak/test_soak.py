@@ -292,7 +292,7 @@ for number in range(first, first + count):
     print(json.dumps({"start": number}), flush=True)
     if number == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-    line = {"done": number, "theme": "none", "ranks": 1, "dtypes": [], "failures": [],
+    line = {"done": number, "themes": [], "ranks": 1, "dtypes": [], "failures": [],
             "notes": [], "compared": 0, "elements": 0}
     print(json.dumps(line), flush=True)
 """
@@ -339,9 +339,9 @@ def test_an_error_of_the_soak_itself_is_raised():
 @needs_mpirun
 def test_a_case_alone_under_mpirun():
     case = make_case(2, 3, ranks=2)
-    assert worker.failures_under_mpirun(drive.find_mpirun(), case) == []
+    assert worker.failures_under_mpirun(drive.find_mpirun(), "programs", case) == []
     broken = replace(case, strategy="no such strategy")
-    (failure,) = worker.failures_under_mpirun(drive.find_mpirun(), broken)
+    (failure,) = worker.failures_under_mpirun(drive.find_mpirun(), "programs", broken)
     assert failure[0] == "error"
 
 

@@ -17,42 +17,73 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .case import MAKERS, Case
+from . import arrays_case, arrays_generate, arrays_running, arrays_shrink, reproduce, running
+from . import case as program_case
+from . import shrink as program_shrink
 from .drive import worker_command, worker_environment
-from .reproduce import failure_text
-from .running import Outcome, check_on_mpi, check_on_threads
-from .shrink import shrink
+from .running import Outcome
 
 CASE_SECONDS = 90.0  # for a case in a process of its own
 FORWARDING_SECONDS = 0.5  # mpirun loses lines that a rank writes just before it aborts
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a soak is about: how its cases are made and run, and how one that fails is shown."""
+
+    make_case: Callable[..., Any]
+    check_on_threads: Callable[[Any], Outcome]
+    check_on_mpi: Callable[[Any, Any, Path], Outcome]
+    shrink: Callable[..., Any]
+    failure_text: Callable[..., str]
+
+
+KINDS = {
+    "programs": Kind(
+        program_case.make_case,
+        running.check_on_threads,
+        running.check_on_mpi,
+        program_shrink.shrink,
+        reproduce.failure_text,
+    ),
+    "arrays": Kind(
+        arrays_generate.make_array_case,
+        arrays_running.check_on_threads,
+        arrays_running.check_on_mpi,
+        arrays_shrink.shrink,
+        arrays_case.failure_text,
+    ),
+}
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.worker")
+    parser.add_argument("--kind", choices=list(KINDS), default="programs")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--kind", choices=MAKERS, default="programs", help="what the cases are")
     parser.add_argument("--ranks", type=int, help="instead of the number that the case draws")
     parser.add_argument("--mpi", action="store_true", help="this is a rank that mpirun started")
     parser.add_argument("--pickled", help="a file with the case to run")
     parser.add_argument("--shrink", type=float, help="seconds to make the case smaller")
     parser.add_argument("--mpirun", help="the mpirun under which the case failed")
     arguments = parser.parse_args(argv)
-    make_case = MAKERS[arguments.kind]
+    kind = KINDS[arguments.kind]
     if arguments.mpi:
-        return _run_as_rank(arguments)
+        return _run_as_rank(arguments, kind)
     if arguments.shrink is not None:
-        case = make_case(arguments.seed, arguments.first, arguments.ranks)
-        print(minimised(case, arguments.shrink, arguments.mpirun))
+        case = kind.make_case(arguments.seed, arguments.first, arguments.ranks)
+        print(minimised(arguments.kind, case, arguments.shrink, arguments.mpirun))
         return 0
     for number in range(arguments.first, arguments.first + arguments.count):
         say({"start": number})
-        case = make_case(arguments.seed, number, arguments.ranks)
-        say(record(case, check_on_threads(case)))
+        case = kind.make_case(arguments.seed, number, arguments.ranks)
+        say(record(case, kind.check_on_threads(case)))
     return 0
 
 
@@ -61,12 +92,12 @@ def say(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def record(case: Case, outcome: Outcome) -> dict[str, Any]:
+def record(case: Any, outcome: Outcome) -> dict[str, Any]:
     return {
         "done": case.number,
-        "theme": case.theme,
+        "themes": case.themes,
         "ranks": case.ranks,
-        "dtypes": sorted({item.values.dtype.name for item in case.program.inputs}),
+        "dtypes": case.dtypes,
         "failures": outcome.failures,
         "notes": outcome.notes,
         "compared": outcome.compared,
@@ -74,7 +105,7 @@ def record(case: Case, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _run_as_rank(arguments: argparse.Namespace) -> int:
+def _run_as_rank(arguments: argparse.Namespace, kind: Kind) -> int:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -87,11 +118,11 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
             if arguments.pickled:
                 case = pickle.loads(Path(arguments.pickled).read_bytes())
             else:
-                case = MAKERS[arguments.kind](arguments.seed, number, world.size)
+                case = kind.make_case(arguments.seed, number, world.size)
             case_folder = folder / str(number)
             case_folder.mkdir(exist_ok=True)
             try:
-                outcome = check_on_mpi(case, world, case_folder)
+                outcome = kind.check_on_mpi(case, world, case_folder)
             except Exception as error:
                 text = "".join(traceback.format_exception(error))[-1500:]
                 outcome = Outcome()
@@ -102,7 +133,8 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
             failures = world.gather(outcome.failures, 0)
             if world.rank == 0:
                 for others in failures[1:]:
-                    outcome.failures.extend(others)
+                    new = [failure for failure in others if failure not in outcome.failures]
+                    outcome.failures.extend(new)
                 say(record(case, outcome))
         world.barrier()
     return 0
@@ -111,33 +143,36 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
 # ---- a smaller case -----------------------------------------------------------------------------
 
 
-def minimised(case: Case, seconds: float, mpirun: str | None) -> str:
+def minimised(kind_name: str, case: Any, seconds: float, mpirun: str | None) -> str:
     """Return the text of a failure, for the smallest case that fails in the same way.
 
     A case that fails under mpirun alone is made smaller there.
     """
-    failures_of = failures_in_a_process
+    kind = KINDS[kind_name]
+    failures_of = functools.partial(failures_in_a_process, kind.check_on_threads)
     failures = failures_of(case)
     if not failures and mpirun is not None:
-        failures_of = functools.partial(failures_under_mpirun, mpirun)
+        failures_of = functools.partial(failures_under_mpirun, mpirun, kind_name)
         failures = failures_of(case)
     if not failures:
-        return f"{case.name} passes in a process of its own.\n{failure_text(case, case, [])}"
+        shown = kind.failure_text(case, case, [])
+        return f"{case.name} passes in a process of its own.\n{shown}"
     kinds = _kinds(failures)
 
-    def still_fails(candidate: Case) -> bool:
+    def still_fails(candidate: Any) -> bool:
         return bool(kinds & _kinds(failures_of(candidate)))
 
-    smaller = shrink(case, still_fails, seconds)
-    return failure_text(case, smaller, failures_of(smaller) or failures)
+    smaller = kind.shrink(case, still_fails, seconds)
+    return kind.failure_text(case, smaller, failures_of(smaller) or failures)
 
 
-def failures_under_mpirun(mpirun: str, case: Case) -> list[tuple[str, str]]:
+def failures_under_mpirun(mpirun: str, kind_name: str, case: Any) -> list[tuple[str, str]]:
     """Run a case in an mpirun of its own."""
     with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
         file.write(pickle.dumps(case))
         file.flush()
         command = worker_command(mpirun, case.ranks)
+        command += ["--kind", kind_name]
         command += ["--seed", str(case.seed), "--first", str(case.number), "--pickled", file.name]
         process = subprocess.Popen(
             command,
@@ -167,7 +202,9 @@ def _kinds(failures: list[tuple[str, str]]) -> set[str]:
     return kinds
 
 
-def failures_in_a_process(case: Case) -> list[tuple[str, str]]:
+def failures_in_a_process(
+    check_on_threads: Callable[[Any], Outcome], case: Any
+) -> list[tuple[str, str]]:
     """Run a case in a child process, so that it may crash or hang."""
     readable, writable = os.pipe()
     child = os.fork()
