@@ -10,6 +10,7 @@ import numpy as np
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import block_indices
 from einmpi.arrays.places import nonzero
+from einmpi.arrays.shapes import broadcast_to
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -114,8 +115,10 @@ def triu(array: DistArray, /, k: int = 0) -> DistArray:
 
 
 def _triangle(array: DistArray, is_kept: Callable[[Any, Any], Any]) -> DistArray:
-    if array.ndim < 2:
+    if array.ndim == 0:
         raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
+    if array.ndim == 1:
+        array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
     rows, columns = block_indices(array.layout, array.own_comm.rank)[-2:]
     zero = np.zeros((), array.dtype)
     kept = is_kept(rows[:, np.newaxis], columns)

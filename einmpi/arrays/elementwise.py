@@ -66,19 +66,27 @@ def apply_ufunc(
         if not is_known and not is_of_other_library(operand):
             return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
 
-    def compute_block(*blocks: Any) -> Any:
-        return ufunc(*blocks, **options)
+    outs = [target for target in targets if target is not None]
 
-    computed = on_blocks(ufunc.__name__, compute_block, inputs)
+    def compute_block(*blocks: Any) -> Any:
+        given = dict(options)
+        if outs:
+            # numpy decides whether what `out` holds can take the results.
+            extents = np.broadcast_shapes(*map(np.shape, blocks))
+            stored = (np.empty_like(block, shape=extents) for block in blocks)
+            given["out"] = tuple(None if target is None else next(stored) for target in targets)
+        return ufunc(*blocks[len(outs) :], **given)
+
+    computed = on_blocks(ufunc.__name__, compute_block, (*outs, *inputs))
     if not targets:
         return computed
     results = computed if isinstance(computed, tuple) else (computed,)
+    found: list[DistArray] = []
     for target, result in zip(targets, results, strict=True):
         if target is not None:
             store(target, result)
-    if len(targets) == 1:
-        return targets[0]
-    return targets
+        found.append(result if target is None else target)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _refused(what: str, operands: Sequence[Any]) -> Any:

@@ -117,10 +117,8 @@ def _vstack(arrays: Sequence[Any], /) -> DistArray:
 
 def _hstack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension, and vectors along their only one."""
-    axis = 1
-    if np.ndim(arrays[0]) == 1:
-        axis = 0
-    return shapes.concatenate(arrays, axis)
+    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
+    return shapes.concatenate(parts, min(1, parts[0].ndim - 1))
 
 
 def _ravel(array: DistArray, /, order: str = "C") -> DistArray:

@@ -10,7 +10,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.arrays.selected import Chosen, select_elements
-from einmpi.arrays.shapes import broadcast_to
+from einmpi.arrays.shapes import broadcast_to, distributed
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -52,7 +52,7 @@ def unstack(array: DistArray, /, axis: int = 0) -> tuple[DistArray, ...]:
 def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
-    views: Any = [np.broadcast_to(array, shape) for array in arrays]
+    views: Any = [np.broadcast_to(array, shape) for array in distributed(arrays)]
     return tuple(views)
 
 

@@ -146,7 +146,7 @@ def concatenate(
     arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
 ) -> DistArray:
     """Join tensors along a dimension; without one, their elements as vectors."""
-    tensors = _distributed(arrays)
+    tensors = distributed(arrays)
     if axis is None:
         tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
@@ -180,13 +180,13 @@ def concatenate(
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
     """Join tensors of the same shape along a new dimension."""
-    tensors = _distributed(arrays)
+    tensors = distributed(arrays)
     position = normalize_axis_index(axis, tensors[0].ndim + 1)
     expanded = [expand_dims(tensor, position) for tensor in tensors]
     return concatenate(expanded, position)
 
 
-def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
+def distributed(arrays: Sequence[Any]) -> list[DistArray]:
     """Return DistArrays, and arrays distributed over the same ranks."""
     comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
     tensors: list[DistArray] = []

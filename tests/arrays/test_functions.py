@@ -486,3 +486,76 @@ def test_full_of_a_nan_warns_as_in_numpy():
         DistArray.full(2, np.nan, "int64")
     with pytest.warns(np.exceptions.ComplexWarning):
         assert DistArray.full(2, 1 + 1j, "float64").tolist() == [1, 1]
+
+
+# ---- results that go into another tensor, and calls with vectors and arrays of numpy ------------
+
+OUT_CASES = {
+    "only numbers": lambda D, x: np.add(2, 3, out=x),
+    "only arrays": lambda D, x: np.multiply(np.arange(4), [[1], [2], [3]], out=x),
+    "a smaller result": lambda D, x: np.exp(D(np.arange(4.0)), out=x),
+    "other layouts": lambda D, x: np.subtract(D(np.ones((3, 4)), (1, 1)), x, out=x),
+    "cast": lambda D, x: np.add(D(np.arange(4)), 0.75, out=D(np.zeros(4, int)), casting="unsafe"),
+    "two": lambda D, x: np.modf(D(np.arange(4) / 4), out=(D(np.zeros(4)), None))[1],
+    "into a wider dtype": lambda D, x: np.less(D(np.arange(4)), 2, out=x),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_out(ranks):
+    def plain(values, parts=None):
+        return np.array(values)
+
+    def on_rank(comm):
+        def cut(values, parts=None):
+            return DistArray.from_global(values, comm, parts)
+
+        for name, function in OUT_CASES.items():
+            expected = np.zeros((3, 4))
+            found = cut(expected)
+            assert_same(function(cut, found), function(plain, expected), name)
+            assert_same(found, expected, name)
+        x = cut(np.zeros(4, int))
+        with pytest.raises(TypeError, match="Cannot cast"):
+            np.add(1, 0.5, out=x)
+        with pytest.raises(ValueError, match="does not fit"):
+            np.add(cut(np.zeros((2, 4), int)), 1, out=x)
+        assert_same(x, np.zeros(4, int))
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_vectors_numbers_and_arrays_of_numpy(ranks):
+    vector = np.array([3, 1, 2], "int16")
+    single = np.array([[4, 1, 0], [1, 3, 1], [0, 1, 2]], "float32")
+
+    def on_rank(comm):
+        def cut(values):
+            return DistArray.from_global(values, comm)
+
+        v = cut(vector)
+        assert_same(np.tril(v), np.tril(vector))
+        assert_same(np.triu(v, 1), np.triu(vector, 1))
+        with pytest.raises(ValueError, match="at least two dimensions"):
+            np.vsplit(v, 3)
+        assert_same(np.hstack([cut(5), v]), np.hstack([5, vector]))
+        for found, expected in zip(
+            np.broadcast_arrays(v, single), np.broadcast_arrays(vector, single), strict=True
+        ):
+            assert_same(found, expected)
+        # Integers are float64 in numpy.linalg, also beside float32; float16 is refused.
+        integers = single.astype("int8")
+        found = np.linalg.solve(cut(integers), cut(single))
+        assert_same(found, np.linalg.solve(integers, single))
+        with pytest.raises(TypeError, match="float16"):
+            np.linalg.solve(cut(single), cut(single.astype("float16")))
+        # Sums of weights have the dtype of the weights; of no elements, there are counts alone.
+        weights = np.array([1, 5, 7], "int32")
+        expected, _ = np.histogram(vector, 2, weights=weights)
+        assert_same(np.histogram(v, 2, weights=weights)[0], expected)
+        nothing = np.zeros(0, int)
+        expected = np.bincount(nothing, weights=np.zeros(0), minlength=3)
+        assert_same(np.bincount(cut(nothing), weights=np.zeros(0), minlength=3), expected)
+
+    run_threads(ranks, on_rank)

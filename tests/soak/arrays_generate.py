@@ -377,6 +377,8 @@ class ScriptMaker:
         operator = self.draw.weighted(OPERATOR_WEIGHTS)
         kinds = {"&": "biu", "|": "biu", "^": "biu", "<<": "iu", ">>": "iu"}.get(operator, ANY_KIND)
         second = self.operand(np.shape(first.value), kinds)
+        if operator == "**" and np.asarray(first.value).dtype.kind == "b":
+            raise ValueError("numpy's operator makes int8 of bools ** 2, and its function does not")
         operands = [first, second]
         if self.draw.chance(0.3):
             operands.reverse()
@@ -737,7 +739,8 @@ class ScriptMaker:
 
     def reduction(self, name: str) -> Step:
         draw = self.draw
-        array = self.array(kinds=REAL if name in REAL_REDUCTIONS else ANY_KIND)
+        least = 1 if name in CUMULATIVE else 0
+        array = self.array(least, kinds=REAL if name in REAL_REDUCTIONS else ANY_KIND)
         value = array.value
         several = name not in ("argmax", "argmin", "cumsum", "cumprod", *CUMULATIVE)
         options = []
@@ -802,7 +805,7 @@ class ScriptMaker:
         return self.bind(text, "reduction", slack, 8.0)
 
     def diff(self, _: str) -> Step:
-        array = self.array()
+        array = self.array(least=1)
         options = [f"axis={self.axis(array.value.ndim, several=False, none=False)}"]
         if self.draw.chance(0.4):
             options.append(f"n={self.draw.between(0, 3)}")
@@ -853,7 +856,7 @@ class ScriptMaker:
         value = array.value
         options = []
         if draw.chance(0.3):
-            options.append(self.partner(value.shape).text)
+            options.append(self.array(shape=value.shape).text)
         if draw.chance(0.3):
             options.append(f"rowvar={draw.chance(0.5)}")
         if name == "cov" and draw.chance(0.3):
@@ -873,14 +876,14 @@ class ScriptMaker:
         if name == "bincount":
             array = self.array(most=2, kinds="biu")
             text = f"(abs({array.text}) % 5)"
-            if array.value.ndim != 1 and draw.chance(0.9):
+            if array.value.ndim != 1:
                 text += ".ravel()"
             options = []
             if draw.chance(0.3):
                 options.append(f"minlength={draw.between(0, 9)}")
             slack = 0.0
             if draw.chance(0.3):
-                weights = self.partner((array.value.size,), REAL)
+                weights = self.array(kinds=REAL, shape=(array.value.size,))
                 options.append(f"weights={weights.text}")
                 slack = spread(weights.value).sum_slack
             return self.bind(f"np.bincount({', '.join([text, *options])})", "statistics", slack, 4)
@@ -909,7 +912,7 @@ class ScriptMaker:
     # ---- order ----------------------------------------------------------------------------------
 
     def sorting(self, name: str) -> Step:
-        array = self.array()
+        array = self.array(least=1)
         options = []
         if self.draw.chance(0.8):
             options.append(f"axis={self.axis(array.value.ndim, several=False)}")
@@ -949,7 +952,7 @@ class ScriptMaker:
         return self.bind(f"np.isin({array.text}, {test.text}{invert})", "order")
 
     def places(self, name: str) -> Step:
-        array = self.array()
+        array = self.array(least=1)
         if name == "nonzero" and self.draw.chance(0.3):
             return self.bind(f"{array.text}.nonzero()", "order")
         return self.bind(f"np.{name}({array.text})", "order")
@@ -1220,7 +1223,7 @@ class ScriptMaker:
 
     def elementwise(self, name: str) -> Step:
         draw = self.draw
-        array = self.array()
+        array = self.array(least=1 if name.startswith("tri") else 0)
         text, value = array.text, array.value
         if name == "where":
             condition = text if draw.chance(0.5) else f"{text} != 0"

@@ -36,7 +36,9 @@ def hsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
 
 
 def vsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
-    """Return equal parts along the first dimension."""
+    """Return equal parts along the first of several dimensions."""
+    if array.ndim < 2:
+        raise ValueError("vsplit takes a tensor of at least two dimensions")
     return _parts(np.split, array, sections, 0)
 
 

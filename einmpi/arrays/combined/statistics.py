@@ -317,8 +317,7 @@ def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
         given["w"] = weights.astype(np.result_type(weights.dtype, np.float64))
         value = "w[i]"
     if not length or not places.size:
-        dtype = np.int64 if weights is None else np.float64
-        return DistArray.zeros(length, dtype, comm)
+        return DistArray.zeros(length, np.int64, comm)
     return evaluate_program(comm, f"out[x[i]:{length}] = sum({value})", given)
 
 

@@ -60,7 +60,9 @@ def solve(matrices: Any, sides: Any, /) -> DistArray:
     all_matrices = np.broadcast_to(matrices, (*stack_shape, *matrices.shape[-2:]))
     all_sides = np.broadcast_to(sides, (*stack_shape, *sides.shape[-2:]))
     # Both in one tensor, so that a rank has the matrices and their right-hand sides.
-    systems = concatenate([all_matrices, all_sides], -1)
+    single = [np.ones((1, 1), array.dtype) for array in (matrices, sides)]
+    dtype = np.linalg.solve(single[0], single[1]).dtype
+    systems = concatenate([all_matrices, all_sides], -1, dtype)
     size = matrices.shape[-1]
 
     def solve_block(block: Any) -> Any:
