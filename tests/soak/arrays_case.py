@@ -107,9 +107,14 @@ from numpy import inf, nan
 def script(D):
     {body}
 
+def whole(value):
+    if isinstance(value, (tuple, list)):
+        return [whole(part) for part in value]
+    return value.gather() if isinstance(value, einmpi.DistArray) else value
+
 def on_rank(comm):
     D = lambda values, parts=None: einmpi.DistArray.from_global(values, comm, parts)
-    return [value.gather() for value in script(D)]
+    return whole(script(D))
 
 print(script(lambda values, parts=None: np.array(values)))
 print(run_threads({case.ranks}, on_rank)[0])"""

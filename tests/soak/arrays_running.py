@@ -70,7 +70,7 @@ def quiet() -> Iterator[None]:
 
 def run_script(case: ArrayCase, comm: Any) -> Outcome:
     """Run a script on this rank until a step fails. All ranks find the same."""
-    with np.errstate(all="ignore"):
+    with np.errstate(all="warn"):
         return _Run(case, comm).run()
 
 
@@ -108,11 +108,11 @@ class _Run:
         return self.outcome
 
     def live(self) -> list[str]:
-        return [name for name in self.twins if name not in KNOWN and name not in ("D", "row")]
+        return [name for name in self.twins if name not in KNOWN and name != "D"]
 
     def step(self, step: Step) -> tuple[str, str] | None:
         """Run a step on both kinds of array; return what is wrong, which all ranks agree on."""
-        error = _run_line(step.text, self.ours)
+        error, warned = self.run_line(step.text, self.ours)
         said = self.comm.allgather_text("" if error is None else f"{type(error).__name__}: {error}")
         if len(set(map(bool, said))) > 1:
             return "ranks", f"some ranks raise, others do not: {said}"
@@ -120,15 +120,35 @@ class _Run:
         if reason:
             self.outcome.notes.append(f"skipped: {reason}")
         else:
-            expected = _run_line(step.text, self.twins)
+            expected, should_warn = self.run_line(step.text, self.twins)
             if isinstance(expected, NameError):
                 self.outcome.notes.append("skipped: its operand was skipped")
                 return None
             problem = _other_error(error, expected)
             if problem is not None:
                 return problem
+            if warned != should_warn and self.has_to_warn(step):
+                return "warnings", f"{sorted(warned)}; numpy warns of {sorted(should_warn)}"
             self.outcome.notes.append("raised" if expected is not None else "run")
         return self.compare_all(step)
+
+    def run_line(self, line: str, names: dict[str, Any]) -> tuple[Exception | None, set[str]]:
+        """Run a line; return what it raised, and the kinds of its warnings.
+
+        Of several ranks, those that have the elements in question warn, so nothing is compared.
+        """
+        if self.comm.size > 1:
+            return _run_line(line, names), set()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            error = _run_line(line, names)
+        return error, {each.category.__name__ for each in caught}
+
+    def has_to_warn(self, step: Step) -> bool:
+        """Return whether warnings follow numpy's, which warns of scalars and of nothing, too."""
+        used = [self.twins[word] for word in re.findall(r"\w+", step.text) if word in self.twins]
+        arrays = [value for value in used if isinstance(value, np.ndarray)]
+        return step.kind in WARNING and all(array.ndim and array.size for array in arrays)
 
     def compare_all(self, step: Step) -> tuple[str, str] | None:
         """Compare every array. Those that differ by rounding are then given the same bits."""
@@ -296,6 +316,8 @@ def _unsupported(error: Exception | None) -> str:
     return ""
 
 
+# The kinds of steps that warn as numpy does: numpy computes them, or they convert elements.
+WARNING = ("operators", "ufunc", "in place", "out=", "assign", "elements")
 FAMILIES = (IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)
 
 
