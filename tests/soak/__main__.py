@@ -1,5 +1,5 @@
-"""`python -m tests.soak`: random programs; `… arrays`: scripts over DistArrays; `… fuzz`: damaged
-files; `… faults`: kills and full disks."""
+"""`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients; `… arrays`:
+scripts over DistArrays; `… fuzz`: damaged files; `… faults`: kills and full disks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from .drive import (
 )
 
 OTHERS = {"fuzz": ".fuzz", "faults": ".faults"}
-MPI_RANKS = {"programs": (2, 3, 4, 5, 8, 1, 7, 6), "arrays": (2, 3, 5, 4, 1)}
+MPI_RANKS = {
+    "programs": (2, 3, 4, 5, 8, 1, 7, 6),
+    "gradients": (2, 3, 4, 1),
+    "arrays": (2, 3, 5, 4, 1),
+}
 MPI_CHUNK_CASES = 200
 # Of this many chunks one is run under mpirun, unless the command line says how many cases.
 CHUNKS_BETWEEN_MPIRUNS = 5
@@ -97,8 +101,9 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak",
-        description="Run random programs, or scripts over DistArrays, on thread ranks and under "
-        "mpirun, and compare them with numpy. Without --minutes and --cases it runs for an hour.",
+        description="Run random programs, programs with gradients, or scripts over DistArrays, on "
+        "thread ranks and under mpirun, and compare them with numpy. Without --minutes and --cases "
+        "it runs for an hour.",
         epilog="python -m tests.soak fuzz and python -m tests.soak faults have options of their "
         "own.",
     )

@@ -67,7 +67,7 @@ class Case:
     compiled: bool = False  # whether every kernel is compiled, however small
     verify: bool = False  # whether the schedules of all ranks are checked against each other
     strict: bool = False
-    kind: str = "programs"  # a key of MAKERS
+    kind: str = "programs"  # a key of the worker's KINDS
 
     @property
     def name(self) -> str:
@@ -144,10 +144,6 @@ def make_gradient_case(seed: int, number: int, ranks: int | None = None) -> Case
         kind="gradients",
     )
     return with_options(case, draw)
-
-
-# What makes the cases of each kind of soak, by the word on the command line.
-MAKERS = {"programs": make_case, "gradients": make_gradient_case}
 
 
 def with_other_values(program: Program, draw: Draw) -> Program:

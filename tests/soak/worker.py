@@ -51,6 +51,13 @@ KINDS = {
         program_shrink.shrink,
         reproduce.failure_text,
     ),
+    "gradients": Kind(
+        program_case.make_gradient_case,
+        running.check_on_threads,
+        running.check_on_mpi,
+        program_shrink.shrink,
+        reproduce.failure_text,
+    ),
     "arrays": Kind(
         arrays_generate.make_array_case,
         arrays_running.check_on_threads,
