@@ -62,7 +62,7 @@ class ArrayCreation:
         Raises
         ------
         InputError
-            The ranks cannot be divided into these parts, or the array has a mask.
+            The ranks cannot be divided into these parts, or the array has more than numbers.
 
         Examples
         --------
