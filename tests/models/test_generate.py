@@ -73,6 +73,29 @@ def test_prompts_of_different_lengths_equal_single_prompts(model):
         np.testing.assert_allclose(last[number], model.logits(prompt).gather()[0], atol=1e-5)
 
 
+class Tensor:
+    """Tokens as torch has them, whose `gather` is not that of a DistArray."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def gather(self, dim, index):
+        raise AssertionError("nobody asks")
+
+    def __dlpack__(self, **options):
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+
+def test_tokens_of_other_libraries(model):
+    tokens = golden()["tokens"].astype(np.int64)
+    expected = model.logits(tokens).gather()
+    for given in (Tensor(tokens), einmpi.DistArray.from_global(tokens)):
+        np.testing.assert_array_equal(model.logits(given).gather(), expected)
+
+
 @pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_on_any_number_of_ranks(model):
     tokens = golden()["tokens"][:2, :6]
