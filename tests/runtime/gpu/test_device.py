@@ -269,6 +269,33 @@ def test_numbers_on_the_gpu(monkeypatch):
         ].gather().shape == ()
 
 
+class Tensor:
+    """An array of another library on the GPU, whose dtypes are not numpy's."""
+
+    dtype = "torch.float64"
+
+    def __init__(self, values):
+        self.shape = values.shape
+        self.__cuda_array_interface__ = values.__array_interface__
+        self.__array_interface__ = values.__array_interface__  # for the stand-in for CuPy
+        self.values = values
+
+    __cuda_array_interface__ = None
+    __dlpack__ = None
+
+
+def test_arrays_of_other_libraries_on_the_gpu(monkeypatch):
+    fake_cupy.install(monkeypatch)
+    numbers = np.arange(5.0)
+    job = einmpi.program("Z[i] = X[i] * 2", X=Tensor(numbers))
+    for each in (job, on_gpu(job)):
+        step = einmpi.compile(each, ALONE)
+        for _ in range(3):
+            np.testing.assert_array_equal(step(X=Tensor(numbers))["Z"].gather(), 2 * numbers)
+    whole = einmpi.DistArray.from_global(Tensor(numbers))
+    np.testing.assert_array_equal(whole.gather(), numbers)
+
+
 def test_a_call_does_little_before_its_first_kernel(monkeypatch):
     """The GPU waits for this work. Count function calls, because times depend on the machine."""
     fake_cupy.install(monkeypatch)
