@@ -416,9 +416,9 @@ def test_statistics_of_every_dtype(dtype):
         cases += [(name, close, QUANTILES[name]) for name in chosen]
 
     def on_rank(comm):
-        for name, given, function in cases:
-            expected = np.asarray(function(given, given[:, 0]))
-            x = DistArray.from_global(given, comm)
+        for name, array, function in cases:
+            expected = np.asarray(function(array, array[:, 0]))
+            x = DistArray.from_global(array, comm)
             found = function(x, x[:, 0])
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
             if expected.dtype.kind not in "fc":
