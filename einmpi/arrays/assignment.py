@@ -79,7 +79,7 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
     chosen = _block_in_layout(mask, array)
     places: Any = np.zeros((), np.int64)  # in the values, of those for this rank
     if value.shape not in ((), (1,)):
-        numbers = np.cumsum(reshape(mask, (-1,)))
+        numbers: Any = np.cumsum(reshape(mask, (-1,)))
         count = int(numbers[-1]) if mask.size else 0
         if value.shape != (count,):
             raise ValueError(

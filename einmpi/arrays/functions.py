@@ -135,19 +135,14 @@ def _reshape(array: DistArray, shape: Any, /, order: str = "C", copy: Any = None
 
 
 def _broadcast_to(array: DistArray, shape: Any, /) -> DistArray:
-    def read(base: DistArray) -> DistArray:
-        return shapes.broadcast_to(base, shape)
-
-    return View(array, Link(read, refuse_writing, lambda block: np.broadcast_to(block, shape)))
+    read = partial(shapes.broadcast_to, shape=shape)
+    return View(array, Link(read, refuse_writing, partial(np.broadcast_to, shape=shape)))
 
 
 def _diagonal(array: DistArray, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
-    place = (offset, axis1, axis2)
-
-    def read(base: DistArray) -> DistArray:
-        return products.diagonal(base, *place)
-
-    return View(array, Link(read, refuse_writing, lambda block: np.diagonal(block, *place)))
+    place = {"offset": offset, "axis1": axis1, "axis2": axis2}
+    read = partial(products.diagonal, **place)
+    return View(array, Link(read, refuse_writing, partial(np.diagonal, **place)))
 
 
 def _part(name: str) -> Callable[..., DistArray]:

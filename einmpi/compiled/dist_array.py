@@ -38,7 +38,9 @@ Array: TypeAlias = npt.NDArray[Any]
 class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     """A tensor in blocks on the ranks of a communicator.
 
-    Runs, `from_global` and `open_dataset` make it.
+    Runs, `from_global` and `open_dataset` make it. Slices, reshapes and transposes of it are views,
+    as in numpy: a change of either is seen in the other. Indices by lists and masks, `copy` and
+    `flatten` make copies.
 
     Parameters
     ----------
@@ -93,7 +95,12 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
 
     @property
     def local(self) -> Array:
-        """This rank's block: an array of numpy, or of CuPy on a GPU."""
+        """This rank's block: an array of numpy, or of CuPy on a GPU.
+
+        On several ranks, most views have copies of elements, and their blocks are read-only. All
+        ranks read the block of a view together after its tensor has changed. Views do not see what
+        is written into the block of their tensor; they see `x[...] = ...`.
+        """
         if self._local is None:
             what = "it was given away to a compiled call, which has written over it"
             hint = "use the result of the call"
