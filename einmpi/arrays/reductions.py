@@ -72,7 +72,7 @@ def aggregate(
     if not axes:
         # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
         numpy_function = getattr(np, name)
-        local = np.asarray(numpy_function(source.local, axis=()))
+        local = np.asarray(numpy_function(source.local, axis=()), dtype)
         return DistArray(local, source.layout, source.own_comm)
 
     all_labels = labels(array.ndim)

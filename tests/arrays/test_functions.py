@@ -554,6 +554,7 @@ def test_vectors_numbers_and_arrays_of_numpy(ranks):
         weights = np.array([1, 5, 7], "int32")
         expected, _ = np.histogram(vector, 2, weights=weights)
         assert_same(np.histogram(v, 2, weights=weights)[0], expected)
+        assert_same(np.sum(v, axis=(), dtype="int8"), np.sum(vector, axis=(), dtype="int8"))
         nothing = np.zeros(0, int)
         expected = np.bincount(nothing, weights=np.zeros(0), minlength=3)
         assert_same(np.bincount(cut(nothing), weights=np.zeros(0), minlength=3), expected)

@@ -13,7 +13,6 @@ from .arrays_operands import (
     REAL,
     Operand,
     cast_slack,
-    kinds_up_to,
     product_rounding,
     product_slack,
     spread,
@@ -161,6 +160,11 @@ class FunctionMaker(StepMaker):
         slack = 16 * spread(array.value).most
         if array.value.dtype.kind == "f" and slack > float(np.finfo(array.value.dtype).max) / 64:
             slack = math.inf
+        if array.value.dtype.kind in "iu" and array.value.size:
+            # numpy subtracts integers, which may wrap around.
+            width = int(array.value.max()) - int(array.value.min())
+            if width > np.iinfo(array.value.dtype).max:
+                slack = math.inf
         given = ", ".join([array.text, *options])
         return self.bind(f"np.{name}({given})", "statistics", slack, 8.0)
 
@@ -534,7 +538,7 @@ class FunctionMaker(StepMaker):
         mode = draw.one(("constant", "constant", "edge", "reflect", "symmetric", "wrap"))
         options = f", mode={mode!r}"
         if mode == "constant" and draw.chance(0.6):
-            options = f", constant_values={self.number(kinds_up_to(array.value.dtype.kind)).text}"
+            options = f", constant_values={draw.between(0, 5)}"
         return self.bind(f"np.pad({text}, {width}{options})", "shape")
 
     # ---- elements -------------------------------------------------------------------------------

@@ -202,6 +202,8 @@ class _Run:
                 pairs += more
                 problem = problem or different
             return pairs, problem
+        if isinstance(found, tuple | list):
+            return [], f"type {type(found).__name__}; expected {type(expected).__name__}"
         if not isinstance(found, einmpi.DistArray | np.ndarray | np.generic):
             is_same = found == expected or (found != found and expected != expected)
             if not is_same and isinstance(expected, float | complex):

@@ -277,6 +277,8 @@ class StepMaker(OperandMaker):
         value = self.value_for(selected.shape, kinds)
         if not selected.size and np.ndim(value.value) > selected.ndim:
             raise ValueError("numpy does not look at the shape of values that go nowhere")
+        if not selected.ndim and np.ndim(value.value):
+            raise ValueError("numpy takes some of these, and its versions differ in which")
         slack = cast_slack(value.value, array.dtype)
         ulps = 0.0
         if operator:

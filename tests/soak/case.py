@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .generate import BFLOAT16, THEMES, VALUES, Draw, ProgramMaker, make_values
+from .generate import BFLOAT16, SPECIAL_THEMES, THEMES, VALUES, Draw, ProgramMaker, make_values
 from .gradients_programs import THEMES as GRADIENT_THEMES
 from .gradients_programs import make_program
 from .looping import make_loop
@@ -68,6 +68,7 @@ class Case:
     verify: bool = False  # whether the schedules of all ranks are checked against each other
     strict: bool = False
     kind: str = "programs"  # a key of the worker's KINDS
+    shared: bool = False  # whether ranks share memory for slots of any size
 
     @property
     def name(self) -> str:
@@ -88,6 +89,8 @@ COMPILED_PROGRAMS = 16
 COMPILED_SHARE = 0.03
 LOOP_SHARE = 0.02
 BFLOAT16_SHARE = 0.02
+SPECIAL_SHARE = 0.04
+UNEVEN_SHARE = 0.05  # with a limit at which some ranks spill, and others need not
 ZARR_SHARE = 0.3  # of the inputs in files
 
 
@@ -103,6 +106,9 @@ def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
         theme = shape.one(THEMES)
         program = ProgramMaker(shape, theme, strict).program()
         program = with_other_values(program, draw)
+    elif (special := Draw("special", seed, number)).chance(SPECIAL_SHARE):
+        theme = special.one(SPECIAL_THEMES)
+        program = ProgramMaker(special, theme, strict).special_program()
     else:
         # These choices follow from other numbers, so that most cases stay what they were.
         with_bfloat16 = Draw("bfloat16", seed, number).chance(BFLOAT16_SHARE)
@@ -166,6 +172,10 @@ def with_options(case: Case, draw: Draw) -> Case:
     memory = None
     if draw.chance(0.5 if files else 0.04):
         memory = draw.share()
+    uneven = Draw("uneven", case.seed, case.number)
+    is_uneven = memory is None and uneven.chance(UNEVEN_SHARE)
+    if is_uneven:
+        memory = 0.5 + uneven.share() / 2
     stop_at = draw.share() if files and draw.chance(0.5) else None
     pins = {}
     distributed = {}
@@ -190,6 +200,7 @@ def with_options(case: Case, draw: Draw) -> Case:
         files=files,
         stores=tuple(stores),
         memory=memory,
+        shared=is_uneven or (memory is not None and uneven.chance(0.5)),
         stop_at=stop_at,
         pins=pins,
         distributed=distributed,

@@ -44,12 +44,15 @@ THEMES = (
     "scatter",
     "mixed",
 )
+# Programs about something that the themes seldom make.
+SPECIAL_THEMES = ("long integers", "bfloat16", "label and float", "number in brackets")
 DTYPES = (
     *("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16"),
     *("int8", "int16", "uint8", "uint16", "uint32", "uint64"),
 )
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MOST_POINTS = 2**13  # of the index space of one aggregation
+MOST_STEPS = 5  # of a loop
 
 
 class Draw:
@@ -232,6 +235,114 @@ class ProgramMaker:
             attempts += 1
             self.add_statement(f"T{len(self.statements) + 1}")
         return self.pruned(self.current(tuple(self.statements)))
+
+    def special_program(self) -> Program:
+        """Return a program of one statement that is about the theme."""
+        draw = self.draw
+        for number in range(3):
+            self.sizes[f"s{number}"] = max(1, draw.weighted(_EXTENTS))
+        makers = {
+            "long integers": self.statistic_of_long_integers,
+            "bfloat16": self.product_with_bfloat16,
+            "label and float": self.label_compared_with_float,
+            "number in brackets": self.number_in_brackets,
+        }
+        while not self.statements:
+            self.inputs.clear()
+            self.dimensions.clear()
+            self.keep_if_valid(makers[self.theme]())
+        return without_unused_inputs(self.current(tuple(self.statements)))
+
+    def statistic_of_long_integers(self) -> Define:
+        """Return a mean or the like of numbers such as time stamps, whose sums wrap around."""
+        draw = self.draw
+        self.values = draw.one(("extreme", "extreme", "plain"))
+        for name in "AB":
+            self.add_input(name, draw.one(("int64", "uint64")))
+        labels = self.some_labels("A")
+        name = draw.one(("mean", "mean", "var", "std", "norm", "logsumexp"))
+        return Define("T1", labels, self.aggregation(list(labels), name, ("+", "-"), 1))
+
+    def some_labels(self, tensor: str) -> tuple[Label, ...]:
+        sizes = dict.fromkeys(self.dimensions[tensor])
+        return tuple(self.label(size) for size in sizes if self.draw.chance(0.5))
+
+    def product_with_bfloat16(self) -> Define:
+        """Return a sum of products with a tensor in bfloat16 that no cast makes wider."""
+        draw = self.draw
+        self.values = draw.one(("plain", "wide"))
+        self.add_input("A", "float32")
+        self.store_floats_in_bfloat16()
+        longer = ("int16", "int32", "int64", "uint16", "uint32", "uint64", "float16")
+        self.add_input("B", draw.one(longer))
+        names = draw.shuffled("AB")
+        labels = {}
+        for name in names:
+            for size in self.dimensions[name]:
+                labels[size] = labels.get(size) or self.label(size)
+        reads = []
+        for name in names:
+            reads.append(Read(name, tuple(labels[size] for size in self.dimensions[name])))
+        kept = tuple(label for label in labels.values() if draw.chance(0.4))
+        summed = tuple(label for label in labels.values() if label not in kept)
+        product = Operation("*", tuple(reads))
+        return Define("T1", kept, Aggregation("sum", summed, product) if summed else product)
+
+    def label_compared_with_float(self) -> Define:
+        """Return what a label selects, or an index scatters, by a tensor of floats."""
+        draw = self.draw
+        rows, places = self.label("s0"), self.label("s1")
+        extent = self.sizes["s1"]
+        numbers = [draw.below(2 * extent + 2) / 2 - 0.5 for _ in range(self.sizes["s0"])]
+        if draw.chance(0.3):
+            numbers[0] = math.nan
+        dtype = draw.one(("float32", "float64", "float16"))
+        self.inputs["y"] = Input("y", ("s0",), np.array(numbers, dtype))
+        self.dimensions["y"], self.dtypes["y"] = ("s0",), dtype
+        dtype = draw.one(("float64", "float32", "int64", "int32"))
+        sizes = draw.one((("s0",), ("s0", "s1"), ()))
+        values = make_values(draw, "plain", dtype, tuple(self.sizes[size] for size in sizes))
+        self.inputs["X"] = Input("X", sizes, values)
+        self.dimensions["X"], self.dtypes["X"] = sizes, dtype
+        sides = [Position(places), Read("y", (rows,))]
+        operator = draw.weighted({"==": 8.0, "!=": 1.0, "<": 1.0, ">=": 1.0})
+        condition = Operation(operator, tuple(draw.shuffled(sides)))
+        own = Read("X", tuple({"s0": rows, "s1": places}[size] for size in sizes))
+        value = Operation("where", (condition, own, Number(0)))
+        summed = draw.one(((), (rows,), (places,), (rows, places)))
+        kept = tuple(label for label in (rows, places) if label not in summed)
+        if not summed:
+            return Define("T1", kept, value)
+        name = draw.one(("sum", "sum", "max", "prod"))
+        return Define("T1", kept, Aggregation(name, summed, value))
+
+    def number_in_brackets(self) -> Define:
+        """Return an expression of elements at an index that is a number of the program."""
+        draw = self.draw
+        target = draw.one(list(self.sizes))
+        for name in ("first", "rows"):
+            values = np.array(draw.below(self.sizes[target]), draw.one(("int64", "int32")))
+            self.inputs[name] = Input(name, (), values, indexes=target)
+            self.dimensions[name], self.dtypes[name] = (), values.dtype.name
+        sizes = draw.shuffled([target, *(draw.one(list(self.sizes)) for _ in range(2))])
+        values = make_values(draw, "plain", "float64", tuple(self.sizes[size] for size in sizes))
+        self.inputs["A"] = Input("A", tuple(sizes), values)
+        self.dimensions["A"], self.dtypes["A"] = tuple(sizes), "float64"
+        labels: list[Label] = []
+        summed: list[Label] = []
+        index: list[Label | Expression] = []
+        for place, size in enumerate(sizes):
+            if place == sizes.index(target):
+                index.append(Read(draw.one(("first", "rows")), ()))
+            else:
+                index.append(self.label(size))
+                draw.one((labels, summed)).append(index[-1])
+        value: Expression = Read("A", tuple(index))
+        if draw.chance(0.3):
+            value = Operation("+", (value, Read("rows", ())))
+        if summed:
+            value = Aggregation("sum", tuple(summed), value, implicit=draw.chance(0.7))
+        return Define("T1", tuple(labels), value)
 
     def current(self, statements: tuple[Define, ...]) -> Program:
         return Program(dict(self.sizes), tuple(self.inputs.values()), statements)
@@ -514,6 +625,8 @@ class ProgramMaker:
         """Return an index into a dimension: from a tensor, by arithmetic, or a constant."""
         draw = self.draw
         extent = max(1, self.sizes[size])
+        if STEP in self.dimensions and extent >= MOST_STEPS and draw.chance(0.3):
+            return Read(STEP, ())
         suitable = []
         for item in self.inputs.values():
             if item.indexes == size and all(

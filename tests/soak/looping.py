@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .generate import THEMES, ProgramMaker, without_unused_inputs
+from .generate import MOST_STEPS, THEMES, ProgramMaker, without_unused_inputs
 from .oracle import Invalid, Value, evaluate, exact
 from .tree import (
     STEP,
@@ -27,7 +27,6 @@ from .tree import (
     walk,
 )
 
-MOST_STEPS = 5
 _ATTEMPTS = 12
 _MOST_NODES = 45  # of one statement
 _BOUNDING = ("tanh", "sin", "cos")

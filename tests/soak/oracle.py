@@ -480,9 +480,30 @@ def _numbers_beside_halves(name: str, arguments: Sequence[Value]) -> Sequence[Va
     return changed
 
 
+def _widened_bfloat16(arguments: Sequence[Value]) -> Sequence[Value]:
+    """Return arguments without bfloat16, of which numpy knows no arithmetic.
+
+    bfloat16 follows the rules of float16. Beside what makes float32 or more of float16, float32
+    gives the same dtype as bfloat16 does; else the result would be bfloat16.
+    """
+    if not any(_dtype(item.value).name == "bfloat16" for item in arguments):
+        return arguments
+    widened = []
+    for item in arguments:
+        if _dtype(item.value).name == "bfloat16":
+            item = replace(item, value=np.asarray(item.value).astype(np.float32))
+        widened.append(item)
+    others = [item.value for item in arguments if _dtype(item.value).name != "bfloat16"]
+    if not others or np.result_type(np.float16, *map(_for_result_type, others)) == np.float16:
+        raise Invalid("it is computed in bfloat16")
+    return widened
+
+
 def apply(name: str, arguments: Sequence[Value]) -> Value:
     """Return the result of an operation, a function, a cast or a macro without labels."""
     arguments = _numbers_beside_halves(name, arguments)
+    if name not in CASTS:
+        arguments = _widened_bfloat16(arguments)
     if name in ("+", "-"):
         return _add(name, *arguments)
     if name == "*":

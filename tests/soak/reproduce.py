@@ -39,6 +39,8 @@ def run_text(case: Case) -> str:
         words.append("every kernel compiled")
     if case.strict:
         words.append("strict")
+    if case.shared:
+        words.append("memory shared for slots of any size")
     return ", ".join(words)
 
 

@@ -29,6 +29,7 @@ from einmpi.kernels.cpu import dispatch
 from einmpi.loops.running import LoopRun
 from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.gpu.copies import on_host
+from einmpi.runtime.sharing import inputs as sharing
 from einmpi.schedule.lower import lower
 from einmpi.schedule.verify import verify
 
@@ -85,6 +86,8 @@ def _check(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
         outcome.notes.append("strict")
     if case.stores:
         outcome.notes.append("zarr")
+    if case.shared:
+        outcome.notes.append("shared memory")
     if case.program.loop is not None:
         check_loop(case, folder, outcome, comm)
         return
@@ -353,7 +356,8 @@ def _check_run(
     if "memory" in options and plan.peak > options["memory"]:
         outcome.fail("peak", f"a peak of {plan.peak}; the limit is {options['memory']}")
     if any(result.spilled for result in results):
-        outcome.notes.append("spilled")
+        is_even = all(result.spilled for result in results)
+        outcome.notes.append("spilled" if is_even else "spilled on some ranks")
     if case.verify:
         verify([lower(plan, rank) for rank in range(case.ranks)])
 
@@ -476,15 +480,17 @@ def check_loop(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
 
 @contextlib.contextmanager
 def _settings(case: Case) -> Iterator[None]:
-    """Plan once for all threads of a case, and compile every kernel if the case says so."""
-    threshold = dispatch.WORTH_COMPILING
+    """Plan once for all threads of a case, and compile and share everything if the case says so."""
+    thresholds = dispatch.WORTH_COMPILING, sharing.MIN_SHARED_BYTES
     if case.compiled:
         dispatch.WORTH_COMPILING = 0
+    if case.shared:
+        sharing.MIN_SHARED_BYTES = 1
     try:
         with planned_once():
             yield
     finally:
-        dispatch.WORTH_COMPILING = threshold
+        dispatch.WORTH_COMPILING, sharing.MIN_SHARED_BYTES = thresholds
 
 
 @contextlib.contextmanager

@@ -83,6 +83,7 @@ def _size(case: Case) -> tuple[float, ...]:
             case.compiled,
             case.verify,
             case.strict,
+            case.shared,
             program.outputs is not None,
         )
     )
@@ -191,6 +192,8 @@ def _simpler_runs(case: Case) -> Iterator[Case]:
         yield replace(case, verify=False)
     if case.strict:
         yield replace(case, strict=False)
+    if case.shared:
+        yield replace(case, shared=False)
 
 
 def _smaller_extents(case: Case) -> Iterator[Case]:
