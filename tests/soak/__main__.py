@@ -1,5 +1,5 @@
-"""`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients; `… arrays`:
-scripts over DistArrays; `… fuzz`: damaged files; `… faults`: kills and full disks."""
+"""`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients;
+`… arrays`: scripts over DistArrays; `… fuzz`: damaged files; `… faults`: kills, full disks."""
 
 from __future__ import annotations
 
