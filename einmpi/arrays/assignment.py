@@ -11,6 +11,7 @@ import numpy.typing as npt
 from einmpi.arrays.elementwise import in_one_memory
 from einmpi.arrays.keys import (
     Selection,
+    fixed_key,
     gathered,
     indices_in_range,
     is_basic,
@@ -33,7 +34,8 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
-    if isinstance(value, View) and value.base is array and is_basic(key) and value.key == key:
+    is_own_view = isinstance(value, View) and value.base is array
+    if is_own_view and is_basic(key) and value.key == fixed_key(key):
         return  # x[1:] += 1 has written into the view already
     if not isinstance(value, DistArray | np.ndarray):
         # numpy casts arrays, but refuses numbers that the dtype does not hold.

@@ -10,6 +10,7 @@ import numpy as np
 from einmpi.arrays.keys import (
     Key,
     Selection,
+    fixed_key,
     gathered,
     is_basic,
     mask_of_all,
@@ -30,7 +31,7 @@ from einmpi.kernels.given import as_numpy
 def select(array: DistArray, key: Any) -> DistArray:
     """Return the elements that a key selects: a view, or a copy as numpy's. All ranks call it."""
     if is_basic(key):
-        return _view_of_part(array, key)
+        return _view_of_part(array, fixed_key(key))
     mask = mask_of_all(array, key)
     if mask is not None:
         return _select_by_mask(array, mask)
@@ -44,15 +45,14 @@ def select(array: DistArray, key: Any) -> DistArray:
     return rearranged(selected, merged.order)
 
 
-def _view_of_part(array: DistArray, key: Any) -> DistArray:
+def _view_of_part(array: DistArray, key: tuple[Any, ...]) -> DistArray:
     def read(base: DistArray) -> DistArray:
         return _selected_by_dimension(read_key(base, key))
 
     def write(base: DistArray, values: DistArray) -> None:
         base[key] = values
 
-    indices = key if isinstance(key, tuple) else (key,)
-    if len(indices) == array.ndim and all(isinstance(index, int | np.integer) for index in indices):
+    if len(key) == array.ndim and all(isinstance(part, int | np.integer) for part in key):
         return deepcopy(read(array))  # one element, which is no view in numpy either
     return View(array, Link(read, write, lambda block: block[key], array.is_alone()), key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -54,6 +55,17 @@ class Selection:
 def is_basic(key: Any) -> bool:
     """Return whether a key has integers, slices, None and ... only: it selects a view."""
     return all(map(_is_basic, key if isinstance(key, tuple) else (key,)))
+
+
+def fixed_key(key: Any) -> tuple[Any, ...]:
+    """Return a basic key with numbers in its slices, where there may be tensors that change."""
+    parts: list[Any] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, slice):
+            ends = (part.start, part.stop, part.step)
+            part = slice(*(None if end is None else index(end) for end in ends))
+        parts.append(part)
+    return tuple(parts)
 
 
 def _is_basic(part: Any) -> bool:
@@ -151,8 +163,8 @@ def parse_key(key: Key) -> Selection:
             indices = range(extent)[part]
             extents = (len(indices),)
         elif isinstance(part, _INTEGER):
-            index = _index_in_range(int(part), extent)
-            indices = range(index, index + 1)
+            place = _index_in_range(int(part), extent)
+            indices = range(place, place + 1)
             extents = ()
         else:
             table = gathered(part)

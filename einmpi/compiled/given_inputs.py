@@ -60,8 +60,6 @@ def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dic
                 f"{name} is on another communicator",
                 "DistArrays on the ranks of this run",
             )
-        if isinstance(array, DistArray):
-            array._update()
     return given, kinds
 
 
@@ -252,6 +250,13 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         mesh=mesh,
         files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
     )
+
+
+def update_views(given: Mapping[str, Any]) -> None:
+    """Read views again whose tensors have changed, on all ranks: not all may use the blocks."""
+    for array in given.values():
+        if isinstance(array, DistArray):
+            array._update()
 
 
 def move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None) -> bool:

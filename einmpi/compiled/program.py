@@ -26,6 +26,7 @@ from einmpi.compiled.given_inputs import (
     is_array,
     kind_of,
     move_to_one_mesh,
+    update_views,
 )
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.measured import Measured
@@ -289,6 +290,7 @@ class Compiled:
             lambda: checked_inputs(self.job, self.comm, inputs),
             lambda found: f"{checking} {found[1]!r}",
         )
+        update_views(given)
         if checking:
             arrays = {name: on_host(array) for name, array in given.items() if is_array(array)}
             require_same_arrays(self.comm, "inputs", arrays)

@@ -14,7 +14,7 @@ from einmpi.comm.agreement import find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.given_inputs import Kinds, checked_inputs
+from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.measured import Measured
 from einmpi.compiled.program import Compiled
@@ -190,6 +190,7 @@ class LoopRun:
             check,
             lambda found: repr(found[1]),
         )
+        update_views(given)
         return given
 
     def compute_once(self, inputs: Mapping[str, Any]) -> None:

@@ -110,6 +110,14 @@ def copies(x, spread):
     return found
 
 
+def tensors_in_a_slice(x, spread):
+    end = spread(np.array(2))
+    y = x[:end]
+    end += 1
+    x += 1
+    return (y,)
+
+
 def without_dimensions(x, spread):
     y = x[1, 2, ...]
     y += 5
@@ -131,6 +139,7 @@ def without_dimensions(x, spread):
         columns,
         reads_after_writes,
         copies,
+        tensors_in_a_slice,
         without_dimensions,
     ],
 )
