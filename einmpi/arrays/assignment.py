@@ -37,7 +37,10 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     is_own_view = isinstance(value, View) and value.base is array
     if is_own_view and is_basic(key) and value.key == fixed_key(key):
         return  # x[1:] += 1 has written into the view already
-    if not isinstance(value, DistArray | np.ndarray):
+    is_cast = isinstance(value, DistArray | np.ndarray)
+    if isinstance(value, np.generic) and not is_basic(key):
+        is_cast = True  # as numpy does beside masks and tables
+    if not is_cast:
         # numpy casts arrays, but refuses numbers that the dtype does not hold.
         stored = np.empty(as_numpy("index", "the value", value).shape, array.dtype)
         stored[...] = value

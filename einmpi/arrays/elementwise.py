@@ -12,6 +12,7 @@ from einmpi.arrays.products import matmul, vecdot
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reductions import REDUCTIONS
 from einmpi.arrays.scans import SCANS
+from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.dist_array import DistArray
@@ -77,7 +78,7 @@ def apply_ufunc(
             given["out"] = tuple(None if target is None else next(stored) for target in targets)
         return ufunc(*blocks[len(outs) :], **given)
 
-    computed = on_blocks(ufunc.__name__, compute_block, (*outs, *inputs))
+    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value=ufunc is np.power)
     if not targets:
         return computed
     results = computed if isinstance(computed, tuple) else (computed,)
@@ -110,10 +111,16 @@ def store(target: DistArray, result: DistArray) -> None:
         np.copyto(changed.local, result.local, casting="same_kind")
 
 
-def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def on_blocks(
+    where: str,
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    fails_by_value: bool = False,
+) -> Any:
     """Apply an elementwise function to the blocks of a common layout; operands are broadcast.
 
-    A function with several results returns them as a tuple.
+    A function with several results returns them as a tuple. One that `fails_by_value` may raise an
+    error on some ranks only: then all ranks raise it.
     """
     distributed = [operand for operand in operands if isinstance(operand, DistArray)]
     comm = common_comm(where, distributed)
@@ -136,7 +143,10 @@ def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any])
 
     layout = common_layout(np.broadcast_shapes(*shapes), distributed)
     blocks = [_needed_block(value, layout, comm) for value in values]
-    computed = function(*in_one_memory(blocks))
+    if fails_by_value:
+        computed = together(comm, lambda: function(*in_one_memory(blocks)))
+    else:
+        computed = function(*in_one_memory(blocks))
     if isinstance(computed, tuple):
         return tuple(_as_dist_array(block, layout, comm) for block in computed)
     return _as_dist_array(computed, layout, comm)

@@ -191,6 +191,8 @@ def vector_norm(
     """Return the norms of vectors, or of all elements as one, as `numpy.linalg.vector_norm`."""
     if isinstance(ord, str):
         raise ValueError(f"{ord!r} is not the order of a norm of vectors")
+    if ord is None:
+        ord = 2
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)  # absolute values and powers would wrap around
     terms: Any = abs(array)
@@ -215,6 +217,8 @@ def norm(
 ) -> DistArray:
     """Return a norm of vectors, or the Frobenius norm, as `numpy.linalg.norm`."""
     axes = _axes(array, axis)
+    if axis is not None and len(axes) > 2:
+        raise ValueError(f"norm: {len(axes)} axes; expected one or two, or None")
     if ord is None or (ord == "fro" and len(axes) == 2):
         ord = 2
     elif len(axes) != 1:

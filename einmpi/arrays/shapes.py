@@ -160,6 +160,8 @@ def concatenate(
     extents_after = tensors[0].shape[joined + 1 :]
     joined_extent = 0
     for tensor in tensors:
+        if tensor.ndim != tensors[0].ndim:
+            raise ValueError("the tensors differ in the number of dimensions")
         extent = tensor.shape[joined]
         if tensor.shape != (*extents_before, extent, *extents_after):
             raise ValueError("the tensors differ in other dimensions than the one that is joined")
@@ -224,7 +226,7 @@ def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
     # As numpy, one shift may be for several dimensions, or several for one.
     for one_shift, one_axis in np.broadcast(shift, axis):
         rolled = _rolled_along(rolled, int(one_shift), normalize_axis_index(one_axis, array.ndim))
-    return rolled
+    return array.copy() if rolled is array else rolled
 
 
 def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:

@@ -449,7 +449,6 @@ def test_numbers_that_a_dtype_does_not_hold(ranks):
     """All ranks refuse them, also those that have none of the elements."""
     refused = [
         ("int64", np.nan, ValueError),
-        ("int64", np.float64(np.nan), ValueError),
         ("int64", [np.inf], OverflowError),
         ("uint8", 300, OverflowError),
         ("uint8", [-1], OverflowError),
@@ -465,7 +464,14 @@ def test_numbers_that_a_dtype_does_not_hold(ranks):
                 with pytest.raises(kind):
                     x[key] = value
                 assert not x.any()
+        x = DistArray.zeros(5, "int64", comm)
+        for key in (1, slice(0, 2), ...):
+            with pytest.raises(ValueError):
+                x[key] = np.float64(np.nan)
         x = DistArray.zeros(5, "uint8", comm)
+        x[[0, 1]] = np.float64(300)  # beside tables and masks, numbers of numpy are arrays
+        x[np.arange(5) == 1] = np.int64(-1)
+        assert x.tolist() == [44, 255, 0, 0, 0]
         x[:2] = np.array([300, -1])  # arrays are cast
         x[2:3] = 2.7
         assert x.tolist() == [44, 255, 2, 0, 0]
@@ -558,5 +564,38 @@ def test_vectors_numbers_and_arrays_of_numpy(ranks):
         nothing = np.zeros(0, int)
         expected = np.bincount(nothing, weights=np.zeros(0), minlength=3)
         assert_same(np.bincount(cut(nothing), weights=np.zeros(0), minlength=3), expected)
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_all_ranks_refuse_a_power_that_one_of_them_would(ranks):
+    def on_rank(comm):
+        exponents = DistArray.from_global(np.array([1, 2, -1]), comm)
+        for base in (2, exponents, np.int8(2)):
+            with pytest.raises(ValueError, match="negative integer powers"):
+                base**exponents
+        assert (exponents ** exponents.astype(float)).tolist() == [1, 4, -1]
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_calls_that_change_nothing_return_copies(ranks):
+    def on_rank(comm):
+        x = DistArray.from_global(np.arange(6.0).reshape(2, 3), comm)
+        number = DistArray.from_global(np.array(1.0), comm)
+        copies = [np.roll(x, 2, axis=()), np.pad(x, 0), np.pad(number, 2)]
+        before = [copy.gather() for copy in copies]
+        x[...] = 7
+        number[...] = 7
+        for copy, expected in zip(copies, before, strict=True):
+            np.testing.assert_array_equal(copy.gather(), expected)
+        assert np.quantile(x, [], axis=0).shape == (0, 3)
+        assert np.linalg.vector_norm(x, ord=None).item() == np.sqrt(6 * 49)
+        with pytest.raises(ValueError, match="axes"):
+            np.linalg.norm(x[None], axis=(0, 1, 2))
+        with pytest.raises(ValueError, match="number of dimensions"):
+            np.concatenate([x, x[0]])
 
     run_threads(ranks, on_rank)

@@ -410,3 +410,25 @@ def test_on_real_ranks(ranks, tmp_path):
     done = run_mpi(ranks, code, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout.split() == ["done"] * ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_elements_that_are_read_after_they_were_written(ranks):
+    """Where source and target overlap, the source is as it was before; numpy's not always is."""
+    changes = (
+        (lambda x: x, slice(None, None, 2), lambda x: x[:3]),
+        (lambda x: x, slice(1, None), lambda x: x[:-1]),
+        (lambda x: x, np.array([0, 0, 1, 1, 0, 1], bool), lambda x: x[:3]),
+        (lambda x: x[::-1], slice(2, 5), lambda x: x[1:4]),
+        (lambda x: x[1:], [0, 2, 1], lambda x: x[2:5]),
+    )
+
+    def on_rank(comm):
+        for target, key, source in changes:
+            expected = np.arange(6)
+            found = DistArray.from_global(expected, comm)
+            target(expected)[key] = source(expected).copy()
+            target(found)[key] = source(found)
+            np.testing.assert_array_equal(found.gather(), expected)
+
+    run_threads(ranks, on_rank)

@@ -133,7 +133,7 @@ def pad(
                     DistArray.full(extents, constant_values, padded.dtype, padded.own_comm)
                 )
         padded = concatenate(parts, dimension)
-    return padded
+    return array.copy() if padded is array else padded
 
 
 def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:

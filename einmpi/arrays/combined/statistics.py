@@ -171,7 +171,7 @@ def quantile(
     found: list[DistArray] = []
     # As in numpy, a number of Python does not decide about the dtype.
     as_weight = float if type(fractions) in (int, float) else wanted.dtype.type
-    for fraction in wanted.ravel().tolist():
+    for fraction in wanted.ravel().tolist() or [0.0]:  # for none, the shape of one
         place = fraction * (extent - 1)
         lower_index = int(place)
         upper_index = min(lower_index + 1, extent - 1)
@@ -183,7 +183,7 @@ def quantile(
         found.append(_without_dimension(value, array, axis, dimension, keepdims))
     if not wanted.ndim:
         return found[0]
-    together = stack(found)
+    together = stack(found)[: wanted.size]
     return reshape(together, wanted.shape + together.shape[1:])
 
 
