@@ -14,9 +14,9 @@ from tests.soak import __main__ as command
 from tests.soak import case as case_module
 from tests.soak import drive, running, worker
 from tests.soak.case import LAYOUTS, Case, laid_out, make_case
-from tests.soak.generate import BFLOAT16
+from tests.soak.generate import BFLOAT16, SPECIAL_THEMES
 from tests.soak.looping import evaluate_loop
-from tests.soak.oracle import Value, disagreement, evaluate
+from tests.soak.oracle import Invalid, Value, disagreement, evaluate
 from tests.soak.shrink import shrink
 from tests.soak.tree import (
     STEP,
@@ -62,7 +62,7 @@ def test_a_case_follows_from_its_seed_and_number():
         return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
 
     assert digest(range(30)) == digest(reversed(range(30)))
-    assert digest(range(30))[:16] == "77d9aa6250ada95e"
+    assert digest(range(30))[:16] == "cb8d6e4bf4c6ed03"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -135,6 +135,14 @@ def test_the_oracle_knows_numbers(dtype, left, right):
     assert disagreement(found, evaluate(program)["Z"]) == ""
 
 
+def test_the_oracle_knows_bfloat16_beside_integers():
+    left = np.array([1.5, 3.0], BFLOAT16)
+    found = evaluate(product(left=left, right=np.array([3, 4], "int16"), dtype=None))["Z"].value
+    assert (found, found.dtype) == (16.5, np.float32)
+    with pytest.raises(Invalid, match="bfloat16"):
+        evaluate(product(left=left, right=np.array([3, 4], "int8"), dtype=None))
+
+
 @pytest.mark.parametrize(
     ("found", "wrong"),
     [
@@ -194,6 +202,26 @@ def test_inputs_in_bfloat16(monkeypatch):
             assert not outcome.failures, (number, outcome.failures)
             checked += 1
     assert checked >= 5
+
+
+@pytest.mark.parametrize("theme", SPECIAL_THEMES)
+def test_special_programs(monkeypatch, theme):
+    monkeypatch.setattr(case_module, "SPECIAL_SHARE", 1.0)
+    monkeypatch.setattr(case_module, "SPECIAL_THEMES", (theme,))
+    for number in range(8):
+        case = make_case(9, number)
+        outcome = running.check_on_threads(case)
+        assert not outcome.failures, (number, program_text(case.program), outcome.failures)
+
+
+def test_ranks_that_share_memory_and_spill(monkeypatch):
+    """Some of them spill, and others need not."""
+    monkeypatch.setattr(case_module, "UNEVEN_SHARE", 1.0)
+    monkeypatch.setattr(case_module, "SPECIAL_SHARE", 0.0)
+    for number in (4, 83):
+        outcome = running.check_on_threads(make_case(9, number))
+        assert not outcome.failures, (number, outcome.failures)
+        assert {"shared memory", "spilled on some ranks"} <= set(outcome.notes)
 
 
 def test_planted_errors_are_seen(monkeypatch):
