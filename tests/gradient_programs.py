@@ -187,10 +187,6 @@ PROGRAMS = {
         "loss = sum(u[(i+1)%8] * u[i//3] * u[7-i] * e[i]) + sum(u[k]**2)",
         {"u": (8,), "e": (0,)},
     ),
-    "scattered_by_arithmetic": (
-        "y[p:12] = sum(where(2*k[j] + 2 == p, X[j,k[p]] * X[k[j],j%5], 0)); loss = sum(y[p]**2)",
-        {"X": (12, 5), "k": INT["column"]},
-    ),
     # ---- scans and segments
     "cumsum": (
         "c[i,j] = cumsum[j](X[i,j]); loss = sum(c[i,j]**2 * w[j])",

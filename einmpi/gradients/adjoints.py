@@ -24,7 +24,7 @@ from einmpi.graph.derivatives.scans import AdjointOfScan, ScanDerivative
 from einmpi.graph.derivatives.simple import ZERO, choose, minus, times
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
-from einmpi.graph.einsum import EinSum, reopen
+from einmpi.graph.einsum import EinSum, inside_segments, reopen
 from einmpi.graph.labels import Names
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
@@ -195,7 +195,8 @@ class Adjoints(AdjointTensors):
         if einsum.segments is not None:
             assert isinstance(expression, Call)
             mask = expression.args[0]
-            values = without_guard(expression.args[1], mask)
+            inside = inside_segments(einsum, vertex.inputs)
+            values = without_guard(expression.args[1], mask, inside)
         stored: Element | None = None
         if record.is_idempotent and not self._is_reproducible(values):
             stored = self._store_values(vertex, values, mask)

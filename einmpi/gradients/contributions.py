@@ -115,16 +115,19 @@ class ContributionBuilder:
         return Contribution(tuple(output), expression, aggregated, self.extent, tuple(places))
 
     def _replace(
-        self, values: Mapping[str, Scalar], equations: list[tuple[str, int, Scalar]]
+        self,
+        values: Mapping[str, Scalar],
+        equations: list[tuple[str, int, Scalar]],
+        guard: Scalar | None = None,
     ) -> list[tuple[str, int, Scalar]]:
         """Put values in the place of free labels everywhere; return the changed equations."""
+        extent = self.extent
         self.free = [label for label in self.free if label not in values]
-        self.expression = substituted(self.expression, values, self.extent, is_guarded=True)
-        conditions = [substituted(node, values, self.extent) for node in self.conditions]
-        self.conditions = conditions
+        self.expression = substituted(self.expression, values, extent, guard)
+        self.conditions = [substituted(node, values, extent, guard) for node in self.conditions]
         changed = []
         for place, size, index in equations:
-            at_values = substituted(index, values, self.extent)
+            at_values = substituted(index, values, extent, guard)
             changed.append((place, size, reduced(at_values, self.extent)))
         return changed
 
@@ -143,15 +146,17 @@ class ContributionBuilder:
                 position += 1
                 continue
             label, value, others = found
-            self.expression = without_guard(self.expression, condition)
             in_range = range_conditions(value, self.extent[label], self.extent)
             remaining = [*others, *in_range]
             left = [conjunction(remaining)] if remaining else []
             self.conditions[position : position + 1] = left
             guard = left[0] if left else None
+            self.expression = without_guard(self.expression, condition, guard)
+            self.conditions = [without_guard(node, condition, guard) for node in self.conditions]
             for number, (place, size, index) in enumerate(equations):
                 equations[number] = place, size, with_other_guard(index, condition, guard)
-            equations = self._replace({label: value}, equations)
+            is_inside = conjunction(in_range) if in_range else None
+            equations = self._replace({label: value}, equations, is_inside)
         return equations
 
     def _compared_label(self, condition: Scalar) -> tuple[str, Scalar, list[Scalar]] | None:

@@ -13,8 +13,7 @@ from einmpi.graph.index_arithmetic import (
     clamped,
     guarded_index,
     interval_of,
-    is_guarded,
-    is_kept_inside,
+    is_remainder,
 )
 from einmpi.graph.scalar import (
     Call,
@@ -32,17 +31,17 @@ def substituted(
     node: Scalar,
     values: Mapping[str, Scalar],
     extent: Mapping[str, int],
-    is_guarded: bool = False,
+    guard: Scalar | None = None,
 ) -> Scalar:
     """Return an expression at these values of labels.
 
     Indices of tensors stay inside of them even where a value is no value of its label; what is
-    read there must not be used. Gathers do so only without `is_guarded`: if it is given, conditions
-    around the expression guard them. `extent` has the extents of all labels, old and new.
+    read there must not be used. `extent` has the extents of all labels, old and new. `guard` is the
+    condition that a value which is read from a tensor is one of its label.
     """
     inside: dict[str, Scalar] = {}
     for label, value in values.items():
-        inside[label] = _inside(value, extent[label], extent, is_guarded)
+        inside[label] = _inside(value, extent[label], extent, guard)
 
     def leaf(part: Scalar) -> Scalar:
         if isinstance(part, Index):
@@ -74,14 +73,13 @@ def _as_label(value: Scalar) -> str | Scalar:
     return value.label if isinstance(value, Index) else value
 
 
-def _inside(value: Scalar, size: int, extent: Mapping[str, int], is_guarded: bool) -> Scalar:
-    """Return a value of a label that is kept in the label's range, unless it is guarded."""
+def _inside(value: Scalar, size: int, extent: Mapping[str, int], guard: Scalar | None) -> Scalar:
+    """Return a value of a label that is kept in the label's range."""
     bounds = None
     if arithmetic_labels(value) is not None:
         bounds = interval_of(value, intervals(extent))
     if bounds is None:
-        # A short integer may be too short for the last index.
-        return value if is_guarded else clamped(Call("int64", (value,)), -1, size, size)
+        return value if guard is None else Call("where", (guard, value, ZERO))
     return clamped(value, bounds[0], bounds[1], size)
 
 
@@ -122,14 +120,15 @@ def with_guarded_indices(
 ) -> Scalar:
     """Return an expression whose gathers read nothing where no branch of a `where` needs them.
 
-    Programs have the same indices when they are read. `bounds` has the tensors by their names.
+    Programs have the same indices when they are read. Conditions stay as they are: with guards
+    in conditions, which are in other guards, expressions would grow without bound. `bounds` has the
+    tensors by their names.
     """
     if isinstance(node, Call) and node.op == "where":
         condition, this, that = node.args
-        changed_condition = with_guarded_indices(condition, bounds, guards)
-        changed_this = with_guarded_indices(this, bounds, [*guards, (changed_condition, True)])
-        changed_that = with_guarded_indices(that, bounds, [*guards, (changed_condition, False)])
-        return Call("where", (changed_condition, changed_this, changed_that))
+        changed_this = with_guarded_indices(this, bounds, [*guards, (condition, True)])
+        changed_that = with_guarded_indices(that, bounds, [*guards, (condition, False)])
+        return Call("where", (condition, changed_this, changed_that))
     if isinstance(node, Call):
         arguments = [with_guarded_indices(argument, bounds, guards) for argument in node.args]
         return Call(node.op, tuple(arguments))
@@ -138,13 +137,10 @@ def with_guarded_indices(
     entries: list[str | Scalar] = []
     for entry, extent in zip(node.index, bounds[node.tensor].bound, strict=True):
         is_arithmetic = isinstance(entry, str) or arithmetic_labels(entry) is not None
-        if isinstance(entry, str) or is_arithmetic or is_guarded(entry, guards):
+        if isinstance(entry, str) or is_arithmetic or is_remainder(entry, extent):
             entries.append(entry)
-            continue
-        entry = with_guarded_indices(entry, bounds, guards)
-        if not is_kept_inside(entry, extent):
-            entry = guarded_index(entry, guards)
-        entries.append(entry)
+        else:
+            entries.append(guarded_index(entry, guards))
     return Element(node.tensor, tuple(entries))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -370,6 +370,19 @@ def reopen(einsum: EinSum, tensors: Sequence[str]) -> Scalar:
     for tensor, index in zip(tensors, einsum.operands, strict=True):
         elements.append(Element(tensor, _rebuilt_index(index, leaf)))
     return rebuild(einsum.function, leaf)
+
+
+def inside_segments(einsum: EinSum, tensors: Sequence[str]) -> Scalar:
+    """Return the condition that a scattered value goes to a place, and not nowhere."""
+    inside: Scalar | None = None
+    segments = einsum.required_segments
+    for label, index in zip(segments.labels, segments.indices, strict=True):
+        element = reopen(replace(einsum, function=index), tensors)
+        extent = Const(einsum.extent[label])
+        is_inside = Call("&", (Call(">=", (element, Const(0))), Call("<", (element, extent))))
+        inside = is_inside if inside is None else Call("&", (inside, is_inside))
+    assert inside is not None
+    return inside
 
 
 def _rebuilt_index(index: IndexEntries, leaf: Callable[[Scalar], Scalar]) -> IndexEntries:

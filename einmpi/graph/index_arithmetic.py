@@ -184,35 +184,34 @@ def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:
     return index
 
 
-def is_kept_inside(index: Scalar, extent: int) -> bool:
-    """Return whether an index is a remainder, or clamped: always inside of a dimension."""
-    match index:
-        case Call("%", (_, Const(int(divisor)))):
-            return 0 < divisor <= extent
-        case Call("maximum", (Call("minimum", (_, Const(int(last)))), Const(0))):
-            return 0 <= last < extent
-    return False
-
-
-def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
-    """Return whether an index is 0 already where the guards do not hold."""
-    for condition, holds in reversed(guards):
-        if not isinstance(index, Call) or index.op != "where" or index.args[0] != condition:
-            return False
-        index, other = index.args[1:] if holds else index.args[:0:-1]
-        if other != Const(0):
-            return False
-    return True
+def is_remainder(index: Scalar, extent: int) -> bool:
+    """Return whether an index is a remainder that is always inside of a dimension."""
+    if not isinstance(index, Call) or index.op != "%":
+        return False
+    divisor = index.args[1]
+    if not isinstance(divisor, Const) or type(divisor.value) is not int:
+        return False
+    return 0 < divisor.value <= extent
 
 
 def guarded_index(index: Scalar, guards: Sequence[Guard]) -> Scalar:
     """Return an index that is 0 where the conditions of `where` around it do not hold."""
     guards = list(dict.fromkeys(guards))
-    if is_guarded(index, guards):
-        return index
+    index = _without_guards(index, guards)
     for condition, holds in guards:
         if holds:
             index = Call("where", (condition, index, Const(0)))
         else:
             index = Call("where", (condition, Const(0), index))
+    return index
+
+
+def _without_guards(index: Scalar, guards: Sequence[Guard]) -> Scalar:
+    """Return an index without those of the guards that are around it already."""
+    match index:
+        case Call("where", (condition, this, that)):
+            if that == Const(0) and (condition, True) in guards:
+                return _without_guards(this, guards)
+            if this == Const(0) and (condition, False) in guards:
+                return _without_guards(that, guards)
     return index

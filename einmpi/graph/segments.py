@@ -159,9 +159,16 @@ def used_labels(node: Scalar, operands: Sequence[IndexEntries]) -> tuple[str, ..
     return tuple(found)
 
 
-def without_guard(node: Scalar, condition: Scalar) -> Scalar:
-    """Return an expression where a condition is known to hold: where(condition, x, …) is x."""
-    return with_other_guard(node, condition, None)
+def without_guard(node: Scalar, condition: Scalar, inside: Scalar | None = None) -> Scalar:
+    """Return an expression where a condition is known to hold: where(condition, x, …) is x.
+
+    If it may not hold, but nothing is used then, `inside` guards the indices instead.
+    """
+    if isinstance(node, Call):
+        if node.op == "where" and node.args[0] == condition:
+            return without_guard(node.args[1], condition, inside)
+        return Call(node.op, tuple(without_guard(arg, condition, inside) for arg in node.args))
+    return with_other_guard(node, condition, inside)
 
 
 def with_other_guard(node: Scalar, condition: Scalar, other: Scalar | None) -> Scalar:

@@ -430,3 +430,38 @@ def test_an_index_of_an_index_is_guarded():
         totals[place] += arrays["X"][arrays["K"][place] % 9]
         expected[arrays["K"][place] % 9] += arrays["X"][place]
     np.testing.assert_allclose(found, expected + totals, rtol=1e-14)
+
+
+@pytest.mark.parametrize("aggregation", ["max", "prod", "sum"])
+@pytest.mark.parametrize(
+    "values", ["exp(x[src[e]]) * w[e]", "maximum(x[src[e]], w[e])", "maximum(sin(x[src[e]]), w[e])"]
+)
+def test_values_that_go_nowhere_read_nothing(values, aggregation):
+    """Their gradients are those of a program without them."""
+    rng = np.random.default_rng(4)
+    dst, src = np.array([0, 1, 1, -1, 2, 9, 0]), np.array([1, 2, 4, 99, 0, -5, 3])
+    arrays = {"x": rng.normal(size=5), "w": rng.normal(size=7), "dst": dst, "src": src}
+    text = f"y[dst[e]:3] = {aggregation}({values}); loss = sum(y[k]**2)"
+    text += "; dx[i] = grad(loss, x[i]); dw[i] = grad(loss, w[i])"
+    kept = (dst >= 0) & (dst < 3)
+    only_kept = {name: arrays[name][kept] for name in ("w", "dst", "src")}
+    found = on_two_ranks(text, arrays)
+    expected = on_two_ranks(text, {**arrays, **only_kept})
+    # The same operations, but sums of up to two terms in another order.
+    np.testing.assert_allclose(found["dx"], expected["dx"], rtol=1e-14)
+    np.testing.assert_allclose(found["dw"][kept], expected["dw"], rtol=1e-14)
+    assert not found["dw"][~kept].any()
+
+
+@pytest.mark.parametrize(("element", "count"), [("x[e+{}]", 4), ("x[k[(e+{})%7]]", 2)])
+def test_choices_of_choices_do_not_double_with_each(element, count):
+    """Neither the adjoint of a maximum, nor the conditions that guard its indices."""
+    inputs = {"x": ((20,), "float64"), "w": ((7,), "float64"), "k": ((7,), "int64")}
+    sizes = []
+    for choices in (count, 2 * count):
+        chosen = "w[e]"
+        for number in range(choices):
+            chosen = f"maximum({chosen}, {element.format(number)})"
+        text = f"loss = sum({chosen}); g[i] = grad(loss, x[i])"
+        sizes.append(len(str(build_graphs(Source("p", text), inputs, {}, None).rewritten)))
+    assert sizes[1] < 2**4 * sizes[0]  # as a polynomial; it was 36 and 664 times as long

@@ -412,7 +412,8 @@ class Evaluator:
 
     def _extreme(self, name: str, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         moved = np.moveaxis(x, axes, range(-len(axes), 0))
-        lines = moved.reshape(*moved.shape[: x.ndim - len(axes)], -1)
+        kept = moved.shape[: x.ndim - len(axes)]
+        lines = moved.reshape(*kept, math.prod(moved.shape[len(kept) :]))
         places = (np.argmax if name.endswith("max") else np.argmin)(lines.real[:1], -1)[..., None]
         chosen = np.take_along_axis(lines, places, -1)
         difference = lines - chosen

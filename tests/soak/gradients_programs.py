@@ -175,7 +175,11 @@ class _Maker:
         extents = [extent for known in self.shapes.values() for extent in known if extent]
         limit = self.draw.one(extents) if extents else 4
         low = -1 if self.draw.chance(0.15) else 0
-        numbers = [self.draw.between(low, limit - 1) for _ in range(math.prod(shape))]
+        odd = 0.2 if self.draw.chance(0.15) else 0.0  # how many of them are no index at all
+        numbers = []
+        for _ in range(math.prod(shape)):
+            least, most = (-9, 50) if self.draw.chance(odd) else (low, limit - 1)
+            numbers.append(self.draw.between(least, most))
         dtype = self.draw.one(("int64", "int32", "int16"))
         self.indices[name] = np.array(numbers, dtype).reshape(shape)
         self.add_input(name, self.indices[name])
@@ -230,6 +234,12 @@ class _Maker:
         )
         scope = self.whole((*others, *bound))
         index = self.index(self.sizes[place.size], scope, must_fit=False)
+        # A value that goes nowhere may read what it likes.
+        is_kept = _both(
+            Operation(">=", (index, Number(0))),
+            Operation("<", (index, Number(self.sizes[place.size]))),
+        )
+        scope = dict(self.narrowed(scope, is_kept)[0])
         if draw.chance(0.25):
             scope.update(self.whole((place,)))
         body = self.floats(scope, 2)
@@ -353,9 +363,9 @@ class _Maker:
             return self.function(self.floats(scope, depth - 1))
         if kind == "choice":
             condition = self.condition(scope)
-            return Operation(
-                "where", (condition, self.floats(scope, depth - 1), self.floats(scope, depth - 2))
-            )
+            inside, outside = self.narrowed(scope, condition)
+            branches = (self.floats(inside, depth - 1), self.floats(outside, depth - 2))
+            return Operation("where", (condition, *branches))
         left = self.floats(scope, depth - 1)
         right = self.floats(scope, depth - 2)
         name = draw.weighted(
@@ -409,13 +419,7 @@ class _Maker:
         """Return an element of a vector, or a number where the index is outside of it."""
         (extent,) = self.shapes[name]
         index = self.index(extent, scope, must_fit=False)
-        inside = Operation(
-            "&",
-            (
-                Operation(">=", (index, Number(0))),
-                Operation("<", (index, Number(extent))),
-            ),
-        )
+        inside = _both(Operation(">=", (index, Number(0))), Operation("<", (index, Number(extent))))
         return Operation("where", (inside, Read(name, (index,)), Number(0.5)))
 
     def read(self, name: str, shapes: Mapping[str, tuple[int, ...]], scope: Scope) -> Expression:
@@ -470,13 +474,9 @@ class _Maker:
 
     def fits(self, index: Expression, extent: int | None, scope: Scope) -> bool:
         """Return whether an index is inside of a dimension for all values of labels."""
-        tensors = {name: values[np.newaxis] for name, values in self.indices.items()}
-        evaluator = Evaluator(self.sizes, tensors, Define("", tuple(scope), index), 0.0)
-        with np.errstate(all="ignore"):
-            try:
-                found = evaluator.value(index)
-            except (Invalid, IndexError):
-                return False
+        found = self.known_values(index, scope)
+        if found is None:
+            return False
         # Labels that the index does not depend on say nothing, even if they have no values.
         places = [[0]]
         for label, size in zip(scope, found.shape[1:], strict=True):
@@ -488,6 +488,35 @@ class _Maker:
         if extent is None:
             return used.min() >= -1000  # whatever it reads is inside
         return used.min() >= 0 and used.max() < extent
+
+    def known_values(self, node: Expression, scope: Scope) -> np.ndarray | None:
+        """Return an expression for all values of labels; None if it depends on floats."""
+        tensors = {}
+        for item in self.inputs:
+            if item.values.dtype.kind != "f":
+                tensors[item.name] = item.values[np.newaxis]
+        try:
+            return Evaluator(self.sizes, tensors, Define("", tuple(scope), node), 0.0).value(node)
+        except (Invalid, IndexError, KeyError):
+            return None
+
+    def narrowed(self, scope: Scope, condition: Expression) -> tuple[Scope, Scope]:
+        """Return the values of labels where a condition holds, and where it does not.
+
+        That is known if it depends on one label, and on no floats. If it always holds, or never,
+        nothing is said: the program is refused if the branch that is not taken is outside.
+        """
+        labels = used_labels(condition) & set(scope)
+        holds = self.known_values(condition, scope)
+        if len(labels) != 1 or holds is None:
+            return scope, scope
+        (label,) = labels
+        known = np.broadcast_to(holds.reshape(-1), self.sizes[label.size])
+        inside = tuple(value for value in scope[label] if known[value])
+        outside = tuple(value for value in scope[label] if not known[value])
+        if not inside or not outside:
+            return scope, scope
+        return {**scope, label: inside}, {**scope, label: outside}
 
     def any_index(self, extent: int, scope: Scope) -> Expression:
         """Return some index, of labels and of gathers."""
@@ -603,28 +632,15 @@ class _Maker:
         kind = draw.weighted({"<": 3.0, ">=": 3.0, "between": 2.0, "==": 1.0, "!=": 1.0, "~": 0.5})
         if kind == "between":
             first = Operation(">=", (own, Number(low)))
-            condition = Operation("&", (first, Operation("<", (own, Number(high + 1)))))
-            holds = set(range(low, high + 1))
+            condition = _both(first, Operation("<", (own, Number(high + 1))))
         elif kind == "~":
             condition = Operation("~", (Operation("<", (own, Number(low))),))
-            holds = set(range(low, extent))
         else:
             condition = Operation(kind, (own, Number(low)))
             if draw.chance(0.3) and kind in ("<", ">="):
                 mirrored = {"<": ">", ">=": "<="}[kind]
                 condition = Operation(mirrored, (Number(low), own))
-            holds = {
-                "<": set(range(low)),
-                ">=": set(range(low, extent)),
-                "==": {low},
-                "!=": set(range(extent)) - {low},
-            }[kind]
-        values = scope[label]
-        inside = dict(scope)
-        outside = dict(scope)
-        if 0 < len(holds.intersection(values)) < len(values):
-            inside[label] = tuple(value for value in values if value in holds)
-            outside[label] = tuple(value for value in values if value not in holds)
+        inside, outside = self.narrowed(scope, condition)
         this = self.floats(inside, depth - 1)
         that = Number(0) if draw.chance(0.4) else self.floats(outside, depth - 2)
         return Operation("where", (condition, this, that))
@@ -671,6 +687,10 @@ class _Maker:
         name = self.draw.one(fitting)
         rest = tuple(self.entry(extent, scope) for extent in self.shapes[name][1:])
         return Read(name, (place, *rest))
+
+
+def _both(one: Expression, two: Expression) -> Expression:
+    return Operation("&", (one, two))
 
 
 def _sum(term: Expression, number: int) -> Expression:

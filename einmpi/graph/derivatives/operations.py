@@ -216,19 +216,20 @@ def of_arctan2(call: AdjointOfCall) -> Sent:
 def _of_extreme(call: AdjointOfCall, comparison: str) -> Sent:
     """The adjoint goes to the argument that was chosen; equal ones get half of it each."""
     left, right = call.args
-    half = times(Const(0.5), call.adjoint)
-    at_tie = choose(Call("==", (left, right)), half, ZERO)
-    to_left = choose(Call(comparison, (left, right)), call.adjoint, at_tie)
-    to_right = choose(Call(comparison, (right, left)), call.adjoint, at_tie)
+    # The adjoint occurs once for each: where it is another such choice, two would be four there.
+    ties = plus(ONE, Call("int8", (Call("==", (left, right)),)))
+    share = over(call.adjoint, ties)
+    to_left = choose(Call(comparison, (left, right)), share, ZERO)
+    to_right = choose(Call(comparison, (right, left)), share, ZERO)
     return to_left, to_right
 
 
 def of_maximum(call: AdjointOfCall) -> Sent:
-    return _of_extreme(call, ">")
+    return _of_extreme(call, ">=")
 
 
 def of_minimum(call: AdjointOfCall) -> Sent:
-    return _of_extreme(call, "<")
+    return _of_extreme(call, "<=")
 
 
 def of_clip(call: AdjointOfCall) -> Sent:

@@ -13,9 +13,9 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
-from einmpi.graph.einsum import EinSum, make_einsum, reopen
+from einmpi.graph.einsum import EinSum, inside_segments, make_einsum, reopen
 from einmpi.graph.labels import Names, unique
-from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
+from einmpi.graph.scalar import Call, Element, Scalar, labels_of
 from einmpi.graph.segments import Segments, with_other_guard, without_guard
 from einmpi.graph.split.products import ProductSplitter, constants_and_tensors
 
@@ -171,13 +171,7 @@ class _ScatterSplitter:
 
         A value that goes nowhere may have indices out of range; these are not used.
         """
-        inside: Scalar | None = None
-        for label, index in zip(self.segments.labels, self.segments.indices, strict=True):
-            element = reopen(replace(self.einsum, function=index), self.vertex.inputs)
-            extent = Const(self.einsum.extent[label])
-            is_inside = Call("&", (Call(">=", (element, Const(0))), Call("<", (element, extent))))
-            inside = is_inside if inside is None else Call("&", (inside, is_inside))
-        assert inside is not None
+        inside = inside_segments(self.einsum, self.vertex.inputs)
         body = with_other_guard(self.chosen, self.condition, inside)
         output = [label for label in labels_of(body) if label not in self.summed]
         name = self._new_name()

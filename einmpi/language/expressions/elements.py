@@ -14,7 +14,7 @@ from einmpi.graph.index_arithmetic import (
     clamped,
     guarded_index,
     interval_of,
-    is_kept_inside,
+    is_remainder,
 )
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
 from einmpi.language.expressions.reader import ExpressionReader, MacroNames
@@ -96,7 +96,7 @@ def _checked_index(
     """Return an index that stays inside of its dimension where it is used, or raise."""
     labels = arithmetic_labels(scalar)
     if labels is None:
-        if is_kept_inside(scalar, extent):
+        if is_remainder(scalar, extent):
             return scalar
         return guarded_index(scalar, reader.guards)
     bounds = {}
