@@ -9,10 +9,9 @@ import numpy as np
 
 from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
 from einmpi.arrays.products import matmul, vecdot
-from einmpi.arrays.programs import common_comm
+from einmpi.arrays.programs import common_comm, raise_alike
 from einmpi.arrays.reductions import REDUCTIONS
 from einmpi.arrays.scans import SCANS
-from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.dist_array import DistArray
@@ -144,7 +143,7 @@ def on_blocks(
     layout = common_layout(np.broadcast_shapes(*shapes), distributed)
     blocks = [_needed_block(value, layout, comm) for value in values]
     if fails_by_value:
-        computed = together(comm, lambda: function(*in_one_memory(blocks)))
+        computed = raise_alike(comm, ValueError, lambda: function(*in_one_memory(blocks)))
     else:
         computed = function(*in_one_memory(blocks))
     if isinstance(computed, tuple):

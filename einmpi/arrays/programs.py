@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.known import compiled_once
-from einmpi.errors import InputError
+from einmpi.errors import EinmpiError, InputError
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
 
@@ -47,3 +49,12 @@ def element(name: str, indices: Sequence[str]) -> str:
     if not indices:
         return name
     return f"{name}[{','.join(indices)}]"
+
+
+def raise_alike(comm: Comm, kind: type[Exception], function: Callable[[], Any]) -> Any:
+    """Call a function on every rank; if some raise an error of a kind, all ranks raise one."""
+    try:
+        return together(comm, function)
+    except EinmpiError as error:  # of another rank
+        name, _, message = str(error).partition(": ")
+        raise kind(message) if name == kind.__name__ else error from None

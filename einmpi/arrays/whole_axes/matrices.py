@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.arrays.programs import raise_alike
 from einmpi.arrays.shapes import concatenate, expand_dims, squeeze
 from einmpi.arrays.whole_axes.layout import with_whole_axes
-from einmpi.comm.agreement import together
 from einmpi.compiled.dist_array import DistArray
 from einmpi.schedule.layout import Layout
 
@@ -43,7 +43,7 @@ def _on_blocks_of_matrices(function: Callable[[Any], Any], array: DistArray) -> 
         return DistArray(local, layout, array.own_comm)
 
     # A matrix of one rank may be singular: then all ranks raise an error.
-    found = together(array.own_comm, lambda: function(source.host))
+    found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
     if isinstance(found, tuple):
         return type(found)(*(as_stack(block) for block in found))
     return as_stack(found)
