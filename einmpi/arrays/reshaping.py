@@ -57,7 +57,7 @@ def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) ->
     if is_view and isinstance(array, View):
         try:
             _stored_in_shape(bound, stored_as_numpy(array))
-        except AttributeError:
+        except ValueError:
             is_view = False
     if copy is False and not is_view:
         raise ValueError(f"reshape of a tensor of shape {array.shape} to {bound} is a copy")
@@ -65,10 +65,8 @@ def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) ->
 
 
 def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
-    """Return a block in another shape; raise an AttributeError if its elements had to move."""
-    block = block.view()
-    block.shape = bound
-    return block
+    """Return a block in another shape; raise a ValueError if its elements had to move."""
+    return np.reshape(block, bound, copy=False)
 
 
 def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:

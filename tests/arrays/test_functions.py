@@ -569,13 +569,16 @@ def test_vectors_numbers_and_arrays_of_numpy(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_all_ranks_refuse_a_power_that_one_of_them_would(ranks):
+def test_all_ranks_refuse_values_that_one_of_them_would(ranks):
     def on_rank(comm):
         exponents = DistArray.from_global(np.array([1, 2, -1]), comm)
         for base in (2, exponents, np.int8(2)):
             with pytest.raises(ValueError, match="negative integer powers"):
                 base**exponents
         assert (exponents ** exponents.astype(float)).tolist() == [1, 4, -1]
+        matrices = DistArray.from_global(np.stack([np.eye(2), np.ones((2, 2)), np.eye(2)]), comm)
+        with pytest.raises(np.linalg.LinAlgError, match="Singular"):
+            np.linalg.inv(matrices)
 
     run_threads(ranks, on_rank)
 
