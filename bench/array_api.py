@@ -52,9 +52,8 @@ class Score:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Wait for the other ranks before each test."""
         self.outcome = "passed"
-        different = self.comm.same(nodeid)
-        if different is not None:
-            sys.exit(f"rank {different} runs another test than {nodeid}")
+        if self.comm.compare(nodeid) is not None:
+            sys.exit(f"another rank runs another test than {nodeid}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what became of the setup, the call or the teardown of a test."""

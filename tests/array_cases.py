@@ -162,3 +162,33 @@ def inputs(rows=6, columns=8):
         "v": rng.standard_normal(columns),
         "m": rng.integers(-9, 9, (rows, columns)),
     }
+
+
+# Calls of a rank with x, a matrix of 8 times 6 elements, and y, one of 6 times 6: with another
+# number, they are other calls. On most of them nothing moves, or as much as on the other ranks.
+DIFFERENT_CALLS = {
+    "slices": lambda x, y, n: x[n:],
+    "rows": lambda x, y, n: x[n],
+    "tables": lambda x, y, n: x[[0, n + 1]],
+    "masks": lambda x, y, n: x[x > n],
+    "axes": lambda x, y, n: x.sum(n),
+    "aggregations": lambda x, y, n: (x.sum, x.max)[n](),
+    "numbers": lambda x, y, n: x * (n + 2),
+    "dtypes": lambda x, y, n: x.astype(("float32", "int64")[n]),
+    "axes of a sort": lambda x, y, n: np.sort(x, axis=n),
+    "values": lambda x, y, n: x.__setitem__(0, float(n)),
+    "arrays of values": lambda x, y, n: x.__setitem__(0, np.arange(6.0) + n),
+    "keys": lambda x, y, n: x.__setitem__(n, 1.0),
+    "tensors of values": lambda x, y, n: x.__setitem__(slice(n, n + 2), y[:2]),
+    "subscripts": lambda x, y, n: np.einsum(("ij,jk->ik", "ij,jk->ki")[n], x, y),
+    "factors": lambda x, y, n: (x, y)[n] @ y,
+    "shapes": lambda x, y, n: x.reshape(((6, 8), (-1,))[n]),
+    "views": lambda x, y, n: x.T if n else x,
+    "joined": lambda x, y, n: np.concatenate([y, y], axis=n),
+    "targets": lambda x, y, n: np.add(x, 1, out=x) if n else np.add(x, 1),
+    "one more": lambda x, y, n: [x + 1 for _ in range(n)],
+    "one more that moves": lambda x, y, n: [x.sum(0) for _ in range(n)],
+    "one more gather": lambda x, y, n: [x.gather() for _ in range(n)],
+    "many more": lambda x, y, n: [x + 1 for _ in range(100 * n)],
+    "other functions": lambda x, y, n: x.sum(0) if n else x[1:],
+}

@@ -12,7 +12,7 @@ import pytest
 from paths import ROOT
 
 from einmpi.comm import mpi as comm_mpi
-from einmpi.comm.base import SUMMABLE
+from einmpi.comm.base import SUMMABLE, split_calls
 from einmpi.comm.local import CountingComm
 from einmpi.graph.dtypes import numpy_dtypes
 
@@ -327,16 +327,25 @@ def texts(comm, rng):
     own = [f"rank {rank}: é{'x' * (rank % 3)}" if rank else "" for rank in range(comm.size)]
     assert comm.allgather_text(own[comm.rank]) == own
     assert comm.allgather_text("alike") == ["alike"] * comm.size
-    assert comm.same("é" * 1000) is None
+    assert comm.compare("é" * 1000) is None
     for odd in range(1, comm.size):
-        assert comm.same("b" if comm.rank >= odd else "a") == odd
-    ask_a = comm.prepare_same("a")
-    ask_b = comm.prepare_same("b")
+        said = ["b" if rank >= odd else "a" for rank in range(comm.size)]
+        assert comm.compare(said[comm.rank]) == said
+    ask_a = comm.prepare_compare("a")
+    ask_b = comm.prepare_compare("b")
     for odd in range(comm.size + 1):  # some ranks prepare their question, others do not
         is_odd = comm.rank == odd
-        assert ask_a() if is_odd else comm.same("a") is None
-        are_same = ask_b() if is_odd else ask_a()
+        assert (ask_a() if is_odd else comm.compare("a")) is None
+        are_same = (ask_b() if is_odd else ask_a()) is None
         assert are_same == (comm.size == 1 or odd == comm.size)
+        comm.calls.note("a call")
+        if is_odd:
+            comm.calls.note("another call")
+        found = ask_a() if is_odd else comm.compare("a")
+        are_same = comm.size == 1 or odd == comm.size
+        assert (found is None) == are_same
+        assert are_same or split_calls(found[odd]) == ["a", "a call", "another call"]
+        comm.calls.forget()
         assert comm.lowest(-7 if is_odd else 2**62) == (-7 if odd < comm.size else 2**62)
     comm.barrier()
     assert comm.received == before

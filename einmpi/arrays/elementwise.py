@@ -77,7 +77,8 @@ def apply_ufunc(
             given["out"] = tuple(None if target is None else next(stored) for target in targets)
         return ufunc(*blocks[len(outs) :], **given)
 
-    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value=ufunc is np.power)
+    fails_by_value = ufunc is np.power and _may_be_negative_power(*inputs)
+    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value)
     if not targets:
         return computed
     results = computed if isinstance(computed, tuple) else (computed,)
@@ -87,6 +88,14 @@ def apply_ufunc(
             store(target, result)
         found.append(result if target is None else target)
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _may_be_negative_power(base: Any, exponent: Any) -> bool:
+    """Return whether this may be a power of integers that numpy refuses, on ranks that have it."""
+    if isinstance(exponent, Number) and exponent >= 0:
+        return False
+    dtypes = [getattr(each, "dtype", None) or np.asarray(each).dtype for each in (base, exponent)]
+    return all(dtype.kind in "iu" for dtype in dtypes)
 
 
 def _refused(what: str, operands: Sequence[Any]) -> Any:
@@ -142,7 +151,7 @@ def on_blocks(
 
     layout = common_layout(np.broadcast_shapes(*shapes), distributed)
     blocks = [_needed_block(value, layout, comm) for value in values]
-    if fails_by_value:
+    if fails_by_value and layout.bound:  # every rank has all of a tensor without dimensions
         computed = raise_alike(comm, ValueError, lambda: function(*in_one_memory(blocks)))
     else:
         computed = function(*in_one_memory(blocks))

@@ -68,9 +68,7 @@ class Checkpoints(CheckpointFolder):
         self.contents = self.contents.in_order(list(names))
         self.number = {name: number for number, name in enumerate(names, 1)}
         own = json.dumps([point.vertex for point in points if not point.inside])
-        texts = [own]
-        if self.comm.same(own) is not None:
-            texts = self.comm.allgather_text(own)
+        texts = self.comm.allgather_text(own)
         self.open = set.intersection(*(set(json.loads(text)) for text in texts))
 
     def reached(self, point: SavePoint, buffers: Buffers) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from types import NoneType
+from typing import Any, TypeVar
 
-from einmpi.comm.base import Comm
+import numpy as np
+
+from einmpi.comm.base import Comm, split_calls
 from einmpi.comm.control_messages import Steps
 from einmpi.comm.mpi import MpiComm
 from einmpi.errors import EinmpiError, failure, on_one_line
@@ -16,6 +22,12 @@ _ERROR = "error "  # what a rank with an error says begins with this
 _ENDED = "ended"  # what a rank says that makes no more calls
 # What a communicator keeps if it has lost a rank: which one. Calls would wait for it for ever.
 _ENDED_RANK = "ended rank"
+KNOWN = "known "  # what ranks say begins with this if they may know different things
+# After so many calls without messages ranks compare what they have called.
+MOST_NOTED_CALLS = 64
+MOST_COMPARED_BYTES = 4096  # of an array in a call
+MOST_SHOWN_ITEMS = 64  # of a list
+_PLAIN_TYPES = frozenset((bool, int, float, complex, str, NoneType))
 
 
 def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
@@ -77,25 +89,68 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     if _ENDED_RANK in comm.kept:
         raise _error_of_ended_rank(comm)
     text = fingerprint if error is None else f"{_ERROR}{_status(error)} {describe_error(error)}"
-    different = comm.same(text)
-    if different is None:
-        if error is not None:
-            raise _marked(error)
-        return
-    found = comm.allgather_text(text)
-    failed = [rank for rank, said in enumerate(found) if said.startswith(_ERROR)]
-    if _ENDED in found:
-        comm.kept[_ENDED_RANK] = found.index(_ENDED)
-        raise _error_of_ended_rank(comm)
+    found = comm.compare(text)
+    if found is not None:
+        raise _error_of_ranks(comm, found, error)
     if error is not None:
-        error.add_note(f"on rank {comm.rank}")
         raise _marked(error)
+
+
+def agree_on_calls(comm: Comm) -> None:
+    """Raise on all ranks if they have noted different calls. They ask before they send anything."""
+    if comm.calls.texts:
+        agree(comm, "")
+
+
+def all_say(comm: Comm, ask: Callable[[], list[str] | None]) -> bool:
+    """Return on all ranks whether they know the same; raise if one of them does something else.
+
+    `ask` compares a text that begins with KNOWN and a word, on all ranks the same one.
+    """
+    if _ENDED_RANK in comm.kept:
+        raise _error_of_ended_rank(comm)
+    found = ask()
+    if found is None:
+        return True
+    said = [split_calls(each) for each in found]
+    kinds = {text.split(" ")[1] if text.startswith(KNOWN) else None for text, *_ in said}
+    if len(kinds) > 1 or None in kinds or any(calls != said[0][1:] for _, *calls in said):
+        raise _error_of_ranks(comm, found, None)
+    return False
+
+
+def _error_of_ranks(comm: Comm, found: Sequence[str], own: Exception | None) -> Exception:
+    """Return what a rank raises, given what all of them say and that it is not the same."""
+    comm.calls.forget()
+    texts = []
+    all_calls = []
+    for text, *calls in map(split_calls, found):
+        texts.append(text)
+        all_calls.append(calls)
+    failed = [rank for rank, text in enumerate(texts) if text.startswith(_ERROR)]
+    if _ENDED in texts:
+        comm.kept[_ENDED_RANK] = texts.index(_ENDED)
+        return _error_of_ended_rank(comm)
+    if own is not None:
+        own.add_note(f"on rank {comm.rank}")
+        return _marked(own)
     if failed:
-        _, status, message = found[failed[0]].split(" ", 2)
+        _, status, message = texts[failed[0]].split(" ", 2)
         other_error = failure(int(status), message, everywhere=True)
         other_error.add_note(f"on rank {failed[0]}")
-        raise other_error
-    raise failure(
+        return other_error
+    for rank, calls in enumerate(all_calls):
+        for expected, call in zip_longest(all_calls[0], calls):
+            if call != expected:
+                made = [f"rank 0 calls {expected}", f"rank {rank} calls {call}"]
+                if expected is None:
+                    made = [made[1], "rank 0 does not"]
+                elif call is None:
+                    made[1] = f"rank {rank} does not"
+                problem = f"einmpi: {', '.join(made)}; all ranks must make the same calls"
+                return failure(EinmpiError.status, problem, everywhere=True)
+    different = next(rank for rank, text in enumerate(texts) if text != texts[0])
+    return failure(
         EinmpiError.status,
         f"einmpi: rank {different} has another command, job, BLAS or version of einmpi than "
         "rank 0; all ranks must do the same",
@@ -103,20 +158,57 @@ def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     )
 
 
-def all_say(comm: Comm, text: str, ask: Callable[[], bool]) -> bool:
-    """Return on all ranks whether they say the same; raise if one of them has ended its program.
+# ---- calls of functions that all ranks call alike ------------------------------------------------
 
-    `ask` is `comm.prepare_same(text)`.
+
+def call_alike(
+    comm: Comm, name: str, shown: Sequence[Any], function: Callable[..., Result], *arguments: Any
+) -> Result:
+    """Call a function that all ranks call with the same arguments, and note that.
+
+    The ranks compare their calls when they next send each other something, or after many calls.
     """
-    if _ENDED_RANK in comm.kept:
-        raise _error_of_ended_rank(comm)
-    if ask():
-        return True
-    found = comm.allgather_text(text)
-    if _ENDED in found:
-        comm.kept[_ENDED_RANK] = found.index(_ENDED)
-        raise _error_of_ended_rank(comm)
-    return False
+    calls = comm.calls
+    if comm.size == 1 or calls.is_inside:
+        return function(*arguments)
+    calls.note(f"{name}({', '.join(map(describe_argument, shown))})")
+    if len(calls.texts) >= MOST_NOTED_CALLS:
+        agree_on_calls(comm)
+    calls.is_inside = True
+    try:
+        return function(*arguments)
+    finally:
+        calls.is_inside = False
+
+
+def describe_argument(value: Any) -> str:
+    """Return an argument as a text that is equal on ranks that mean the same.
+
+    Arrays have shapes and dtypes; small ones also a code of their values.
+    """
+    if type(value) in _PLAIN_TYPES:
+        return repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if isinstance(value, np.generic):
+            return repr(value.item())
+        text = _describe_array(value.dtype, value.shape)
+        if isinstance(value, np.ndarray) and value.nbytes <= MOST_COMPARED_BYTES:
+            text += f" {zlib.crc32(value.tobytes()):x}"
+        return text
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        shown = ["" if part is None else describe_argument(part) for part in parts]
+        return ":".join(shown if shown[2] else shown[:2])
+    if isinstance(value, dict):
+        return ", ".join([f"{key}={describe_argument(each)}" for key, each in value.items()])
+    if isinstance(value, list | tuple | range):
+        return f"[{', '.join(map(describe_argument, value[:MOST_SHOWN_ITEMS]))}]"
+    return getattr(value, "__name__", type(value).__name__)
+
+
+@lru_cache(maxsize=1024)  # small operations would notice how long it takes
+def _describe_array(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
 
 
 def _error_of_ended_rank(comm: Comm) -> EinmpiError:
@@ -150,9 +242,7 @@ def announce_end(comm: MpiComm) -> Steps[None]:
     """
     if _ENDED_RANK in comm.kept:  # it has ended before, and waits for nothing
         return
-    different = yield from comm.same_in_steps(_ENDED)
-    if different is not None:
-        yield from comm.allgather_text_in_steps(_ENDED)
+    yield from comm.compare_in_steps(_ENDED)
 
 
 def describe_error(error: BaseException) -> str:

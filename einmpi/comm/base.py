@@ -5,6 +5,7 @@ Buffers are 1-D and contiguous. A group is a tuple of ranks; all its members pas
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,8 +26,39 @@ Counts = Sequence[int]
 SUMMABLE = frozenset(name for name, dtype in DTYPES.items() if dtype.mpi)
 
 
+_SEPARATOR = "\x1f"  # stands in no text
+
+
 class SharingError(EinmpiError):
     """Ranks of a node cannot share memory."""
+
+
+class Calls:
+    """What this rank has called since ranks last compared that. All of them call the same."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.code = 0  # of all these texts
+        self.is_inside = False  # a call that is noted: those that it makes are not
+
+    def note(self, text: str) -> None:
+        """Add a call; the next comparison finds out whether all ranks have made it."""
+        self.texts.append(text)
+        self.code = zlib.crc32(text.encode(), self.code)
+
+    def forget(self) -> None:
+        """Begin anew after a comparison."""
+        self.texts.clear()
+        self.code = 0
+
+    def after(self, text: str) -> str:
+        """Return a text followed by the calls; `split_calls` takes them apart."""
+        return _SEPARATOR.join((text, *self.texts))
+
+
+def split_calls(text: str) -> list[str]:
+    """Return a text and the calls after it."""
+    return text.split(_SEPARATOR)
 
 
 class Comm(Protocol):
@@ -45,6 +77,7 @@ class Comm(Protocol):
     received_between: int  # those of them from other nodes
     received_shared: int  # those of them that were read in memory that ranks share
     kept: dict[str, Any]  # what callers keep for these ranks until the Comm is freed
+    calls: Calls
     # Calls may come from any thread, but from one at a time only.
     serves_threads: bool
     # Seconds that a rank sleeps between two looks at messages that it waits for; with 0 it looks
@@ -110,20 +143,26 @@ class Comm(Protocol):
     def barrier_among(self, group: Group) -> None:
         """Wait for all members of a group. What they wrote to shared memory before is there."""
 
-    def prepare_same(self, text: str) -> Callable[[], bool]:
-        """Return a call that tells whether all ranks say this text, to be called again and again.
+    def prepare_compare(self, text: str) -> Callable[[], list[str] | None]:
+        """Return `compare` of a text, to be called again and again.
 
-        It sends what `same` sends: other ranks may call that. Nothing is sent yet.
+        It sends what `compare` sends: other ranks may call that. Nothing is sent yet.
         """
 
     def lowest(self, number: int) -> int:
         """Return the lowest number of all ranks on every rank. Not counted."""
 
-    def same(self, text: str) -> int | None:
-        """Return on all ranks the lowest rank whose text differs from rank 0's, or None."""
+    def compare(self, text: str) -> list[str] | None:
+        """Return None on all ranks if they say the same and have made the same calls.
+
+        Otherwise return what each of them says, followed by its calls: `Calls.after`.
+        """
 
     def allgather_text(self, text: str) -> list[str]:
-        """Return the texts of all ranks on every rank. Meant for short texts; not counted."""
+        """Return the texts of all ranks on every rank. Meant for short texts; not counted.
+
+        It sends what `compare` sends.
+        """
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -153,8 +192,8 @@ class PreparesNothing:
     ) -> Callable[[], None]:
         return partial(self.allgatherv, group, buffer, counts)
 
-    def prepare_same(self: Comm, text: str) -> Callable[[], bool]:
-        return lambda: self.same(text) is None
+    def prepare_compare(self: Comm, text: str) -> Callable[[], list[str] | None]:
+        return lambda: self.compare(text)
 
 
 class SharesNothing:

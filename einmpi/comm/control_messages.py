@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import pieces_of
+from einmpi.comm.base import Calls, pieces_of
 from einmpi.errors import EinmpiError
 
 # A rank that waits for others sleeps for longer and longer times (seconds).
@@ -27,6 +27,7 @@ MOST_RANKS_OF_DIRECT_MESSAGES = 8
 # Payload has the tag 0.
 CONTROL_TAG = 1
 DIGEST_BYTES = 32
+CODE_BYTES = 4  # of them, for the calls of a rank
 _NUMBER_BYTES = 8
 _NUMBER_MARK = hashlib.sha256(b"a number").digest()[_NUMBER_BYTES:]
 
@@ -38,8 +39,8 @@ Steps: TypeAlias = Generator[Any, None, Result]
 
 
 def digest_of(text: str) -> bytes:
-    """Return what ranks send each other to compare a text."""
-    return hashlib.sha256(text.encode()).digest()
+    """Return what ranks send each other to compare a text, before the code of their calls."""
+    return hashlib.sha256(text.encode()).digest()[:-CODE_BYTES]
 
 
 def lowest_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
@@ -47,13 +48,13 @@ def lowest_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
     if comm.size > MOST_RANKS_OF_DIRECT_MESSAGES:
         return (yield from _lowest_by_mpi_in_steps(comm, mpi, number))
     own = number.to_bytes(_NUMBER_BYTES, "little", signed=True) + _NUMBER_MARK
-    lowest = number
-    for row in (yield from _send_to_all_in_steps(comm, own)):
-        message = row.tobytes()
-        if message[_NUMBER_BYTES:] != _NUMBER_MARK:
-            raise EinmpiError("einmpi: ranks make different calls; all ranks must make the same")
-        lowest = min(lowest, int.from_bytes(message[:_NUMBER_BYTES], "little", signed=True))
-    return lowest
+    rows = yield from _send_to_all_in_steps(comm, own)
+    messages = [row.tobytes() for row in rows]
+    if any(message[_NUMBER_BYTES:] != _NUMBER_MARK for message in messages):
+        yield from gather_in_steps(comm, mpi, "a number")  # others compare a text
+        raise EinmpiError("einmpi: ranks make different calls; all ranks must make the same")
+    numbers = [message[:_NUMBER_BYTES] for message in messages]
+    return min(int.from_bytes(each, "little", signed=True) for each in numbers)
 
 
 def _lowest_by_mpi_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
@@ -63,21 +64,25 @@ def _lowest_by_mpi_in_steps(comm: Any, mpi: Any, number: int) -> Steps[int]:
     return int(lowest[0])
 
 
-def same_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | None]:
-    """Return the lowest rank whose text differs from that of rank 0, or None."""
-    own = digest_of(text)
+def compare_in_steps(comm: Any, mpi: Any, text: str, calls: Calls) -> Steps[list[str] | None]:
+    """Return what `Comm.compare` returns.
+
+    However ranks come to compare something, they send the same messages: what they do need not be
+    the same.
+    """
+    own = digest_of(text) + calls.code.to_bytes(CODE_BYTES, "little")
     if comm.size <= MOST_RANKS_OF_DIRECT_MESSAGES:
         rows = yield from _send_to_all_in_steps(comm, own)
-        for rank, row in enumerate(rows):
-            if row.tobytes() != rows[0].tobytes():
-                return rank
-        return None
-    numbers = numbers_with_complements(own)
-    least = numbers.copy()
-    yield comm.Iallreduce(mpi.IN_PLACE, [least, mpi.INT64_T], mpi.MIN)
-    if (least == numbers).all():
-        return None
-    return (yield from _first_different_in_steps(comm, mpi, text))
+        is_same = rows.tobytes() == own * comm.size
+    else:
+        numbers = numbers_with_complements(own)
+        least = numbers.copy()
+        yield comm.Iallreduce(mpi.IN_PLACE, [least, mpi.INT64_T], mpi.MIN)
+        is_same = bool((least == numbers).all())
+    if not is_same:
+        return (yield from gather_in_steps(comm, mpi, calls.after(text)))
+    calls.forget()
+    return None
 
 
 def numbers_with_complements(digest: bytes) -> npt.NDArray[np.int64]:
@@ -100,14 +105,6 @@ def _send_to_all_in_steps(comm: Any, own: bytes) -> Steps[Bytes]:
     return rows
 
 
-def allgather_text_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str]]:
-    """Return the texts of all ranks."""
-    different = yield from same_in_steps(comm, mpi, text)
-    if different is None:  # the usual case, whose cost does not grow with the ranks
-        return [text] * comm.size
-    return (yield from _gather_in_steps(comm, mpi, text))
-
-
 def differing_texts_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str] | None]:
     """Return the texts of all ranks if they differ, None otherwise.
 
@@ -117,11 +114,11 @@ def differing_texts_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str] 
         different = yield from _first_different_in_steps(comm, mpi, text)
         if different is None:
             return None
-    return (yield from _gather_in_steps(comm, mpi, text))
+    return (yield from gather_in_steps(comm, mpi, text))
 
 
 def _first_different_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | None]:
-    own = np.frombuffer(digest_of(text), np.uint8)
+    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     first = own.copy()
     yield comm.Ibcast([first, mpi.BYTE], root=0)
     is_same = bool((own == first).all())
@@ -130,7 +127,7 @@ def _first_different_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | Non
     return None if different == comm.size else different
 
 
-def _gather_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str]]:
+def gather_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str]]:
     own = np.frombuffer(text.encode(), np.uint8)
     length = np.array([own.size], np.int64)
     lengths = np.empty(comm.size, np.int64)

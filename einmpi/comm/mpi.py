@@ -14,6 +14,7 @@ import numpy as np
 from einmpi.comm.base import (
     SUMMABLE,
     Array,
+    Calls,
     Comm,
     Counts,
     Group,
@@ -24,8 +25,10 @@ from einmpi.comm.base import (
     pieces_of,
     reduce_scatter_bytes,
     sendrecv_bytes,
+    split_calls,
 )
 from einmpi.comm.control_messages import (
+    CODE_BYTES,
     CONTROL_TAG,
     DIGEST_BYTES,
     LONGEST_SLEEP,
@@ -33,12 +36,12 @@ from einmpi.comm.control_messages import (
     SHORTEST_SLEEP,
     Result,
     Steps,
-    allgather_text_in_steps,
+    compare_in_steps,
     differing_texts_in_steps,
     digest_of,
+    gather_in_steps,
     lowest_in_steps,
     numbers_with_complements,
-    same_in_steps,
 )
 from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
@@ -136,6 +139,7 @@ class MpiComm:
         self.received_between = 0
         self.received_shared = 0
         self.kept: dict[str, Any] = {}
+        self.calls = Calls()
         self.serves_threads = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
         self.pause = 0.0
         self.communicator = comm  # the user's own
@@ -339,15 +343,29 @@ class MpiComm:
 
     # ---- control ---------------------------------------------------------------------------------
 
-    def prepare_same(self, text: str) -> Callable[[], bool]:
-        digest = digest_of(text)
+    def prepare_compare(self, text: str) -> Callable[[], list[str] | None]:
+        own = np.empty(DIGEST_BYTES, np.uint8)
+        own[:-CODE_BYTES] = np.frombuffer(digest_of(text), np.uint8)
+        code = own[-CODE_BYTES:].view("<u4")
+        calls = self.calls
+        are_same = self._prepare_comparison(own)
+
+        def compare() -> list[str] | None:
+            code[0] = calls.code
+            if are_same():
+                if calls.texts:
+                    calls.forget()
+                return None
+            return self._finish(gather_in_steps(self._all, self._mpi, calls.after(text)))
+
+        return compare
+
+    def _prepare_comparison(self, own: Array) -> Callable[[], bool]:
+        """Return a call that tells whether all ranks have the same bytes in `own`."""
         if self.size > MOST_RANKS_OF_DIRECT_MESSAGES:
-            return self._prepare_same_by_mpi(digest)
+            return self._prepare_comparison_by_mpi(own)
         comm = self._all
-        own = np.frombuffer(digest, np.uint8)
         received = np.empty((self.size, DIGEST_BYTES), np.uint8)
-        received[self.rank] = own
-        all_equal = digest * self.size
         others = [rank for rank in range(self.size) if rank != self.rank]
         is_pair = len(others) == 1 and not self.oversubscribed
         if is_pair:
@@ -357,45 +375,43 @@ class MpiComm:
 
             def compare_with_other() -> bool:
                 send_and_receive(own, other, CONTROL_TAG, other_row, other, CONTROL_TAG)
-                return bool(other_row.tobytes() == digest)
+                return bool(other_row.tobytes() == own.tobytes())
 
             return compare_with_other
 
         def compare_with_all() -> bool:
+            received[self.rank] = own
             requests = [comm.Irecv(received[other], other, CONTROL_TAG) for other in others]
             requests += [comm.Isend(own, other, CONTROL_TAG) for other in others]
             self._wait(requests)
-            return received.tobytes() == all_equal
+            return received.tobytes() == own.tobytes() * self.size
 
         return compare_with_all
 
-    def _prepare_same_by_mpi(self, digest: bytes) -> Callable[[], bool]:
-        numbers = numbers_with_complements(digest)
-        least = numbers.copy()
-        all_equal = numbers.tobytes()
+    def _prepare_comparison_by_mpi(self, own: Array) -> Callable[[], bool]:
+        least = np.empty(2 * DIGEST_BYTES // 8, np.int64)
         target = [least, self._mpi.INT64_T]
 
         def compare() -> bool:
+            numbers = numbers_with_complements(own.tobytes())
             least[...] = numbers
             self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
-            return least.tobytes() == all_equal
+            return least.tobytes() == numbers.tobytes()
 
         return compare
 
     def lowest(self, number: int) -> int:
         return self._finish(lowest_in_steps(self._all, self._mpi, number))
 
-    def same(self, text: str) -> int | None:
-        return self._finish(self.same_in_steps(text))
+    def compare(self, text: str) -> list[str] | None:
+        return self._finish(self.compare_in_steps(text))
+
+    def compare_in_steps(self, text: str) -> Steps[list[str] | None]:
+        return compare_in_steps(self._all, self._mpi, text, self.calls)
 
     def allgather_text(self, text: str) -> list[str]:
-        return self._finish(self.allgather_text_in_steps(text))
-
-    def same_in_steps(self, text: str) -> Steps[int | None]:
-        return same_in_steps(self._all, self._mpi, text)
-
-    def allgather_text_in_steps(self, text: str) -> Steps[list[str]]:
-        return allgather_text_in_steps(self._all, self._mpi, text)
+        found = self.compare(text) or [text] * self.size
+        return [split_calls(each)[0] for each in found]
 
     def differing_texts(self, text: str) -> list[str] | None:
         """Return the texts of all ranks if they differ, None otherwise."""

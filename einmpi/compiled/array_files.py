@@ -165,7 +165,11 @@ class ArrayFiles:
     ) -> None:
         from einmpi.files.writing import save
 
-        path = together(self.own_comm, lambda: path_name(where, file))
+        def check() -> str:
+            cast("DistArray", self)._check_is_here()
+            return path_name(where, file)
+
+        path = together(self.own_comm, check)
         self._update()
         with abort_on_divergence(self.own_comm):
             save(

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from einmpi.comm.agreement import call_alike
 from einmpi.late import late
 from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
+    from einmpi.comm.base import Comm
     from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.origin import Origin
 
@@ -33,6 +35,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
         def local(self) -> npt.NDArray[Any]: ...
 
         origin: Origin | None
+        own_comm: Comm
 
         @property
         def shape(self) -> tuple[int, ...]: ...
@@ -44,6 +47,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
         def dtype(self) -> np.dtype[Any]: ...
         def gather(self, root: int | None = None) -> Any: ...
         def is_alone(self) -> bool: ...
+        def is_on_all_ranks(self) -> bool: ...
         @property
         def region(self) -> Any: ...
 
@@ -52,12 +56,21 @@ class ArrayMethods(NDArrayOperatorsMixin):
     __pandas_priority__ = 5000  # above that of pandas' own classes, so that they leave + to us
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        return late("apply_ufunc")(ufunc, method, inputs, options)
+        function = late("apply_ufunc")
+        if not self.ndim and not any(getattr(each, "ndim", 0) for each in inputs):
+            # Every rank has these numbers, and one rank alone may compute with them to print them.
+            return function(ufunc, method, inputs, options)
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        shown = (*inputs, options) if options else inputs
+        return call_alike(self.own_comm, name, shown, function, ufunc, method, inputs, options)
 
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
-        return late("apply_function")(function, arguments, options)
+        shown = (*arguments, options) if options else arguments
+        apply = late("apply_function")
+        name = function.__name__
+        return call_alike(self.own_comm, name, shown, apply, function, arguments, options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if not self.is_alone():
@@ -101,11 +114,14 @@ class ArrayMethods(NDArrayOperatorsMixin):
     # ---- elements -------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> DistArray:
-        selected: DistArray = late("select")(self, key)
+        selected: DistArray = call_alike(
+            self.own_comm, "getitem", (self, key), late("select"), self, key
+        )
         return selected
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        late("assign")(self, key, value)
+        shown = (self, key, value)
+        call_alike(self.own_comm, "setitem", shown, late("assign"), *shown)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -117,7 +133,10 @@ class ArrayMethods(NDArrayOperatorsMixin):
             yield self[index]
 
     def item(self, *index: int) -> Any:
-        """Return an element as a Python number on every rank.
+        """Return an element as a Python number.
+
+        If every rank has the whole tensor, as results without dimensions, a rank may call it alone.
+        Otherwise all ranks call it. The same holds for `float`, `int`, `bool` and `complex`.
 
         Parameters
         ----------
@@ -134,10 +153,14 @@ class ArrayMethods(NDArrayOperatorsMixin):
         >>> einmpi.DistArray.ones((2, 3)).item(1, 2)
         1.0
         """
-        chosen = self[index] if index else self
+        chosen: Any = on_host(self.local) if self.is_on_all_ranks() else self
+        if index:
+            chosen = chosen[index]
         if chosen.size != 1:
             raise ValueError("can only convert a tensor with one element to a Python number")
-        return chosen.gather().item()
+        if isinstance(chosen, ArrayMethods):
+            chosen = chosen.gather()
+        return chosen.item()
 
     def __float__(self) -> float:
         return float(self.item())

@@ -102,10 +102,13 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         is written into the block of their tensor; they see `x[...] = ...`.
         """
         if self._local is None:
-            what = "it was given away to a compiled call, which has written over it"
-            hint = "use the result of the call"
-            raise InputError("DistArray", what, "one that was not given away", hint)
+            raise _given_away_error()
         return self._local
+
+    def _check_is_here(self) -> None:
+        """Raise an error if someone else uses its memory."""
+        if self._is_given_away:
+            raise _given_away_error()
 
     def _give_away(self) -> None:
         """Forget this rank's block: someone else uses its memory from now on."""
@@ -211,6 +214,11 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         """Return whether this rank is the only one, so that its block is the whole tensor."""
         return self.own_comm.size == 1
 
+    def is_on_all_ranks(self) -> bool:
+        """Return whether every rank has the whole tensor, so that it can read all of it alone."""
+        layout = self.layout
+        return layout.mesh.ranks == self.own_comm.size and not layout.cutting_axes()
+
     def _share_origin(self, array: DistArray) -> DistArray:
         """Return another array with the same values, which come from the same run."""
         array.origin = self.origin
@@ -286,6 +294,7 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         rank = self.own_comm.rank
 
         def check_root() -> int | None:
+            self._check_is_here()
             is_integer = isinstance(root, int | np.integer)
             if root is not None and not (is_integer and 0 <= root < self.own_comm.size):
                 expected = f"a rank from 0 to {self.own_comm.size - 1}"
@@ -327,6 +336,7 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         """
 
         def check_layout() -> None:
+            self._check_is_here()
             if not isinstance(layout, Layout):
                 problem = f"{type(layout).__name__} is not a layout"
                 raise InputError("redistribute", problem, "the layout of a DistArray")
@@ -353,6 +363,12 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
         exchange(Exchange("", source, target, moves), buffers, self.own_comm)
         return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
+
+
+def _given_away_error() -> InputError:
+    what = "it was given away to a compiled call, which has written over it"
+    hint = "use the result of the call"
+    return InputError("DistArray", what, "one that was not given away", hint)
 
 
 # The communicator on which pickles are loaded; None for the world.

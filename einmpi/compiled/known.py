@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from einmpi.comm.agreement import KNOWN, all_say
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
 from einmpi.job.job import Job
@@ -47,8 +48,8 @@ class KnownJobs:
         with self._lock:
             entry = self._entries.get(key)
             own_number = 0 if entry is None else entry.number
-            all_have_it = comm.size == 1 or comm.same(str(own_number)) is None
-            if entry is None or not all_have_it:
+            is_known = all_say(comm, comm.prepare_compare(f"{KNOWN}job {own_number}"))
+            if entry is None or not is_known:
                 compiled = make()
                 self._compiled_so_far += 1
                 entry = _Entry(source, self._compiled_so_far, compiled)

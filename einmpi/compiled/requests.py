@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.comm.agreement import agree_on_calls
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 
@@ -41,6 +42,7 @@ def request_elements(
     is_other = np.arange(comm.size) != comm.rank
     one_each = is_other.astype(int).tolist()
     everyone = tuple(range(comm.size))
+    agree_on_calls(comm)
     with abort_on_divergence(comm):
         others_counts = np.empty(comm.size - 1, np.int64)
         comm.alltoallv(everyone, counts[is_other], one_each, others_counts, one_each)
@@ -68,6 +70,7 @@ def exchange_elements(
     """
     to_send = np.concatenate([np.empty(0, dtype), *parts])
     received = np.empty(sum(receive_counts), dtype)
+    agree_on_calls(comm)
     with abort_on_divergence(comm):
         everyone = tuple(range(comm.size))
         comm.alltoallv(everyone, to_send, send_counts, received, receive_counts)

@@ -5,11 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
+from array_cases import DIFFERENT_CALLS
 from mpi_helpers import needs_mpirun, run_mpi
 from refusals import error
 
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
+from einmpi.errors import EinmpiError
 
 WHOLE = np.arange(42.0).reshape(7, 6)
 
@@ -92,6 +94,68 @@ def test_numbers():
         return True
 
     assert run_threads(3, on_rank) == [True] * 3
+
+
+def test_a_rank_alone_reads_what_every_rank_has():
+    """A program may print on one rank: the others do nothing, and would be waited for."""
+    texts = []
+
+    def on_rank(comm):
+        x = DistArray.from_global(WHOLE, comm)
+        everywhere = DistArray.from_global(WHOLE, comm, parts=(1, 1))
+        total = x.sum()
+        place = x.argmax()
+        flag = (x > 50).any()
+        if comm.rank == 1:
+            numbers = (float(total), total.item(), complex(total), int(place), bool(flag))
+            texts.append(
+                (*numbers, "abc"[place % 3], everywhere.item(2, 3), everywhere.item(-1, 0))
+            )
+            texts.append(f"{total:.2f} {total / 2:.1f} {np.sqrt(total):.3f}")
+            assert "861" in repr(total) and "861" in str(total)
+        return (x - total).sum().gather()
+
+    for found in run_threads(3, on_rank, limit=20):
+        assert found == WHOLE.sum() - 42 * WHOLE.sum()
+    assert texts == [(861, 861, 861, 41, False, "c", 15, 36), "861.00 430.5 29.343"]
+
+
+@pytest.mark.parametrize("name", DIFFERENT_CALLS)
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
+def test_different_calls_are_an_error_on_all_ranks(name, is_known):
+    """At the latest when ranks next send each other something. They can go on afterwards."""
+    call = DIFFERENT_CALLS[name]
+
+    def on_rank(comm):
+        x = DistArray.from_global(np.arange(48.0).reshape(8, 6), comm)
+        y = DistArray.from_global(np.arange(36.0).reshape(6, 6), comm)
+        for number in (0, 1) if is_known else ():
+            call(x, y, number)
+        x.gather()
+        with pytest.raises(EinmpiError, match="; all ranks must make the same calls") as caught:
+            call(x, y, int(comm.rank == 1))
+            (x.sum() + y.sum()).gather()
+        assert caught.value.everywhere
+        np.testing.assert_array_equal(y.sum(0).gather(), np.arange(36.0).reshape(6, 6).sum(0))
+        return str(caught.value)
+
+    for ranks in (2, 3):
+        said = run_threads(ranks, on_rank, limit=20)
+        assert len(set(said)) == 1 and "rank 1" in said[0]
+
+
+def test_calls_are_described_by_what_they_mean():
+    """Not by how a rank has stored it, or by the names of its objects."""
+
+    def on_rank(comm):
+        x = DistArray.from_global(WHOLE, comm)
+        index = np.int64(2) if comm.rank else 2
+        rows = x[index : index + 2] + (np.float64(3.0) if comm.rank else 3.0)
+        columns = np.asfortranarray(WHOLE) if comm.rank else WHOLE
+        return np.where(rows > 0, rows, columns[2:4]).gather()
+
+    for found in run_threads(2, on_rank):
+        np.testing.assert_array_equal(found, WHOLE[2:4] + 3)
 
 
 def test_on_one_rank_it_is_an_array():

@@ -127,8 +127,8 @@ WRONG = [
     ),
     (
         lambda comm: comm.barrier(),
-        lambda comm: comm.same(""),
-        "rank [01] expects (barrier|same) of rank [01], which does",
+        lambda comm: comm.compare(""),
+        "rank [01] expects (barrier|compare) of rank [01], which does",
     ),
     (
         lambda comm: comm.barrier(),

@@ -122,8 +122,7 @@ CALLS = (
     "reduce_scatter",
     "sendrecv",
     "lowest",
-    "same",
-    "allgather_text",
+    "compare",
     "barrier",
 )
 

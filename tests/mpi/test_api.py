@@ -3,6 +3,7 @@
 import h5py
 import numpy as np
 import pytest
+from array_cases import DIFFERENT_CALLS
 
 import einmpi
 import einmpi.array_api as xp
@@ -99,6 +100,68 @@ def test_wrong_input_is_an_error_on_every_rank(world):
     given = np.ones(8 if world.rank else 9)
     with pytest.raises(einmpi.InputError):
         einmpi.run(job, {"X": given})
+
+
+@pytest.mark.parametrize("name", DIFFERENT_CALLS)
+def test_different_calls_are_an_error_on_all_ranks(name, world):
+    """With messages of MPI, which would wait for each other, or take one for another."""
+    x = einmpi.DistArray.from_global(np.arange(48.0).reshape(8, 6))
+    y = einmpi.DistArray.from_global(np.arange(36.0).reshape(6, 6))
+    for _ in range(2):  # the second time, some of these calls are known
+        with pytest.raises(einmpi.EinmpiError, match="; all ranks must make the same calls"):
+            DIFFERENT_CALLS[name](x, y, int(world.rank == 1))
+            float((x.sum() + y.sum()).gather())
+        assert float(y.sum()) == 36 * 35 / 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    {
+        "shared": ("auto", "off"),
+        "overlap": ("auto", "off"),
+        "memory": (None, "1GiB"),
+        "strict": (False, True),
+        "fast_math": (False, True),
+        "strategy": ("eindecomp", "sqrt"),
+        "recompute": ("auto", "none"),
+        "pin": (None, {"Z": (1, 1)}),
+    }.items(),
+)
+def test_different_settings_are_an_error_on_all_ranks(setting, values, world):
+    x = np.arange(48.0).reshape(8, 6)
+    value = values[world.rank == 1]
+    job = einmpi.program("Z[i,k] = sum(X[i,j] * X[k,j])", X=x)
+    compiled = einmpi.compile(job, **{setting: value})
+    for call in (lambda: compiled(X=x), lambda: einmpi.run(job, {"X": x}, **{setting: value})):
+        with pytest.raises(
+            einmpi.EinmpiError, match=f"rank 1 calls compile.*{setting}.*same calls"
+        ):
+            call()
+    np.testing.assert_allclose(einmpi.run(job, {"X": x})["Z"].gather(), x @ x.T)
+
+
+def test_a_tensor_that_was_given_away_is_an_error_on_all_ranks(world, shared_folder):
+    """They can go on: no rank is ended in the middle of a call."""
+    job = einmpi.program("Y[i] = 2 * X[i]", X=(8,))
+    step = einmpi.compile(job, carry={"X": "Y"}, donate=True)
+    x = einmpi.DistArray.from_global(np.arange(8.0))
+    layout = x.layout
+    y = step(X=x)["Y"]
+    uses = (
+        lambda: x.gather(),
+        lambda: x.gather(1),
+        lambda: x.redistribute(layout),
+        lambda: x.to_hdf5(shared_folder / "x.h5", "/x"),
+        lambda: x.tolist(),
+        lambda: x + 1,
+        lambda: x.sum(),
+        lambda: x[1:],
+        lambda: step(X=x),
+    )
+    for use in uses:
+        with pytest.raises(einmpi.InputError, match="it was given away to a compiled call"):
+            use()
+    np.testing.assert_array_equal(y.gather(), 2 * np.arange(8.0))
 
 
 def test_arrays_of_the_standard(world):

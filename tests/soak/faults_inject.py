@@ -50,8 +50,7 @@ _MESSAGES = (
     "reduce_scatter",
     "sendrecv",
     "lowest",
-    "same",
-    "allgather_text",
+    "compare",
     "barrier",
 )
 # What a step belongs to, by the innermost module at work that is one of these.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einmpi.comm.agreement import all_say
+from einmpi.comm.agreement import KNOWN, all_say
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking
@@ -27,8 +27,7 @@ class KnownCall:
 
     plan: Plan
     schedule: Schedule
-    text: str  # the same on all ranks that do the same
-    ask: Callable[[], bool]  # whether all ranks say this text
+    ask: Callable[[], list[str] | None]  # whether all ranks do the same: None if they do
     may_fail: bool  # on one rank alone, because of the values of inputs
     prepared: PreparedRun | None = None
     may_be_prepared: bool = True
@@ -86,10 +85,10 @@ class KnownCalls:
         text = "a process alone does not ask"
         if self.comm.size > 1:
             kinds = sorted((name, repr(kind_of(array))) for name, array in inputs.items())
-            text = f"known call {fingerprint()} {kinds}"
+            text = f"{KNOWN}call {fingerprint()} {kinds}"
         may_fail = reads_files or _may_fail(plan.graph)
-        ask = self.comm.prepare_same(text)
-        self.calls[outline] = KnownCall(plan, schedule, text, ask, may_fail)
+        ask = self.comm.prepare_compare(text)
+        self.calls[outline] = KnownCall(plan, schedule, ask, may_fail)
 
 
 def all_know(comm: Comm, known: KnownCall | None) -> bool:
@@ -99,8 +98,8 @@ def all_know(comm: Comm, known: KnownCall | None) -> bool:
     """
     with abort_on_divergence(comm):
         if known is not None and not is_checking():
-            return all_say(comm, known.text, known.ask)
-        all_say(comm, "", comm.prepare_same(""))
+            return all_say(comm, known.ask)
+        all_say(comm, comm.prepare_compare(f"{KNOWN}call of nobody"))
     return False
 
 

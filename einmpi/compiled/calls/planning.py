@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import agree_on_calls, describe_argument, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.shared_memory import sharing_nodes
 from einmpi.compiled.backends import Workplace
@@ -83,6 +83,9 @@ class Planning:
 
         All ranks agree on the plan, or all raise an error.
         """
+        if self.comm.size > 1:  # by their settings ranks decide what they ask each other next
+            self.comm.calls.note(f"compile({self.settings})")
+            agree_on_calls(self.comm)
         nodes = sharing_nodes(self.comm) if self.may_share else ()
         plan, schedule = together(
             self.comm,
@@ -119,8 +122,23 @@ class Planning:
         """Return a text that is equal on ranks that are about to do the same."""
         known = self.fingerprints.get(id(plan))
         if known is None:
-            known = self.fingerprints[id(plan)] = plan, _fingerprint(self.job, plan)
+            fingerprint = _fingerprint(self.job, plan, self.settings)
+            known = self.fingerprints[id(plan)] = plan, fingerprint
         return known[1]
+
+    @property
+    def settings(self) -> str:
+        """All that ranks have to set alike, as a text."""
+        job = self.job
+        settings: dict[str, Any] = {"backend": job.backend, "half": job.half, "strict": job.strict}
+        for name, usual in vars(Options()).items():
+            value = getattr(self.options, name)
+            if value != usual and name != "pin_places":  # files may have other paths on each node
+                settings[name] = value
+        if self.options.machine is not None:
+            settings["machine"] = self.options.machine.digest
+        settings |= {"fast_math": job.fast_math, "shared": job.shared}
+        return describe_argument({**settings, "share": self.residents.is_shared})
 
     def _plan_and_lower(self, kinds: Kinds, nodes: Sequence[int]) -> Ready:
         """Plan, and lower the plan. `nodes` are those whose ranks share memory, if they may."""
@@ -171,7 +189,7 @@ class Planning:
         return isinstance(self.work.backend, NumpyBackend) and self.work.comm.serves_threads
 
 
-def _fingerprint(job: Job, plan: Plan) -> str:
+def _fingerprint(job: Job, plan: Plan, settings: str) -> str:
     """Return a text that is equal on ranks that are about to do the same."""
     inputs = []
     for input_spec in job.inputs:
@@ -181,6 +199,5 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
     blas = describe_blas_in_use()  # another one rounds otherwise
-    modes = (job.fast_math, job.strict, job.shared, plan.overlapped)
-    agreed = (__version__, plan.digest, *modes, blas, inputs, outputs)
+    agreed = (__version__, plan.digest, settings, plan.overlapped, blas, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()

@@ -53,6 +53,7 @@ class StagedComm(PreparesNothing, SharesNothing):
         self.rank_on_node = host.rank_on_node
         self.cuda_aware = host.cuda_aware
         self.kept = host.kept
+        self.calls = host.calls
 
     @property
     def received(self) -> int:
@@ -145,8 +146,8 @@ class StagedComm(PreparesNothing, SharesNothing):
     def lowest(self, number: int) -> int:
         return self.host.lowest(number)
 
-    def same(self, text: str) -> int | None:
-        return self.host.same(text)
+    def compare(self, text: str) -> list[str] | None:
+        return self.host.compare(text)
 
     def allgather_text(self, text: str) -> list[str]:
         return self.host.allgather_text(text)
