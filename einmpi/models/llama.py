@@ -26,6 +26,7 @@ from einmpi.models.known_programs import KnownPrograms, Wanted
 from einmpi.models.modules import AT
 from einmpi.models.programs import (
     FREQUENCIES,
+    LAST_HIDDEN,
     LENGTHS,
     LOGITS,
     OUTPUT_HEAD,
@@ -166,7 +167,9 @@ class Model:
         """
         return self.prefill(tokens, lengths, every)[0]
 
-    def hidden(self, tokens: Any, layers: Sequence[int], lengths: Any = None) -> list[DistArray]:
+    def hidden(
+        self, tokens: Any, layers: Sequence[int], lengths: Any = None, before_norm: bool = False
+    ) -> list[DistArray]:
         """Compute the hidden states after some layers.
 
         Parameters
@@ -174,7 +177,10 @@ class Model:
         tokens, lengths
             As for `logits`.
         layers : sequence of int
-            The layers, counted from 1; 0 is the embedding.
+            The layers, counted from 1; 0 is the embedding. As in transformers, the states of the
+            last layer are those after the model's last norm.
+        before_norm : bool, optional
+            Whether those of the last layer are as it leaves them, before that norm.
 
         Returns
         -------
@@ -186,7 +192,7 @@ class Model:
         InputError
             The tokens are wrong, or there is no such layer; the same error on all ranks.
         """
-        return self.prefill(tokens, lengths, layers=layers)[1]
+        return self.prefill(tokens, lengths, layers=layers, before_norm=before_norm)[1]
 
     def prefill(
         self,
@@ -194,12 +200,16 @@ class Model:
         lengths: Any = None,
         every: bool = False,
         layers: Sequence[int] = (),
+        before_norm: bool = False,
     ) -> tuple[DistArray, list[DistArray]]:
         """Compute logits as `logits` does, and hidden states as `hidden` does, in one run."""
         prompts = self._prompts(tokens, lengths)
-        chosen = together(self.comm, lambda: checked_layers(layers, self.config))
-        outputs = self._run_prefill(prompts, every=every, hidden=chosen)
-        return outputs[LOGITS], [outputs[f"x_{layer}"] for layer in chosen]
+        chosen = together(self.comm, lambda: checked_layers(layers, self.config, before_norm))
+        last = -1 if before_norm else self.config.layers  # the layer after which there is a norm
+        plain = tuple(layer for layer in chosen if layer != last)
+        outputs = self._run_prefill(prompts, every=every, hidden=plain, last_hidden=last in chosen)
+        names = [LAST_HIDDEN if layer == last else f"x_{layer}" for layer in chosen]
+        return outputs[LOGITS], [outputs[name] for name in names]
 
     def generate(
         self,

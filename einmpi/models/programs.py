@@ -19,6 +19,7 @@ TOKENS = "tokens"  # inputs that a call gives
 LENGTHS = "lengths"
 FREQUENCIES = "frequencies"
 LOGITS = "logits"
+LAST_HIDDEN = "last_hidden"  # after the last norm, at every position
 OUTPUT_HEAD = "lm_head.weight"  # the tensor; checkpoints with tied embeddings may have it too
 
 
@@ -102,6 +103,7 @@ def prefill_program(
     lengths: bool = False,
     caches: bool | int = False,
     hidden: tuple[int, ...] = (),
+    last_hidden: bool = False,
 ) -> ModelProgram:
     """Return the program that computes logits of whole prompts.
 
@@ -124,6 +126,8 @@ def prefill_program(
     hidden : tuple of int, optional
         Layers after which the numbers of each position are outputs: x_K for layer K, counted from
         1; x_0 is the embedding.
+    last_hidden : bool, optional
+        Whether the last layer's numbers after the last norm are an output: `last_hidden`.
 
     Returns
     -------
@@ -140,7 +144,11 @@ def prefill_program(
         if caches:
             text += _new_caches(number, sequence, cache_length)
             outputs += [f"kc_{number}", f"vc_{number}"]
-    text += _head(config, dtype, sequence, every, lengths)
+    last = Layer(config, PREFILL, dtype, config.layers, sequence)
+    if last_hidden:
+        text += last.norm(LAST_HIDDEN, f"x_{last.number}", "gf", "b,s,a", "a")
+        outputs.append(LAST_HIDDEN)
+    text += _head(last, every, lengths)
     inputs: dict[str, tuple[tuple[int, ...], str]] = {
         TOKENS: ((batch, sequence), "int64"),
         FREQUENCIES: ((config.head_width // 2,), "float32"),
@@ -221,17 +229,16 @@ def _new_caches(number: int, sequence: int, length: int) -> str:
     return f"kc_{number}[b,g,u:{length},d] = {keys}\nvc_{number}[b,g,u:{length},d] = {values}\n"
 
 
-def _head(config: Config, dtype: str, sequence: int, every: bool, lengths: bool) -> str:
+def _head(layer: Layer, every: bool, lengths: bool) -> str:
     """Return the statements from the last layer to logits."""
-    layer = Layer(config, PREFILL, dtype, config.layers, sequence)
-    last = f"x_{config.layers}"
+    last = f"x_{layer.number}"
     if every:
         return _logits(layer, last, "b,s")
     if lengths:
         # A sum over positions of which one is not zero: it can be cut along them, a gather cannot.
         text = f"xl[b,a] = sum[s](where(s == {LENGTHS}[b] - 1, {last}[b,s,a], 0))\n"
     else:
-        text = f"xl[b,a] = {last}[b,{sequence - 1},a]\n"
+        text = f"xl[b,a] = {last}[b,{layer.columns - 1},a]\n"
     return text + _logits(layer, "xl", "b")
 
 

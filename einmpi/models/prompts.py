@@ -128,7 +128,9 @@ def _checked_lengths(lengths: Any, counts: Sequence[int]) -> list[int]:
     return found
 
 
-def checked_layers(layers: Sequence[int], config: Config) -> tuple[int, ...]:
+def checked_layers(
+    layers: Sequence[int], config: Config, before_norm: bool
+) -> tuple[int, ...]:
     """Return the layers whose hidden states are computed; refuse those that do not exist."""
     given = _array("layers", layers)
     if given.size and (given.dtype.kind not in "iu" or given.ndim != 1):
@@ -140,6 +142,9 @@ def checked_layers(layers: Sequence[int], config: Config) -> tuple[int, ...]:
             raise InputError("layers", f"there is no layer {layer}", expected)
     if len(set(chosen)) != len(chosen):
         raise InputError("layers", f"{list(chosen)} requested", "different layers")
+    if before_norm and config.layers not in chosen:
+        problem = f"layer {config.layers} is not asked for, and no norm follows the others"
+        raise InputError("before_norm", problem, f"layer {config.layers} among the layers")
     return chosen
 
 

@@ -15,6 +15,7 @@ from paths import ROOT
 from tiny_tokenizer import write_tokenizer
 
 import einmpi
+from einmpi.models.llama import load
 
 LLAMA = ROOT / "tests/models/checkpoints/llama"
 
@@ -70,7 +71,11 @@ def test_logits_and_hidden_states_in_files(folder):
     printed(folder, "--prompts", "in.h5:/tokens", "--every-position", *words)
     logits = in_file(folder, "logits", "out.h5")
     np.testing.assert_allclose(logits, in_file(folder, "logits"), rtol=0, atol=1e-4)
-    assert in_file(folder, "h/2", "out.h5").shape == in_file(folder, "h/0", "out.h5").shape
+    last = in_file(folder, "h/2", "out.h5")
+    model = load(LLAMA)
+    np.testing.assert_array_equal(last, model.hidden(in_file(folder, "tokens"), [2])[0].gather())
+    printed(folder, "--prompts", "in.h5:/tokens", "--hidden", "out.h5:/before", "--before-norm")
+    assert not np.allclose(in_file(folder, "before/2", "out.h5"), last)
     words = ["--lengths", "in.h5:/lengths", "--logits", "out.h5:/last"]
     printed(folder, "--prompts", "in.h5:/tokens", *words)
     last = in_file(folder, "last", "out.h5")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_reference import normalised
 
 import einmpi
 from einmpi.comm.threads import run_threads
@@ -55,8 +56,26 @@ def test_logits_and_hidden_states(model):
     np.testing.assert_allclose(last, expected["logits"][:, -1], rtol=0, atol=1e-4)
     embedding = einmpi.open_dataset(LLAMA / "model.safetensors", "model.embed_tokens.weight")
     np.testing.assert_array_equal(states[1].gather(), embedding.gather()[tokens])
-    assert states[0].shape == (3, 20, 32)
     np.testing.assert_array_equal(model.hidden(tokens, [2])[0].gather(), states[0].gather())
+
+
+def test_the_last_hidden_states_are_those_of_transformers(model):
+    # In transformers the last one is after the model's norm: the logits are its product alone.
+    expected = golden()
+    tokens = expected["tokens"]
+    tensors = {}
+    for name in ("lm_head.weight", "model.norm.weight"):
+        tensors[name] = einmpi.open_dataset(LLAMA / "model.safetensors", name).gather()
+    one, last = (state.gather() for state in model.hidden(tokens, [1, 2]))
+    logits = last @ tensors["lm_head.weight"].T
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
+    same, plain = (state.gather() for state in model.hidden(tokens, [1, 2], before_norm=True))
+    np.testing.assert_array_equal(one, same)
+    normed = normalised(plain, tensors["model.norm.weight"], model.config.epsilon)
+    # float32 in another order: 32 terms of about 1.
+    np.testing.assert_allclose(normed, last, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="before_norm: layer 2 is not asked for"):
+        model.hidden(tokens, [1], before_norm=True)
 
 
 def test_prompts_of_different_lengths_equal_single_prompts(model):

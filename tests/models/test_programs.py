@@ -178,8 +178,10 @@ def test_prompts_of_unequal_length_and_hidden_states(ranks: int) -> None:
     lengths = np.array([5, 20, 1])
     for row, length in enumerate(lengths):
         tokens[row, length:] = 0
-    program = prefill_program(config, 3, 20, "float32", lengths=True, hidden=(0, 2))
-    assert program.outputs == ("logits", "x_0", "x_2")
+    program = prefill_program(
+        config, 3, 20, "float32", lengths=True, hidden=(0, 2), last_hidden=True
+    )
+    assert program.outputs == ("logits", "x_0", "x_2", "last_hidden")
     inputs = {**weights(config, FOLDER / GROUPED, "float32"), "tokens": tokens, "lengths": lengths}
     outputs = run_on_threads(job_of(program), ranks, inputs).outputs
     last = expected["logits"][np.arange(3), lengths - 1]
@@ -187,8 +189,11 @@ def test_prompts_of_unequal_length_and_hidden_states(ranks: int) -> None:
     np.testing.assert_array_equal(outputs["x_0"], inputs["emb"][tokens])
     # The last layer's numbers give the logits again.
     scale = 1 / np.sqrt((outputs["x_2"] ** 2).mean(-1, keepdims=True) + config.epsilon)
-    again = outputs["x_2"] * scale * inputs["gf"] @ inputs["emb"].T
+    normed = outputs["x_2"] * scale * inputs["gf"]
+    again = normed @ inputs["emb"].T
     np.testing.assert_allclose(again[1], expected["logits"][1], rtol=0, atol=1e-4)
+    # float32 in another order: 32 terms of about 1.
+    np.testing.assert_allclose(outputs["last_hidden"], normed, rtol=1e-5, atol=1e-5)
 
 
 # ---- caches -------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     model = load_model(options, comm)
     layers = _layers(options, model)
     together(comm, lambda: _check_separate(options, logits_target, hidden_target, layers))
-    logits, states = model.prefill(tokens, lengths, options.every_position, layers)
+    logits, states = model.prefill(
+        tokens, lengths, options.every_position, layers, options.before_norm
+    )
     targets = {}
     if logits_target is not None:
         file, dataset = logits_target

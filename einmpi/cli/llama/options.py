@@ -220,6 +220,13 @@ LLAMA_OPTIONS = (
         default=[],
     ),
     Option(
+        ("--before-norm",),
+        "output",
+        _COMMAND,
+        "the last of the --layers before the last norm, not after it",
+        is_switch=True,
+    ),
+    Option(
         ("--job",),
         "output",
         _COMMAND,
