@@ -171,18 +171,13 @@ def _loop_report(
     `steps_before` are the steps before a checkpoint, from which this run has continued.
     `seconds_once` is the time of what was computed before the first step.
     """
+    from einmpi.planner.plan_data import Cost
     from einmpi.report.results import LoopReport
 
-    bytes_once = 0
-    planned_peak = run.plan.peak
-    if run.plan.loop is not None:  # it has run, not only an earlier run of it
-        bytes_once += sum(each.nbytes for each in run.plan.loop.arriving.values())
-    if run.once_plan is not None:
-        bytes_once += run.once_plan.bytes_predicted
-        planned_peak = max(planned_peak, run.once_plan.peak)
-    bytes_validation = 0
+    planned_peak = run.plan.peak_in_all
+    cost_validation = Cost()
     if validation is not None and validation.is_planned:
-        bytes_validation = validation.bytes_predicted
+        cost_validation = validation.predicted
         planned_peak = max(planned_peak, validation.plan.peak)
     seconds_of_steps = run.measured.seconds - seconds_once
     return LoopReport(
@@ -191,11 +186,11 @@ def _loop_report(
         result.is_done,
         run.loop.until_text,
         result.history,
-        bytes_once,
-        run.plan.bytes_predicted,
+        run.plan.cost_once,
+        run.plan.cost,
+        cost_validation,
         seconds_of_steps / max(1, result.steps - steps_before),
         planned_peak,
-        bytes_validation,
     )
 
 

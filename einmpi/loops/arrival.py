@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,10 +16,10 @@ from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.loops.stages import Stages, kept_outputs
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Arriving, loop_plan_of
+from einmpi.planner.plan_data import Cost, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import loaded_cuts
-from einmpi.schedule.moves import redistributed_elements
+from einmpi.schedule.moves import elements_between, redistributed_elements
 
 Planned = TypeVar("Planned")
 
@@ -49,21 +49,30 @@ def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict
 
 
 def arrivals(
-    stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout]
-) -> dict[str, Arriving]:
-    """Return what moves of each tensor before the first step, given where they lie."""
+    stages: Stages,
+    plan: Plan,
+    layouts_before: Mapping[str, Layout],
+    nodes: Sequence[int] = (0,),
+) -> dict[str, Cost]:
+    """Return what moves of each tensor before the first step, given where they lie.
+
+    `nodes` are those of the ranks.
+    """
     found = {}
     for name, layout in layouts_before.items():
-        words = 0
         dtype = ""
+        targets = []
         if name in stages.step.graph.by_name:
             dtype = stages.step.graph[name].dtype
-            words += redistributed_elements(layout, step_layout(stages.step.graph, plan, name))
+            targets.append(step_layout(stages.step.graph, plan, name))
         if stages.once is not None and name in stages.once.graph.by_name:
             dtype = stages.once.graph[name].dtype
-            words += redistributed_elements(layout, layout_for_once(layout, plan))
+            targets.append(layout_for_once(layout, plan))
+        words = sum(redistributed_elements(layout, target) for target in targets)
         if words:
-            found[name] = Arriving(words, words * np.dtype(dtype).itemsize)
+            between = sum(elements_between(layout, target, nodes) for target in targets)
+            itemsize = np.dtype(dtype).itemsize
+            found[name] = Cost(words, words * itemsize, between * itemsize)
     return found
 
 

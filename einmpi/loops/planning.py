@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from einmpi.comm.local import spread_over_nodes
 from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (
@@ -123,7 +124,8 @@ def plan_loop(
         of_once = replace(of_once, given=given)
         once = make_plan(stages.once.graph, ranks, of_once)
     batches = plan_batches(job, loop, plan)
-    found = with_loop(plan, loop, stages, once, batches, arrivals(stages, plan, known))
+    arriving = arrivals(stages, plan, known, spread_over_nodes(ranks, plan.nodes))
+    found = with_loop(plan, loop, stages, once, batches, arriving)
     if loop.validation is None:
         return found
     layouts = {}

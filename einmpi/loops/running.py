@@ -114,7 +114,7 @@ class LoopRun:
         layouts_before = read_by_stages(self.stages, layouts_of(given))
         if not self.is_planned:
             self.plan_steps(layouts_before)
-        arriving = arrivals(self.stages, self.plan, layouts_before)
+        arriving = arrivals(self.stages, self.plan, layouts_before, self.comm.nodes)
         received = self.comm.received
         received_between = self.comm.received_between
         self.values = placed_for_step(self.stages.step.graph, self.plan, given)

@@ -151,8 +151,6 @@ class LoopSequence:
                 planned += array.layout.max_elements() * array.dtype.itemsize
                 here += array.local.nbytes
         run.plan = with_kept(run.plan, planned)
-        if run.once_plan is not None:
-            run.once_plan = replace(run.once_plan, peak=run.once_plan.peak + planned)
         return here
 
     def _inputs_of(self, number: int, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from einmpi.language.parse import rewrite
 from einmpi.loops.batches import reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Arriving, BatchPlan, LoopPlan
+from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.schedule.lower import loaded_cuts
 
@@ -233,7 +233,7 @@ def with_loop(
     stages: Stages,
     once: Plan | None,
     batches: BatchPlan | None = None,
-    arriving: Mapping[str, Arriving] | None = None,
+    arriving: Mapping[str, Cost] | None = None,
 ) -> Plan:
     """Return the plan of a step that knows its loop, and counts what batches take."""
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})

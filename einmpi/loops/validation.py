@@ -13,7 +13,7 @@ from einmpi.job.validation import Validation
 from einmpi.loops.arrival import arrivals, layouts_of, placed_for_step, read_by_stages
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import validation_loop, written_step
-from einmpi.planner.plan_data import loop_plan_of
+from einmpi.planner.plan_data import Cost, cost_of_all
 
 
 class ValidationRun(LoopRun):
@@ -27,7 +27,7 @@ class ValidationRun(LoopRun):
         )
         self.validation = validation
         self.given: dict[str, Any] = {}  # inputs of the caller
-        self.bytes_predicted = 0  # that move in all
+        self.predicted = Cost()  # of all that was computed so far
         self.training_step = 0
 
     def take_inputs(self, given: Mapping[str, Any], others: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class ValidationRun(LoopRun):
         for values in self.rows.values():
             values.clear()
         history = self.run().history
-        self.bytes_predicted += self.plan.bytes_predicted * self.loop.steps
+        self.predicted = self.predicted.plus(self.plan.cost, self.loop.steps)
         counts = [1.0]
         if self.loop.batches is not None:
             counts = [float(self.loop.batches.count_of(k)) for k in range(self.loop.steps)]
@@ -77,15 +77,11 @@ class ValidationRun(LoopRun):
         """Put the parameters where the steps need them; the first time also all other inputs."""
         if not self.is_planned:
             self.prepare({**self.given, **carried})
-            self.bytes_predicted += sum(
-                each.nbytes for each in loop_plan_of(self.plan).arriving.values()
-            )
-            if self.once_plan is not None:
-                self.bytes_predicted += self.once_plan.bytes_predicted
+            self.predicted = self.plan.cost_once
             return
         layouts = read_by_stages(self.stages, layouts_of(carried))
-        moving = arrivals(self.stages, self.plan, layouts)
-        self.bytes_predicted += sum(each.nbytes for each in moving.values())
+        moving = arrivals(self.stages, self.plan, layouts, self.comm.nodes)
+        self.predicted = self.predicted.plus(cost_of_all(moving.values()))
         received = self.comm.received
         received_between = self.comm.received_between
         self.values.update(placed_for_step(self.stages.step.graph, self.plan, carried))

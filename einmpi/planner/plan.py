@@ -32,7 +32,7 @@ class Plan(PlanData):
 
     def __repr__(self) -> str:
         outputs = ", ".join(self.graph.outputs)
-        moved = show_bytes(self.bytes_predicted)
+        moved = show_bytes(self.cost_in_all.nbytes)
         return f"<Plan of {outputs} on {counted(self.ranks, 'rank')}: {moved} to move>"
 
     def _repr_html_(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -16,11 +17,28 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import Bill
 
 
-class Arriving(NamedTuple):
-    """What moves of a tensor before the first step of a loop, because it lies elsewhere."""
+class Cost(NamedTuple):
+    """What a plan costs if it is run once, or what all steps of a loop cost together."""
 
-    words: int
-    nbytes: int
+    words: int = 0
+    nbytes: int = 0
+    between: int = 0  # of these bytes: those between nodes, where they are known
+    operations: int = 0  # of the program
+    operations_busiest: int = 0  # of the busiest rank
+    seconds: float | None = 0.0  # None where no machine was measured
+
+    def plus(self, other: Cost, times: int = 1) -> Cost:
+        """Return this cost with another one, so many times."""
+        amounts = [own + times * more for own, more in zip(self[:-1], other[:-1], strict=True)]
+        seconds = None
+        if self.seconds is not None and other.seconds is not None:
+            seconds = self.seconds + times * other.seconds
+        return Cost(*amounts)._replace(seconds=seconds)
+
+
+def cost_of_all(costs: Iterable[Cost]) -> Cost:
+    """Return several costs together."""
+    return reduce(Cost.plus, costs, Cost())
 
 
 @dataclass(frozen=True)
@@ -75,22 +93,13 @@ class LoopPlan:
     once: PlanData | None  # the plan of what is computed before the first step
     hoisted: tuple[str, ...]  # what that computes for the steps
     batches: BatchPlan | None = None
-    arriving: Mapping[str, Arriving] = field(default_factory=dict)  # by the name of the tensor
+    # What moves of tensors before the first step, because they lie elsewhere.
+    arriving: Mapping[str, Cost] = field(default_factory=dict)
     staying: tuple[str, ...] = ()  # inputs that stay as the loop before has loaded them
     bytes_kept: int = 0  # memory of a rank for tensors of earlier loops that are needed later
     later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
     validation: PlanData | None = None  # the plan of a batch of the validation
     validated_every: int = 0  # so many steps
-
-
-class AllSteps(NamedTuple):
-    """What a loop costs if it takes all its steps, with what comes before the first one."""
-
-    words: int
-    nbytes: int
-    between: int  # of these bytes: those that steps, and what is computed once, move between nodes
-    seconds: float | None  # where a machine was measured
-    operations: int  # of the busiest rank
 
 
 @dataclass(frozen=True)
@@ -241,29 +250,52 @@ class PlanData:
         return () if self.loop is None else (self, *self.loop.later)
 
     @property
-    def all_steps(self) -> AllSteps:
-        """What all steps of the loop cost, without the loops that follow it."""
+    def cost(self) -> Cost:
+        """What this plan costs if it is run once: of a loop, a step."""
+        return Cost(
+            self.words_predicted,
+            self.bytes_predicted,
+            self.bytes_between or 0,
+            self.graph.operations(),
+            self.operations_busiest,
+            self.seconds_predicted,
+        )
+
+    @property
+    def cost_once(self) -> Cost:
+        """What is moved and computed before the first step of the loop."""
         loop = loop_plan_of(self)
-        steps = loop.steps
-        words = steps * self.words_predicted
-        nbytes = steps * self.bytes_predicted
-        between = steps * (self.bytes_between or 0)
-        seconds = None
-        if self.seconds_predicted is not None:
-            seconds = steps * self.seconds_predicted
-        operations = steps * self.operations_busiest
-        for arriving in loop.arriving.values():
-            words += arriving.words
-            nbytes += arriving.nbytes
-        once = loop.once
+        once = Cost() if loop.once is None else loop.once.cost
+        return once.plus(cost_of_all(loop.arriving.values()))
+
+    @property
+    def all_steps(self) -> Cost:
+        """What the loop costs if it takes all its steps, without the loops that follow it."""
+        loop = loop_plan_of(self)
+        found = self.cost_once.plus(self.cost, loop.steps)
+        if loop.validation is None:
+            return found
+        times = -(-loop.steps // loop.validated_every)  # one of them after the last step
+        once = loop_plan_of(loop.validation).once
         if once is not None:
-            words += once.words_predicted
-            nbytes += once.bytes_predicted
-            between += once.bytes_between or 0
-            if seconds is not None:
-                seconds += once.seconds_predicted or 0.0
-            operations += once.operations_busiest
-        return AllSteps(words, nbytes, between, seconds, operations)
+            found = found.plus(once.cost, 1 - times)
+        return found.plus(loop.validation.all_steps, times)
+
+    @property
+    def cost_in_all(self) -> Cost:
+        """What all loops cost, or the only run of a plan without loops."""
+        return cost_of_all(each.all_steps for each in self.loops) if self.loops else self.cost
+
+    @property
+    def peak_in_all(self) -> int:
+        """The peak of all loops, with what they compute before their first steps."""
+        peaks = [self.peak]
+        for each in self.loops:
+            loop = loop_plan_of(each)
+            for part in (each, loop.once, loop.validation):
+                if part is not None:
+                    peaks.append(part.peak)
+        return max(peaks)
 
     def seconds_of(self, picoseconds: int) -> float:
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""

@@ -97,7 +97,7 @@ def graph_picture(plan: Plan) -> Picture:
     title = (
         f"The graph of the program, cut over {counted(plan.mesh.ranks, 'rank')}: "
         f"{counted(len(plan.graph.computed), 'operation')}, "
-        f"{show_bytes(plan.bytes_predicted)} moved"
+        f"{show_bytes(plan.bytes_predicted)} moved{' a step' if plan.loops else ''}"
     )
     return Picture(width, place.height + LEGEND_HEIGHT, title, (legend, *below_legend))
 

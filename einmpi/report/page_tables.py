@@ -17,6 +17,7 @@ from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.recording.timeline import KINDS, Timeline
+from einmpi.report.results import a_step_text
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 ROWS_SHOWN = 100  # at first: a browser takes long to lay out thousands of rows
@@ -29,9 +30,10 @@ LONG_TEXT = 50  # characters; a cell with more has a tooltip
 def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
     """Return the headline: the few numbers that say most. `measured` is the JSON of a run."""
     cards = _planned_cards(plan) if measured is None else _measured_cards(plan, measured)
-    if plan.machine is not None and plan.seconds_predicted is not None:
+    seconds = plan.cost_in_all.seconds if measured is None else measured["seconds_predicted"]
+    if plan.machine is not None and seconds is not None:
         caption = f"predicted; machine: {escape(plan.machine.source)}"
-        cards.append((show_seconds(plan.seconds_predicted), caption))
+        cards.append((show_seconds(seconds), caption))
     if plan.nodes > 1:
         cards.append(_between_nodes(plan, measured))
     cards.append(_certificate(plan))
@@ -43,12 +45,23 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
 
 
 def _planned_cards(plan: Plan) -> list[tuple[str, str]]:
-    busiest = show_bytes(plan.bytes_busiest)
+    cost = plan.cost_in_all
+    busiest = show_bytes(-(-cost.nbytes // plan.mesh.ranks))
+    steps = ", in all steps" if plan.loops else ""
     return [
-        (show_bytes(plan.bytes_predicted), f"moved in total; {busiest} to the busiest rank"),
-        (show_bytes(plan.peak), "peak memory per rank"),
-        (f"{plan.graph.operations():.3g}", "operations"),
+        (
+            show_bytes(cost.nbytes),
+            f"moved in total{_a_step(plan)}; {busiest} to the busiest rank",
+        ),
+        (show_bytes(plan.peak_in_all), "peak memory per rank"),
+        (f"{cost.operations:.3g}", f"operations{steps}"),
     ]
+
+
+def _a_step(plan: Plan) -> str:
+    """Return what a step of each loop moves; empty without loops."""
+    shown = [a_step_text(each.cost_once, each.cost) for each in plan.loops]
+    return f"; {', then '.join(shown)}" if shown else ""
 
 
 def _measured_cards(plan: Plan, measured: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -56,26 +69,27 @@ def _measured_cards(plan: Plan, measured: Mapping[str, Any]) -> list[tuple[str, 
     total = measured["seconds"]["total"]
     rate = measured["flops"] / run / 1e9 if run else 0.0
     moved = measured["bytes_moved"]
-    if moved == plan.bytes_predicted:
+    if moved == measured["bytes_predicted"]:
         verdict = '<span class="good">as planned</span>'
     else:
-        verdict = f'<span class="bad">{show_bytes(plan.bytes_predicted)} planned</span>'
+        verdict = f'<span class="bad">{show_bytes(measured["bytes_predicted"])} planned</span>'
     busiest = show_bytes(measured["bytes_moved_max_rank"])
     return [
         (f"{run:.3g} s", f"run; {total:.3g} s in total; {rate:.3g} Gop/s"),
-        (show_bytes(moved), f"moved, {verdict}; {busiest} to the busiest rank"),
+        (show_bytes(moved), f"moved, {verdict}{_a_step(plan)}; {busiest} to the busiest rank"),
         (
             show_bytes(measured["bytes_peak"]),
-            f"peak memory per rank; {show_bytes(plan.peak)} planned",
+            f"peak memory per rank; {show_bytes(measured['bytes_peak_predicted'])} planned",
         ),
     ]
 
 
 def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str, str]:
-    planned = "–" if plan.bytes_between is None else show_bytes(plan.bytes_between)
+    planned = "–" if plan.bytes_between is None else show_bytes(plan.cost_in_all.between)
     level = "" if plan.knows_nodes else f"; {one_level(plan)}"
     if measured is None:
         return planned, f"between the {plan.nodes} nodes{level}"
+    planned = show_bytes(measured["bytes_between_predicted"])
     moved = show_bytes(measured["bytes_between"])
     return moved, f"between the {plan.nodes} nodes; {planned} planned{level}"
 
@@ -284,6 +298,9 @@ def _notes(plan: Plan, timeline: Timeline | None) -> str:
     else:
         source = escape(plan.machine.source)
         model = f"The predicted time of a vertex includes what moves for it (machine: {source})."
+    if plan.loops:
+        which = "first loop" if len(plan.loops) > 1 else "loop"
+        model = f"All numbers are of one step of the {which}. {model}"
     if timeline is None:
         return f"<p>{model} The last column is each tensor's share of the total in this model.</p>"
     return f"""<p>The bytes are those of the tensor itself, moved to the vertices that read
@@ -332,7 +349,7 @@ def _time(seconds: float) -> str:
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """Return a table of the strategies, with the plan of this page marked."""
     rows = []
-    if len(plan.loops) > 1:
+    if plan.loops:  # a step, and all steps
         for each, texts in zip(comparison.plans, comparison.rows[1:], strict=True):
             cells = [_left(texts[0]), *map(_cell, texts[1:])]
             rows.append(_strategy_row(plan, each, cells))

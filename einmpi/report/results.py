@@ -13,7 +13,7 @@ from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import LoopPlan, loop_plan_of
+from einmpi.planner.plan_data import Cost, LoopPlan, cost_of_all, loop_plan_of
 from einmpi.planner.text.notes import one_level
 from einmpi.planner.text.plan_json import certificate_data
 from einmpi.process.software import current_date, software_versions
@@ -78,18 +78,18 @@ class LoopReport:
     is_done: bool  # whether the condition holds
     until: str  # the condition; empty if there is none
     history: Mapping[str, Array]  # the values of each recorded tensor, step by step
-    bytes_once: int  # that move before the first step
-    bytes_a_step: int
+    once: Cost  # planned, before the first step
+    a_step: Cost  # planned
+    validation: Cost  # planned, of all validations
     seconds_a_step: float
     peak_planned: int  # before and during the steps
-    bytes_validation: int = 0  # that move for all validations
     record: LoopRecord | None = None  # if the steps were recorded
 
     @property
-    def bytes_predicted(self) -> int:
-        """Bytes that move in all."""
-        in_steps = (self.steps - self.steps_before) * self.bytes_a_step
-        return self.bytes_once + in_steps + self.bytes_validation
+    def in_all(self) -> Cost:
+        """What was planned of all that this run has done."""
+        own_steps = self.steps - self.steps_before
+        return self.once.plus(self.a_step, own_steps).plus(self.validation)
 
     def as_json(self) -> dict[str, Any]:
         recorded = {}
@@ -97,12 +97,16 @@ class LoopReport:
             recorded[name] = [as_json_number(value) for value in values.tolist()]
         data = {
             "steps": self.steps,
+            "steps_before": self.steps_before,
             "done": self.is_done,
             "until": self.until,
-            "bytes_once": self.bytes_once,
-            "bytes_a_step": self.bytes_a_step,
-            "bytes_validation": self.bytes_validation,
+            "flops_a_step": self.a_step.operations,
+            "bytes_once": self.once.nbytes,
+            "bytes_a_step": self.a_step.nbytes,
+            "bytes_between_a_step": self.a_step.between,
+            "bytes_validation": self.validation.nbytes,
             "seconds_a_step": self.seconds_a_step,
+            "seconds_predicted_a_step": self.a_step.seconds,
             "history": recorded,
         }
         if self.record is not None:
@@ -122,6 +126,8 @@ class LoopReport:
         elif self.until:
             end = f", and {printable(self.until)} does not hold yet"
         pace = f"; {each} a step"
+        if self.in_all.nbytes:
+            pace = "; " + a_step_text(self.once, self.a_step, f"{each} and ")
         if self.steps == self.steps_before:
             pace = ", done by an earlier run"
         found = [f"  {name}{counted(self.steps, 'step')}{end}{pace}"]
@@ -153,11 +159,9 @@ class Report:
     date: str = field(default_factory=current_date)  # when the run ended
 
     @property
-    def bytes_predicted(self) -> int:
-        """Bytes that move between ranks, in all."""
-        if self.loops:
-            return sum(loop.bytes_predicted for loop in self.loops)
-        return self.plan.bytes_predicted
+    def planned(self) -> Cost:
+        """What was planned of all that the run has done."""
+        return cost_of_all(loop.in_all for loop in self.loops) if self.loops else self.plan.cost
 
     @property
     def peak_planned(self) -> int:
@@ -173,17 +177,18 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
+        planned = self.planned
         data: dict[str, Any] = {
             "ranks": plan.ranks,
             "nodes": plan.nodes,
             "strategy": plan.strategy,
             "certificate": certificate_data(plan),
             "digest": plan.digest,
-            "flops": plan.graph.operations(),
-            "bytes_predicted": self.bytes_predicted,
+            "flops": planned.operations,
+            "bytes_predicted": planned.nbytes,
             "bytes_moved": self.totals.moved,
             "bytes_moved_max_rank": self.totals.moved_most,
-            "bytes_between_predicted": plan.bytes_between,
+            "bytes_between_predicted": planned.between,
             "bytes_between": self.totals.between,
             "bytes_shared_predicted": self.totals.shared_planned,
             "bytes_shared": self.totals.shared,
@@ -197,7 +202,7 @@ class Report:
             "bytes_fetched": self.totals.fetched,
             "resumed_from": self.resumed_from,
             "checkpoints": self.checkpoints,
-            "seconds_predicted": plan.seconds_predicted,
+            "seconds_predicted": planned.seconds,
             "seconds_hidden": self.seconds_hidden,
             "seconds": dict(self.seconds),
             "startup": asdict(self.startup),
@@ -257,9 +262,9 @@ class Report:
             lines.append(f"  {shared} of it shared inside nodes, without messages ({against})")
         if self.sharing_problem:
             lines.append(f"  ranks of a node share no memory: {self.sharing_problem}")
-        if self.plan.seconds_predicted is not None:
+        if self.planned.seconds is not None:
             run = show_seconds(self.seconds["run"])
-            predicted = show_seconds(self.plan.seconds_predicted)
+            predicted = show_seconds(self.planned.seconds)
             lines.append(f"  run in {run} ({predicted} predicted)")
         if self.totals.shuffled:
             shuffled = show_bytes(self.totals.shuffled)
@@ -287,7 +292,7 @@ class Report:
 
     def _moved_line(self) -> str:
         moved = show_bytes(self.totals.moved)
-        against = _against_plan(self.totals.moved, self.bytes_predicted)
+        against = _against_plan(self.totals.moved, self.planned.nbytes)
         busiest = show_bytes(self.totals.moved_most)
         peak = show_bytes(self.totals.peak)
         planned = show_bytes(self.peak_planned)
@@ -297,9 +302,7 @@ class Report:
         )
 
     def _between_nodes_line(self) -> str:
-        predicted = self.plan.bytes_between
-        assert predicted is not None  # ranks that run count it if the plan could not
-        note = _against_plan(self.totals.between, predicted)
+        note = _against_plan(self.totals.between, self.planned.between)
         if not self.plan.knows_nodes:
             note += f"; {one_level(self.plan)}"
         between = show_bytes(self.totals.between)
@@ -314,6 +317,12 @@ def _loop_plans(plan: Plan) -> list[LoopPlan]:
     for each in plan.loop.later:
         found.append(loop_plan_of(each))
     return found
+
+
+def a_step_text(once: Cost, a_step: Cost, seconds: str = "") -> str:
+    """Return what moves before the first step of a loop, and what a step takes and moves."""
+    before = f"{show_bytes(once.nbytes)} once, " if once.nbytes else ""
+    return f"{before}{seconds}{show_bytes(a_step.nbytes)} a step"
 
 
 def _against_plan(measured: int, planned: int) -> str:

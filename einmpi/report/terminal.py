@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import PlanData
-from einmpi.planner.text.compare import Comparison, cost_in_all
+from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, loops_of, vertex_rows
 from einmpi.planner.text.folding import Fold, vertices_and_folds
 from einmpi.planner.text.notes import totals
@@ -75,7 +75,7 @@ def comparison_text(comparison: Comparison) -> str:
     """Return the strategies side by side. On a terminal those that move least are green."""
     if not _on_terminal():
         return comparison.text
-    bytes_moved = [cost_in_all(plan).nbytes for plan in comparison.plans]
+    bytes_moved = [plan.cost_in_all.nbytes for plan in comparison.plans]
     styles = ["green" if nbytes == min(bytes_moved) else "" for nbytes in bytes_moved]
     return _render("", comparison.rows, 1, styles, comparison.notes)
 

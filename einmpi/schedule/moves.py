@@ -261,6 +261,21 @@ def redistributed_elements(source: Layout, target: Layout) -> int:
     return count
 
 
+def elements_between(source: Layout, target: Layout, nodes: Sequence[int]) -> int:
+    """Return how many of these elements come from other nodes, given the node of each rank."""
+    if len(set(nodes)) == 1:
+        return 0
+    if not source.bound:  # a number is moved as a vector of one element
+        source, target = replace(source, bound=(1,)), replace(target, bound=(1,))
+    count = 0
+    for rank, node in enumerate(nodes):
+        receives = redistribution(source, target, len(nodes), rank).receives
+        for sender, region in enumerate(receives):
+            if region is not None and nodes[sender] != node:
+                count += elements(region)
+    return count
+
+
 def collection(
     source: Layout, wanted: Sequence[Region | None], rank: int, max_elements: int
 ) -> Moves:

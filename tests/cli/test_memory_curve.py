@@ -11,6 +11,7 @@ import pytest
 
 import einmpi
 from einmpi.cli.main import main
+from einmpi.planner.plan_data import Cost
 from einmpi.planner.planning import TooLittleMemory
 from einmpi.planner.saving_memory.memory_curve import (
     CLOSEST_LIMITS,
@@ -58,9 +59,8 @@ def test_a_curve_takes_no_limit(tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(JOB)
     assert main(["plan", str(path), "-n", "4", "--memory-curve", "--memory", "1MiB"]) == 2
-    assert "--memory-curve: --memory is given as well" in capsys.readouterr().err
-    assert main(["plan", str(path), "-n", "4", "--memory-curve", "--report", "page.html"]) == 2
-    assert "--memory-curve: --report is given as well" in capsys.readouterr().err
+    said = "--memory-curve: it cannot be combined with --memory; expected only one of them\n"
+    assert capsys.readouterr().err == said
     assert main(["plan", str(path), "-n", "4", "--memory-curve", "curve.jpg"]) == 2
     assert "unknown picture format" in capsys.readouterr().err
 
@@ -72,17 +72,17 @@ def test_there_are_more_points_where_the_words_fall_steeply():
 
     @dataclass(frozen=True)
     class Planned:
-        words_predicted: int
-        bytes_predicted: int
-        peak: int
+        cost_in_all: Cost
+        peak_in_all: int
         spilled: int = 0
+        loops: tuple = ()
 
     def plan_with(limit):
         asked.append(limit)
         if limit is not None and limit < 1000:
             raise TooLittleMemory(4, limit, 1000)
         words = [words for least, words in falling if limit is None or limit >= least][-1]
-        return Planned(words, 8 * words, limit or 9000)
+        return Planned(Cost(words, 8 * words), limit or 9000)
 
     points = memory_curve(plan_with)
     assert len(points) <= MOST_POINTS
@@ -90,3 +90,19 @@ def test_there_are_more_points_where_the_words_fall_steeply():
     for point, following in itertools.pairwise(points):
         is_close = following.limit <= CLOSEST_LIMITS * point.limit
         assert point.words <= LARGEST_STEP * following.words or is_close
+
+
+def test_all_loops_are_counted(tmp_path, capsys):
+    loop = """[[loop]]
+program = "Y[i,k] = sum(X[i,j] * X[j,k]) / 64"
+carry = { X = "Y" }
+steps = """
+    start = 'inputs.X = { shape = [64, 64], random = "uniform" }\n'
+    (tmp_path / "job.toml").write_text(f"{start}{loop}2\n{loop}3\n")
+    job = str(tmp_path / "job.toml")
+    assert main(["plan", job, "-n", "4", "--memory-curve", "--json", "-"]) == 0
+    last = json.loads(capsys.readouterr().out)[-1]
+    one, two = einmpi.plan(einmpi.load(job), 4).loops
+    assert last["words"] == 2 * one.words_predicted + two.all_steps.words
+    assert two.all_steps.words >= 3 * two.words_predicted > 0
+    assert last["memory"] == max(one.peak, two.peak) >= last["peak"]

@@ -226,8 +226,11 @@ def test_all_parts():
     measured = {
         "seconds": {"run": 0.5, "total": 1.0},
         "flops": 10**9,
+        "seconds_predicted": None,
+        "bytes_predicted": plan.bytes_predicted,
         "bytes_moved": plan.bytes_predicted,
         "bytes_moved_max_rank": 7,
+        "bytes_peak_predicted": plan.peak,
         "bytes_peak": 3 * 2**20,
     }
     text = page(plan, plans, timeline, measured, job.source.text, job.title)

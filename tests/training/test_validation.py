@@ -96,7 +96,7 @@ def test_against_numpy(tmp_path, last, ranks):
     moved = sum(run.measured.received for _, run, _ in results)
     assert moved == results[0][1].plan.bytes_predicted * 10
     moved = sum(validation.measured.received for _, _, validation in results)
-    assert moved == results[0][2].bytes_predicted
+    assert moved == results[0][2].predicted.nbytes
 
 
 def test_history_json_and_summary(tmp_path):

@@ -8,7 +8,7 @@ from math import ceil
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData, loop_plan_of
+from einmpi.planner.plan_data import PlanData
 from einmpi.units import show_bytes
 
 MIB = 2**20
@@ -51,28 +51,12 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     return Estimate(memory_mib, seconds, [memory_text, *time_text])
 
 
-def _loops(plan: PlanData) -> list[PlanData]:
-    """Return the plans of all loops, one after another; none without loops."""
-    return [] if plan.loop is None else [plan, *plan.loop.later]
-
-
-def _stages(plan: PlanData) -> list[tuple[PlanData, int]]:
-    """Return the plans that a run carries out, and how often it does."""
-    stages: list[tuple[PlanData, int]] = []
-    for each in _loops(plan):
-        loop = loop_plan_of(each)
-        stages.append((each, loop.steps))
-        if loop.once is not None:
-            stages.append((loop.once, 1))
-    return stages or [(plan, 1)]
-
-
 def _peak(plan: PlanData, backend: str) -> int:
     """Return the bytes that the tensors of a rank take in host memory."""
-    peak = max(each.peak for each, _ in _stages(plan))
+    peak = plan.peak_in_all
     if backend != "numpy":
         ahead = [0]  # in host memory, which the plan does not count
-        for each in _loops(plan):
+        for each in plan.loops:
             if each.loop is not None and each.loop.batches is not None:
                 ahead.append(each.loop.batches.bytes_ahead)
         peak += max(ahead)
@@ -83,7 +67,7 @@ def _bytes_of_files(plan: PlanData) -> int:
     """Return the bytes of all inputs and outputs, as if all were in files."""
     tensors: dict[str, Vertex] = {}
     bytes_of_batches = 0  # of all but the first ones
-    for each in _loops(plan) or [plan]:
+    for each in plan.loops or (plan,):
         for name in (*(vertex.name for vertex in each.graph.inputs), *each.graph.outputs):
             tensors[name] = each.graph[name]
         if each.loop is not None and each.loop.batches is not None:
@@ -93,18 +77,16 @@ def _bytes_of_files(plan: PlanData) -> int:
 
 def _run_seconds(plan: PlanData, backend: str, threads: int) -> tuple[float, list[str]]:
     """Return the seconds without files, and lines that say what they are based on."""
-    stages = _stages(plan)
-    if plan.seconds_predicted is not None and plan.machine is not None:
-        seconds = sum(times * (each.seconds_predicted or 0.0) for each, times in stages)
+    cost = plan.cost_in_all
+    if cost.seconds is not None and plan.machine is not None:
+        seconds = cost.seconds
         source = plan.machine.source
         return seconds, [f"Time: {_show(seconds)} by the plan, from measured times: {source};"]
     per_second = OPERATIONS_PER_SECOND[backend]
     if backend == "numpy":
         per_second *= threads
-    operations = sum(times * each.graph.operations() for each, times in stages)
-    nbytes = sum(times * each.bytes_predicted for each, times in stages)
-    computing = operations / (per_second * plan.mesh.ranks)
-    moving = nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
+    computing = cost.operations / (per_second * plan.mesh.ranks)
+    moving = cost.nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
     return computing + moving, [
         "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
         f"{per_second / 1e9:g} Gop/s per rank: {_show(computing)}; "

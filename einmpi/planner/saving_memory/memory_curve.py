@@ -49,7 +49,7 @@ def memory_curve(plan_with: Callable[[int | None], Plan]) -> list[CurvePoint]:
             lowest = 1
         except TooLittleMemory as error:
             lowest = error.least
-        highest = max(lowest, free.peak)
+        highest = max(lowest, free.peak_in_all)
         smallest_share = max(lowest / highest, SMALLEST_SHARE)
         limits = {lowest, highest}
         for number in range(1, POINTS - 1):
@@ -67,7 +67,9 @@ def memory_curve(plan_with: Callable[[int | None], Plan]) -> list[CurvePoint]:
 
 def _point(plan_with: Callable[[int | None], Plan], limit: int) -> CurvePoint:
     plan = plan_with(limit)
-    return CurvePoint(limit, plan.words_predicted, plan.bytes_predicted, plan.peak, plan.spilled)
+    cost = plan.cost_in_all
+    spilled = max(each.spilled for each in plan.loops or (plan,))
+    return CurvePoint(limit, cost.words, cost.nbytes, plan.peak_in_all, spilled)
 
 
 def _limit_at_largest_step(points: Sequence[CurvePoint]) -> int | None:

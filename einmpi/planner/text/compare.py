@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from einmpi.errors import InputError
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import AllSteps, PlanData
+from einmpi.planner.plan_data import PlanData
 from einmpi.planner.prices import BYTES
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import loops_of
@@ -88,37 +88,14 @@ def _cells_of_loops(plan: Plan) -> dict[str, str]:
     cells = {"strategy": plan.strategy}
     for number, each in enumerate(plan.loops, 1):
         cells[f"loop {number}, a step"] = show_count(each.words_predicted)
-    in_all = cost_in_all(plan)
+    in_all = plan.cost_in_all
     cells["words, all steps"] = show_count(in_all.words)
     cells["bytes, all steps"] = show_bytes(in_all.nbytes)
     if in_all.seconds is not None:
         cells["seconds"] = show_seconds(in_all.seconds)
-    cells["operations a rank"] = show_count(in_all.operations)
-    cells["peak memory"] = show_bytes(max(each.peak for each in plan.loops))
+    cells["operations a rank"] = show_count(in_all.operations_busiest)
+    cells["peak memory"] = show_bytes(plan.peak_in_all)
     return cells
-
-
-def cost_in_all(plan: PlanData) -> AllSteps:
-    """Return what all loops of a plan cost, or the only run of a plan without loops."""
-    if plan.loop is None:
-        return AllSteps(
-            plan.words_predicted,
-            plan.bytes_predicted,
-            plan.bytes_between or 0,
-            plan.seconds_predicted,
-            plan.operations_busiest,
-        )
-    costs = [each.all_steps for each in plan.loops]
-    seconds = None
-    if all(cost.seconds is not None for cost in costs):
-        seconds = sum(cost.seconds or 0.0 for cost in costs)
-    return AllSteps(
-        sum(cost.words for cost in costs),
-        sum(cost.nbytes for cost in costs),
-        sum(cost.between for cost in costs),
-        seconds,
-        sum(cost.operations for cost in costs),
-    )
 
 
 def _winner(plans: Sequence[Plan]) -> list[Note]:
@@ -147,8 +124,9 @@ def _winner(plans: Sequence[Plan]) -> list[Note]:
 
 def _repeated_work(best: Plan, plans: Sequence[Plan]) -> list[Note]:
     """Return a note if the best plan moves less because ranks repeat each other's work."""
-    least = min(plans, key=lambda plan: cost_in_all(plan).operations)
-    ratio = cost_in_all(best).operations / max(1, cost_in_all(least).operations)
+    least = min(plans, key=lambda plan: plan.cost_in_all.operations_busiest)
+    fewest = least.cost_in_all.operations_busiest
+    ratio = best.cost_in_all.operations_busiest / max(1, fewest)
     if ratio < REPEATED_WORK:
         return []
     text = f"{best.strategy} repeats work: a rank does {ratio:.2g} times the operations of "
@@ -157,14 +135,14 @@ def _repeated_work(best: Plan, plans: Sequence[Plan]) -> list[Note]:
 
 def _objective(plan: PlanData) -> float:
     """Return what the plan minimises: seconds, or bytes with those between nodes weighted."""
-    in_all = cost_in_all(plan)
+    in_all = plan.cost_in_all
     if in_all.seconds is not None:
         return in_all.seconds
     return float(BYTES.bytes(in_all.nbytes, in_all.between))
 
 
 def _amount(plan: PlanData) -> str:
-    in_all = cost_in_all(plan)
+    in_all = plan.cost_in_all
     steps = "" if plan.loop is None else " in all steps"
     if in_all.seconds is not None:
         return show_seconds(in_all.seconds) + steps
