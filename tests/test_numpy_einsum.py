@@ -191,6 +191,13 @@ def test_order(order):
         np.testing.assert_allclose(found, wanted, rtol=1e-14)
 
 
+def test_the_order_of_a_dist_array_is_not_promised():
+    array = einmpi.DistArray.from_global(np.ones((2, 3)))
+    np.testing.assert_array_equal(einmpi.einsum("ij->ji", array, order="C"), np.ones((3, 2)))
+    with pytest.raises(InputError, match="einsum: order F is given with a DistArray"):
+        einmpi.einsum("ij->ji", array, order="F")
+
+
 def test_dtype_with_a_dist_array():
     a = np.arange(6).reshape(2, 3).astype("uint8")
 

@@ -110,7 +110,8 @@ def einsum_of_arrays(
         subscripts, operands = split_arguments(arguments)
         check_optimize(optimize, len(operands))
         checked_casting = check_choice("casting", casting, CASTINGS)
-        check_choice("order", order, ORDERS)
+        if check_choice("order", order, ORDERS) == "F" and distributed:
+            raise InputError("einsum", "order F is given with a DistArray", "arrays only")
         _check_out(out, distributed)
         arrays = _converted(operands, dtype, checked_casting)
         if out is None and _is_view(subscripts, arrays):

@@ -125,10 +125,6 @@ def _memory_curve(options: argparse.Namespace) -> None:
     from einmpi.report.memory_picture import memory_picture
     from einmpi.report.plot import check_plot, write_picture
 
-    for option in ("memory", "compare", "report", "show_relations", "full"):
-        if getattr(options, option):
-            flag = "--" + option.replace("_", "-")
-            raise InputError("--memory-curve", f"{flag} is given as well", "one of the two")
     file = options.memory_curve
     if file:
         check_plot(file)
@@ -156,6 +152,8 @@ def _explain(options: argparse.Namespace) -> None:
         check_plot(options.plot)
     job = load_job(options)
     check_files(options, job)
+    if options.plot and job.loops:
+        raise InputError("--plot", "several loops follow one another", "a job with one loop")
     settings = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     comparison = None
     data: object

@@ -103,7 +103,7 @@ def make_parser() -> Parser:
         description="Extended Einstein summation over MPI.",
     )
     # Commands without these flags behave as if they had not been given.
-    parser.set_defaults(checkpoint=None, machine=None, repeat=1, quiet=False)
+    parser.set_defaults(checkpoint=None, machine=None, repeat=1, quiet=False, steps=None)
     # The description lists the commands: argparse's own list is narrow and wraps their names.
     commands = parser.add_subparsers(
         title="commands",

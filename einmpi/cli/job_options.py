@@ -13,6 +13,7 @@ from einmpi.job.backends import backend_names
 from einmpi.job.job import (
     SHARED_MODES,
     Job,
+    loop_of,
     with_half,
     with_overlap_mode,
     with_shared,
@@ -57,20 +58,15 @@ def checked_job(options: argparse.Namespace) -> Job:
 
     if options.command == "run":
         _check_run_flags(options)
-    job = with_backend(load_job(options), options)
+    job = with_run_flags(load_job(options), options)
     if job.loop is not None and options.command == "run":
-        _check_loop_flags(options)
+        _check_loop_flags(options, job)
     elif options.command == "run":
         checkpoint_interval(options)
         if options.trace_steps is not None:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
-    if options.shared is not None:
-        if options.shared not in SHARED_MODES:
-            problem = f"unknown mode {options.shared!r}"
-            raise InputError("--shared", problem, one_of(SHARED_MODES, options.shared))
-        job = with_shared(job, options.shared)
-    return replace(job, fast_math=job.fast_math or options.fast_math)
+    return job
 
 
 def with_backend(job: Job, options: argparse.Namespace) -> Job:
@@ -83,13 +79,15 @@ def with_backend(job: Job, options: argparse.Namespace) -> Job:
     return replace(job, backend=options.backend)
 
 
-def check_checkpoint_flags(options: argparse.Namespace) -> None:
-    """Refuse --every and --resume without --checkpoint, and a wrong interval."""
-    if options.checkpoint is None:
-        for flag in ("resume", "every"):
-            if getattr(options, flag, None):
-                raise InputError(f"--{flag}", "there is no checkpoint folder", "--checkpoint DIR")
-    loop_interval(options)
+def with_run_flags(job: Job, options: argparse.Namespace) -> Job:
+    """Return the job with the --backend, --shared and --fast-math of the command line."""
+    job = with_backend(job, options)
+    if options.shared is not None:
+        if options.shared not in SHARED_MODES:
+            problem = f"unknown mode {options.shared!r}"
+            raise InputError("--shared", problem, one_of(SHARED_MODES, options.shared))
+        job = with_shared(job, options.shared)
+    return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
 def checkpoint_interval(options: argparse.Namespace) -> float:
@@ -112,19 +110,18 @@ def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
 def _check_run_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
-    check_checkpoint_flags(options)
-    if options.trace_steps is not None and options.trace is None:
-        raise InputError("--trace-steps", "there is no file for a trace", "--trace FILE.json")
-    if options.checkpoint is not None and options.repeat > 1:
-        problem = f"it cannot be combined with --repeat {options.repeat}"
-        raise InputError("--checkpoint", problem, "only one of them")
+    loop_interval(options)
 
 
-def _check_loop_flags(options: argparse.Namespace) -> None:
+def _check_loop_flags(options: argparse.Namespace, job: Job) -> None:
     """Refuse flags that a run with a loop does not have."""
     if options.repeat > 1:
         raise InputError("--repeat", "the job has a loop", "--steps to run more steps")
-    traced_steps(options)
+    chosen = traced_steps(options)
+    most = max(loop_of(each).steps for each in job.one_after_another())
+    if chosen is not None and chosen.start >= most:
+        problem = f"{options.trace_steps!r} requested"
+        raise InputError("--trace-steps", problem, f"a step from 0 to {most - 1}")
 
 
 def traced_steps(options: argparse.Namespace) -> range | None:

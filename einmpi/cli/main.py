@@ -17,7 +17,7 @@ from einmpi.cli.examples import examples
 from einmpi.cli.help import help_text, make_parser
 from einmpi.cli.llama.command import is_run_on_ranks, llama
 from einmpi.cli.new.command import new
-from einmpi.cli.options import RANKS_FLAGS
+from einmpi.cli.options import RANKS_FLAGS, check_together
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
 from einmpi.cli.sbatch.command import sbatch
 from einmpi.cli.simulate.command import simulate
@@ -76,9 +76,11 @@ def _with_command(words: list[str]) -> list[str]:
 def _parse(words: list[str]) -> argparse.Namespace | None:
     """Parse the command line; return None if it only asked for help or the version."""
     try:
-        return make_parser().parse_args(words)
+        options = make_parser().parse_args(words)
     except SystemExit:
         return None
+    check_together(options)
+    return options
 
 
 def _fingerprint(options: argparse.Namespace | None) -> str:

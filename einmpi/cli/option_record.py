@@ -28,8 +28,26 @@ class Option:
     nargs: str = ""  # values that follow the flag, if not one: "+" at least one, "*" any number
     value_if_bare: str | None = None  # the value is optional, and this one if left out
     excludes: str = ""  # options with the same word here exclude each other
+    needs: tuple[str, ...] = ()  # options one of which must be there, or this one does nothing
+    without: tuple[str, ...] = ()  # options beside which this one, or they, would do nothing
     choices: tuple[str, ...] = ()  # all possible values, checked by the parser
     suggestions: tuple[str, ...] = ()  # values to complete, checked later
+
+    @property
+    def name(self) -> str:
+        """The name of its value among the parsed options."""
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def value_if_missing(self) -> Any:
+        if self.is_switch:
+            return False
+        return [] if self.is_list else self.default
+
+    @property
+    def words(self) -> str:
+        """What to type for it: "--trace FILE.json"."""
+        return f"{self.names[0]} {self.metavar or ''}".strip()
 
     @property
     def is_positional(self) -> bool:

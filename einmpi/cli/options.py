@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 from einmpi.cli.llama.options import LLAMA_OPTIONS
 from einmpi.cli.option_record import GROUPS, Option
+from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_names
 from einmpi.job.job import SHARED_MODES
@@ -46,6 +49,25 @@ def options_of(command: str) -> list[Option]:
     return sorted(found, key=lambda option: GROUPS.index(option.group))
 
 
+def check_together(options: argparse.Namespace) -> None:
+    """Refuse an option that would do nothing because of those that are there or missing."""
+    known = {option.name: option for option in options_of(options.command)}
+    given = []
+    for name, option in known.items():
+        if getattr(options, name) != option.value_if_missing:
+            given.append(name)
+    for name in given:
+        flag = known[name].names[0]
+        needs = known[name].needs
+        if needs and not set(needs).intersection(given):
+            words = [known[other].words for other in needs]
+            raise InputError(flag, "alone it does nothing", f"{' or '.join(words)} with it")
+        for other in known[name].without:
+            if other in given:
+                problem = f"it cannot be combined with {known[other].names[0]}"
+                raise InputError(flag, problem, "only one of them")
+
+
 OPTIONS = (
     # ---- job -------------------------------------------------------------------------------------
     Option(("job",), "job", _WITH_JOB, "the job file", metavar="JOB.toml"),
@@ -68,7 +90,7 @@ OPTIONS = (
     Option(
         ("--steps",),
         "job",
-        _WITH_JOB,
+        ("run", "check", "plan", "verify", "sbatch"),  # one step is simulated
         "replace the most steps of the job's loops",
         metavar="N",
         type=int,
@@ -225,6 +247,7 @@ OPTIONS = (
         metavar="STRATEGY",
         nargs="*",
         excludes="strategy",
+        without=("trace", "report"),
         suggestions=tuple(STRATEGIES),
     ),
     Option(("--memory",), "plan", _WITH_PLAN, "limit of a rank, such as 4GiB", metavar="BYTES"),
@@ -242,6 +265,7 @@ OPTIONS = (
         "words and bytes under rising memory limits; FILE.svg or .png draws them",
         metavar="FILE",
         value_if_bare="",
+        without=("memory", "compare", "report", "show_relations", "full", "plot"),
     ),
     Option(
         ("--full",),
@@ -249,6 +273,7 @@ OPTIONS = (
         ("plan",),
         "every vertex of repeated layers, instead of those that differ",
         is_switch=True,
+        without=("compare", "show_relations"),
     ),
     Option(
         ("--show-relations",),
@@ -256,6 +281,7 @@ OPTIONS = (
         ("plan",),
         "join keys, aggregation groups and repartitions of a vertex",
         metavar="VERTEX",
+        without=("compare",),
     ),
     # ---- run -------------------------------------------------------------------------------------
     Option(
@@ -266,6 +292,7 @@ OPTIONS = (
         metavar="N",
         type=int,
         default=1,
+        without=("checkpoint",),
     ),
     Option(
         ("--strict",),
@@ -318,6 +345,7 @@ OPTIONS = (
         ("run", "sbatch"),
         f"how often: 30s, 1h, 0 for each vertex; {CHECKPOINT_INTERVAL} by default",
         metavar="TIME",
+        needs=("checkpoint",),
     ),
     Option(
         ("--resume",),
@@ -325,6 +353,7 @@ OPTIONS = (
         ("run",),
         "continue from the checkpoint, if there is one",
         is_switch=True,
+        needs=("checkpoint",),
     ),
     # ---- output ----------------------------------------------------------------------------------
     Option(("shell",), "output", ("completion",), "which shell", choices=SHELLS),
@@ -402,6 +431,7 @@ OPTIONS = (
         ("run",),
         "steps of a loop to trace, from 0; the first and the last 3 by default",
         metavar="FIRST:END",
+        needs=("trace",),
     ),
     Option(
         ("--summary",),
@@ -413,9 +443,17 @@ OPTIONS = (
     Option(
         ("--quiet",),
         "output",
-        (*_WITH_JOB, "new", "examples"),
+        ("run", "check", "plan", "verify", "simulate", "new", "examples"),
         "print errors only",
         is_switch=True,
+    ),
+    Option(
+        ("--quiet",),
+        "output",
+        ("sbatch",),
+        "print errors only",
+        is_switch=True,
+        needs=("out",),
     ),
     *LLAMA_OPTIONS,
 )

@@ -33,6 +33,8 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
         is_plain = os.path.isfile(file) or not os.path.exists(file)
         if path in uses and is_plain:
             raise InputError(place, f"this is {uses[path]}", "another file to write")
+        if flag == "report" and is_plain and not file.lower().endswith((".html", ".htm")):
+            raise InputError(place, "a report is written as HTML", "FILE.html")
         uses[path] = f"also the file of --{flag}"
         check_replaceable(file, place)
 

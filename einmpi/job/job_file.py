@@ -159,6 +159,10 @@ def read_job(
     parameters = read_parameters(document, sizes, settings)
     inputs = read_tensors(document, sizes, chosen_dtype, describe, parameters)
     inputs += parameters
+    if dtype and not any(spec.random and spec.dtype == dtype for spec in inputs):
+        what = f"dtype {dtype} would change nothing"
+        expected = "a generated input without a dtype of its own"
+        raise InputError(document.name, what, expected)
 
     def read_others(path: KeyPath) -> list[InputSpec]:
         specs = read_inputs(document, path, sizes, chosen_dtype)

@@ -128,9 +128,7 @@ def _checked_lengths(lengths: Any, counts: Sequence[int]) -> list[int]:
     return found
 
 
-def checked_layers(
-    layers: Sequence[int], config: Config, before_norm: bool
-) -> tuple[int, ...]:
+def checked_layers(layers: Sequence[int], config: Config, before_norm: bool) -> tuple[int, ...]:
     """Return the layers whose hidden states are computed; refuse those that do not exist."""
     given = _array("layers", layers)
     if given.size and (given.dtype.kind not in "iu" or given.ndim != 1):

@@ -58,6 +58,11 @@ def check_sampling(sampling: Sampling, as_flags: bool = False) -> None:
     if not 0 <= sampling.seed <= _MAX_SEED:
         problem = f"{sampling.seed} requested"
         raise InputError(place("seed"), problem, "an integer from 0 to 2**64 - 1")
+    if sampling.temperature == 0:
+        for name in ("top_k", "top_p", "seed"):
+            if getattr(sampling, name) != getattr(Sampling, name):
+                problem = "the likeliest token is chosen, as the temperature is 0"
+                raise InputError(place(name), problem, f"{place('temperature')} above 0 with it")
 
 
 def _check_number(place: str, value: object) -> None:

@@ -334,8 +334,8 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume"], "--resume: there is no checkpoint folder; expected --checkpoint DIR"),
-        (["--every", "1h"], "--every: there is no checkpoint folder; expected --checkpoint DIR"),
+        (["--resume"], "--resume: alone it does nothing; expected --checkpoint DIR with it"),
+        (["--every", "1h"], "--every: alone it does nothing; expected --checkpoint DIR with it"),
         (
             ["--checkpoint", "saved", "--every", "soon"],
             "--every: 'soon' is not a time; expected a number and a unit, such as 30s, "
@@ -347,7 +347,7 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
         ),
         (
             ["--checkpoint", "saved", "--repeat", "3"],
-            "--checkpoint: it cannot be combined with --repeat 3; expected only one of them",
+            "--repeat: it cannot be combined with --checkpoint; expected only one of them",
         ),
         (
             ["--checkpoint", "job.toml"],

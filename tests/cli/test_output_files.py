@@ -61,8 +61,8 @@ def test_all_flags_that_name_a_file_to_write_are_known():
             "--json x: this is the folder of --checkpoint",
         ),
         (
-            [*PLAN, "--plot", "x.svg", "--report", "link.svg"],
-            "--plot x.svg: this is also the file of --report",
+            [*PLAN, "--json", "x.html", "--report", "link.html"],
+            "--report link.html: this is also the file of --json",
         ),
         (
             [*PLAN, "--machine", "m.toml", "--json", "m.toml"],
@@ -73,7 +73,7 @@ def test_all_flags_that_name_a_file_to_write_are_known():
 )
 def test_two_outputs_in_one_file_are_refused(words, what, capfd):
     os.mkdir("y")
-    os.symlink("x.svg", "link.svg")
+    os.symlink("x.html", "link.html")
     before = sorted(os.listdir())
     assert main(words) == 2
     assert capfd.readouterr() == ("", f"{what}; expected another file to write\n")

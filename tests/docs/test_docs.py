@@ -506,6 +506,8 @@ def test_every_error_of_the_command_line_has_an_example():
         "howto_machine.md",
         "llama.md",
         "simulate.md",
+        "reading_a_plan.md",
+        "loops.md",
     )
     text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = []

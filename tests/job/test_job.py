@@ -160,7 +160,16 @@ def test_overrides_come_before_later_sizes():
 
 def test_the_dtype_of_an_input_wins_over_the_job_file_and_the_command_line():
     text = PROGRAM + '[inputs]\nA = { shape = [2], random = "ones", dtype = "int64" }\n'
-    assert read(text, dtype="float32").graph["A"].dtype == "int64"
+    text += 'B = { shape = [2], random = "ones" }\n'
+    job = read(text, dtype="float32")
+    assert job.graph["A"].dtype == "int64"
+    assert {spec.name: spec.dtype for spec in job.inputs} == {"A": "int64", "B": "float32"}
+
+
+def test_a_dtype_that_would_change_nothing_is_refused():
+    text = PROGRAM + '[inputs]\nA = { shape = [2], random = "ones", dtype = "int64" }\n'
+    with pytest.raises(InputError, match="dtype float32 would change nothing"):
+        read(text, dtype="float32")
 
 
 # ---- positions ----------------------------------------------------------------------------------

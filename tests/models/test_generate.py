@@ -245,6 +245,7 @@ def test_the_plan_and_the_job_of_a_model(model):
         ({"tokens": [1], "top_p": 0}, "top_p: 0 requested"),
         ({"tokens": [1], "top_k": -1}, "top_k: -1 tokens requested"),
         ({"tokens": [1], "temperature": float("nan")}, "temperature: nan requested"),
+        ({"tokens": [1], "top_p": 0.5}, "top_p: the likeliest token is chosen"),
         ({"tokens": [1], "seed": -1}, "seed: -1 requested"),
         ({"tokens": [1], "seed": 1.5}, "seed: 1.5 requested"),
         ({"tokens": 5}, "tokens: a prompt is int64 with 0 dimensions"),

@@ -135,7 +135,7 @@ def test_the_command_line(tmp_path):
     [
         (
             ["--trace-steps", "3"],
-            "--trace-steps: there is no file for a trace; expected --trace FILE.json",
+            "--trace-steps: alone it does nothing; expected --trace FILE.json with it",
         ),
         (
             ["--trace", "t.json", "--trace-steps", "x"],
@@ -144,6 +144,10 @@ def test_the_command_line(tmp_path):
         (
             ["--trace", "t.json", "--trace-steps", "3:3"],
             "--trace-steps: '3:3' has no step; expected FIRST below END",
+        ),
+        (
+            ["--trace", "t.json", "--trace-steps", "30"],
+            "--trace-steps: '30' requested; expected a step from 0 to 29",
         ),
     ],
 )

@@ -99,18 +99,3 @@ def _check_goal(options: argparse.Namespace) -> None:
         raise InputError("einmpi llama", "nothing to do is given", expected)
     if len(goals) > 1 and goals != ["--prompts", "--job"]:
         raise InputError("einmpi llama", f"{' and '.join(goals)} are given", expected)
-    for flag in ("lengths", "logits", "hidden"):
-        if getattr(options, flag) is not None and options.prompts is None:
-            raise InputError(f"--{flag}", "there are no tokens", "--prompts FILE.h5:/PATH")
-    if options.layers and options.hidden is None:
-        raise InputError("--layers", "there is no file for them", "--hidden FILE.h5:/PATH")
-    if options.every_position and options.logits is None:
-        raise InputError(
-            "--every-position", "there is no file for logits", "--logits FILE.h5:/PATH"
-        )
-    if options.plan_only and options.ranks is None:
-        raise InputError("--plan-only", "the number of ranks is missing", "-n P")
-    if options.compare is not None and not options.plan_only and not options.bench:
-        raise InputError("--compare", "nothing is compared", "--plan-only or --bench")
-    if options.report is not None and not options.plan_only:
-        raise InputError("--report", "there is no plan to report", "--plan-only")

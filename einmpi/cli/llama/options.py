@@ -41,6 +41,8 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "how many tokens of each of the --prompts count",
         metavar="FILE.h5:/PATH",
+        needs=("prompts",),
+        without=("job",),
     ),
     Option(
         ("--dtype",),
@@ -55,6 +57,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "random weights instead of those of the files",
         is_switch=True,
+        without=("plan_only",),
     ),
     # ---- ranks -----------------------------------------------------------------------------------
     Option(
@@ -64,6 +67,7 @@ LLAMA_OPTIONS = (
         "start this many ranks with mpirun; with --plan-only, plan for them",
         metavar="P",
         type=int,
+        without=("job",),
     ),
     Option(
         ("--backend",),
@@ -88,6 +92,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "plan with the times that einmpi calibrate measured",
         metavar="FILE.toml",
+        needs=("plan_only",),
     ),
     Option(
         ("--plan-only",),
@@ -95,6 +100,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "show how the model is partitioned: EXPLAIN; no MPI, no weights",
         is_switch=True,
+        needs=("ranks",),
     ),
     Option(
         ("--batch",),
@@ -105,6 +111,8 @@ LLAMA_OPTIONS = (
         type=int,
         nargs="+",
         default=[1],
+        needs=("plan_only", "bench", "job"),
+        without=("prompts",),
     ),
     Option(
         ("--sequence",),
@@ -115,6 +123,8 @@ LLAMA_OPTIONS = (
         type=int,
         nargs="+",
         default=[],
+        needs=("plan_only", "bench", "job"),
+        without=("prompts",),
     ),
     Option(
         ("--compare",),
@@ -124,6 +134,7 @@ LLAMA_OPTIONS = (
         metavar="NAME",
         nargs="*",
         suggestions=tuple(STRATEGIES),
+        needs=("plan_only", "bench"),
     ),
     # ---- run -------------------------------------------------------------------------------------
     Option(
@@ -134,6 +145,8 @@ LLAMA_OPTIONS = (
         metavar="N",
         type=int,
         default=NEW_TOKENS,
+        needs=("prompt", "prompts"),
+        without=("logits", "hidden", "job"),
     ),
     Option(
         ("--temperature",),
@@ -143,6 +156,8 @@ LLAMA_OPTIONS = (
         metavar="T",
         type=float,
         default=0.0,
+        needs=("prompt", "prompts"),
+        without=("logits", "hidden", "job"),
     ),
     Option(
         ("--top-k",),
@@ -186,6 +201,7 @@ LLAMA_OPTIONS = (
         metavar="N",
         type=int,
         default=3,
+        needs=("bench",),
     ),
     # ---- output ----------------------------------------------------------------------------------
     Option(
@@ -194,6 +210,8 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "write the logits after the --prompts instead of generating",
         metavar="FILE.h5:/PATH",
+        needs=("prompts",),
+        without=("job",),
     ),
     Option(
         ("--every-position",),
@@ -201,6 +219,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "logits at every position, not only at the last",
         is_switch=True,
+        needs=("logits",),
     ),
     Option(
         ("--hidden",),
@@ -208,6 +227,8 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "write hidden states, one dataset for each of the --layers",
         metavar="FILE.h5:/PATH",
+        needs=("prompts",),
+        without=("job",),
     ),
     Option(
         ("--layers",),
@@ -218,6 +239,7 @@ LLAMA_OPTIONS = (
         type=int,
         nargs="+",
         default=[],
+        needs=("hidden",),
     ),
     Option(
         ("--before-norm",),
@@ -225,6 +247,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "the last of the --layers before the last norm, not after it",
         is_switch=True,
+        needs=("hidden",),
     ),
     Option(
         ("--job",),
@@ -239,6 +262,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "write the results as JSON; - is standard output",
         metavar="FILE",
+        without=("job",),
     ),
     Option(
         ("--report",),
@@ -246,6 +270,7 @@ LLAMA_OPTIONS = (
         _COMMAND,
         "write a report page of the plan for any browser",
         metavar="FILE.html",
+        needs=("plan_only",),
     ),
     Option(("--quiet",), "output", _COMMAND, "print errors only", is_switch=True),
 )

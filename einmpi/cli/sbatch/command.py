@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from einmpi.cli.job_options import check_checkpoint_flags, load_job, with_backend
+from einmpi.cli.job_options import checkpoint_interval, load_job, loop_interval, with_run_flags
 from einmpi.cli.output_files import check_files
 from einmpi.cli.sbatch.time_limit import MAX_SECONDS, parse_limit
 from einmpi.errors import InputError
@@ -44,7 +44,9 @@ def make_script(options: argparse.Namespace) -> Script:
     from einmpi.cli.sbatch.script import Script
 
     limit = _check_flags(options)
-    job = with_backend(load_job(options), options)
+    job = with_run_flags(load_job(options), options)
+    if job.loop is None:
+        checkpoint_interval(options)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
@@ -94,7 +96,7 @@ def _check_flags(options: argparse.Namespace) -> int | None:
         if count < 1:
             raise InputError(f"--{flag.replace('_', '-')}", f"{count} requested", "1 or more")
     limit = None if options.time is None else parse_limit(options.time)
-    check_checkpoint_flags(options)
+    loop_interval(options)
     return limit
 
 
@@ -139,9 +141,10 @@ def _command_words(options: argparse.Namespace) -> list[str]:
     words = [os.path.abspath(options.job)]
     for setting in options.set:
         words += ["--set", setting]
-    for flag in ("dtype", "strategy", "memory", "backend", "every"):
+    flags = ("dtype", "steps", "half", "overlap", "strategy", "memory", "backend", "shared")
+    for flag in (*flags, "every"):
         if getattr(options, flag) is not None:
-            words += [f"--{flag}", getattr(options, flag)]
+            words += [f"--{flag}", str(getattr(options, flag))]
     for flag in ("machine", "checkpoint"):
         if getattr(options, flag) is not None:
             words += [f"--{flag}", os.path.abspath(getattr(options, flag))]
@@ -149,8 +152,6 @@ def _command_words(options: argparse.Namespace) -> list[str]:
         words.append("--strict")
     if options.fast_math:
         words.append("--fast-math")
-    if options.shared is not None:
-        words += ["--shared", options.shared]
     if options.checkpoint is not None:
         words.append("--resume")
     return words

@@ -43,7 +43,6 @@ def _simulate(options: argparse.Namespace) -> None:
     if job.loop is not None and len(job.one_after_another()) > 1:
         raise InputError(options.job, "several loops follow one another", "a job with one loop")
     names = _strategies(options)
-    _check_timeline(options)
     place = _place(options, job)
     find_smpirun()
     done: list[Simulated] = []
@@ -149,14 +148,6 @@ def _simulate_strategy(
         raise InputError(options.platform, reason, PLATFORM_EXPECTED) from None
 
 
-def _check_timeline(options: argparse.Namespace) -> None:
-    """Refuse files for the timeline of several strategies."""
-    for flag in ("trace", "report"):
-        if getattr(options, flag) is not None and options.compare is not None:
-            where = f"--{flag} {getattr(options, flag)}"
-            raise InputError(where, "several strategies are compared", "one, by --strategy")
-
-
 def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> None:
     """Write the files that show when each rank did its steps."""
     from einmpi.report.html import write_report
@@ -168,7 +159,8 @@ def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> N
         write_trace(options.trace, done.timeline)
     if options.report:
         network = options.platform or options.cluster or "a node for each rank"
-        details = {"job": job.path, "simulated": f"{show_seconds(done.seconds)} on {network}"}
+        seconds = f"{show_seconds(done.seconds)}{_unit(job)}"
+        details = {"job": job.path, "simulated": f"{seconds} on {network}"}
         write_report(
             options.report,
             done.plan,
@@ -192,16 +184,19 @@ def _make_empty(folder: Path) -> None:
         raise InputError(f"--traces {folder}", "the folder has files", "a new or an empty folder")
 
 
+def _unit(job: Job) -> str:
+    return " a step of the loop" if job.loop is not None else ""
+
+
 def _text(done: Simulated, job: Job) -> str:
     plan = done.plan
     place = f"{counted(plan.ranks, 'rank')} on {counted(plan.nodes, 'node')}"
-    unit = " a step of the loop" if job.loop is not None else ""
     moved = f"{show_bytes(done.nbytes)} in {show_count(done.messages)} messages"
     if done.shared:
         moved += f"; {show_bytes(done.shared)} of them in shared memory, without messages"
     lines = [
         f"{plan.strategy} on {place}",
-        f"simulated    {show_seconds(done.seconds)}{unit}",
+        f"simulated    {show_seconds(done.seconds)}{_unit(job)}",
     ]
     if plan.seconds_predicted is not None:
         lines.append(f"predicted    {show_seconds(plan.seconds_predicted)} by the planner")
