@@ -92,10 +92,10 @@ def apply_ufunc(
 
 def _may_be_negative_power(base: Any, exponent: Any) -> bool:
     """Return whether this may be a power of integers that numpy refuses, on ranks that have it."""
-    if isinstance(exponent, Number) and exponent >= 0:
-        return False
-    dtypes = [getattr(each, "dtype", None) or np.asarray(each).dtype for each in (base, exponent)]
-    return all(dtype.kind in "iu" for dtype in dtypes)
+    for each in (base, exponent):
+        if (getattr(each, "dtype", None) or np.asarray(each).dtype).kind not in "iu":
+            return False
+    return not isinstance(exponent, Number) or exponent < 0
 
 
 def _refused(what: str, operands: Sequence[Any]) -> Any:
