@@ -114,18 +114,28 @@ def _pieces(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts) -> Layout:
 def vertices_while_dropped(plan: Plan) -> frozenset[str]:
     """Return the vertices after which a dropped tensor, or a copy of one, is still needed.
 
-    A checkpoint after one of them would lack the tensor: it has tensors of the program only.
+    A checkpoint after one of them would lack the tensor: it has tensors of the program only, and
+    only those that the program still reads. What only copies read from then on is missing, too.
     """
     if plan.recomputed is None:
         return frozenset()
     graph = plan.graph
+    position = graph.position
+    copies = plan.recomputed.copies
     names = []
-    for copy, tensor in plan.recomputed.copies.items():
-        start = graph.position[copy]
+    for copy, tensor in copies.items():
+        start = position[copy]
         if tensor in plan.recomputed.tensors:
-            start = max(graph.position[reader] for reader in graph.consumers[tensor])
-        end = max(graph.position[reader] for reader in graph.consumers[copy])
+            start = max(position[reader] for reader in graph.consumers[tensor])
+        end = max(position[reader] for reader in graph.consumers[copy])
         names += [vertex.name for vertex in graph.vertices[start:end]]
+        for name in graph[copy].inputs:
+            if not graph[name].is_input and not graph.is_output(name):
+                readers = [
+                    position[reader] for reader in graph.consumers[name] if reader not in copies
+                ]
+                last = max(readers, default=end)
+                names += [vertex.name for vertex in graph.vertices[last : position[copy]]]
     return frozenset(names)
 
 

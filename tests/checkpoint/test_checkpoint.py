@@ -1060,10 +1060,18 @@ def test_a_plan_with_vertices_in_another_order(tmp_path):
         assert_close(go(job, 3, other, resume=True)[0], wanted)
 
 
-def test_while_a_tensor_is_dropped_no_checkpoint_is_saved(tmp_path):
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        "A[i,j] = tanh(sum[k](X[i,k] * X[k,j]))",
+        # The copy reads v, which nothing else reads by then.
+        "v[i] = sum(X[i,k]**2); A[i,j:16] = tanh(v[i] * j); u = max(A[i,j])",
+    ],
+)
+def test_while_a_tensor_is_dropped_no_checkpoint_is_saved(tmp_path, dropped):
     """A run that computes a tensor again is saved before it drops the tensor, or after its use."""
-    text = """
-    A[i,j] = tanh(sum[k](X[i,k] * X[k,j]))
+    text = f"""
+    {dropped}
     a = sum(A[i,j]**2)
     B[i,j] = sum[k](X[i,k] * X[j,k]) * a
     b = sum(exp(B[i,j] / a))
