@@ -215,6 +215,16 @@ def check_gathers(cupy):
         einsum, kind, operands = vertex(text, arrays)
         wanted = reference.evaluate_einsum(einsum, operands, kind)
         np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12)
+    arrays["p"] = np.array([0, 3, 3.5, np.nan, np.inf, -1, 35], "float32")
+    for text in (  # picked and scattered by a number that need not be an integer
+        "Y[b] = sum[a](where(a == p[b], X[b,a], 0))",
+        "Y[a:36] = sum(where(a == p[b], X[b,0], 0))",
+    ):
+        einsum, kind, operands = vertex(text, arrays)
+        is_picked = arrays["p"][:, None] == np.arange(36)
+        chosen = arrays["X"] if text.startswith("Y[b]") else arrays["X"][:, :1]
+        wanted = np.where(is_picked, chosen, 0).sum(int(text.startswith("Y[b]")))
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), wanted)
     einsum, kind, operands = vertex("Y[b,s] = t[b,s] + 10 * s", arrays)
     for runs in (((3, 6), (8, 13), (35, 36)), ((1000, 1009),)):
         found = compute(cupy, einsum, kind, operands, (("s", runs),))
@@ -315,6 +325,8 @@ GROUPS = {
     "long": ("Z[i,j] = layernorm[j](x[i,j])", {"x": (3, 2600)}),
     "two dimensions": ("Z[i,j,k] = rmsnorm[j,k](x[i,j,k])", {"x": (9, 8, 7)}),
     "rows only": ("Z[i] = logsumexp[j](x[i,j])", {"x": (30, 40)}),
+    # No operand depends on what is inside a row.
+    "equal values": ("Z[i] = min[j:64](x[i] * 2) + 1", {"x": (40,)}),
     # F is also a factor of a matrix product, so that no vertex is fused with another. Q needs more
     # memory than the group.
     "maps": (

@@ -14,6 +14,7 @@ from language.test_property import settled
 
 import einmpi
 from einmpi.errors import InputError
+from einmpi.graph.dtypes import DTYPES
 
 HALVES = ("float16", "bfloat16")
 # Text, and the same in numpy on arrays of any dtype; c(v) is a constant beside them.
@@ -104,6 +105,27 @@ def test_products(dtype):
         found = run_on_threads(job, ranks, {"A": a, "B": b}).outputs["Z"]
         eps = float(ml_dtypes.finfo(dtype).eps)
         np.testing.assert_allclose(found.astype("float64"), exact, rtol=2 * eps, atol=8 * eps)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_products_with_every_dtype(dtype):
+    """bfloat16 with integers or float16 raised DTypePromotionError, which is numpy's."""
+    rng = np.random.default_rng(3)
+    for other in DTYPES:
+        arrays = {name: rng.integers(0, 4, (3, 3)) for name in "AB"}
+        a, b = arrays["A"].astype(dtype), arrays["B"].astype(other)
+        common = np.result_type("float16", "float16" if other == "bfloat16" else other)
+        if common == "float16" and "bfloat16" in (dtype, other):
+            common = np.dtype("bfloat16" if {dtype, other} != set(HALVES) else "float32")
+        # Small whole numbers, which every dtype holds.
+        wanted = arrays["A"] @ (arrays["B"] if other != "bool" else arrays["B"] > 0)
+        for text in ("sum(A[i,j] * B[j,k])", "sum(B[j,k] * A[i,j])", "3 * mean(A[i,j] * B[j,k])"):
+            job = einmpi.program(f"Z[i,k] = {text}", A=a, B=b)
+            found = einmpi.run(job, {"A": a, "B": b})["Z"].gather()
+            assert found.dtype == common, (dtype, other, text)
+            # The mean is rounded, to 8 bits in bfloat16.
+            rtol = 2 * float(ml_dtypes.finfo(common).eps) if "mean" in text else 0
+            np.testing.assert_allclose(found.astype("complex128"), wanted, rtol=rtol)
 
 
 def test_small_integers_are_computed_in_float32():

@@ -16,6 +16,7 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.errors import EinmpiError
+from einmpi.graph.dtypes import DTYPES
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu import dispatch
 from einmpi.loops.running import LoopRun
@@ -110,6 +111,28 @@ def test_dtypes_of_picked_values(dtype: str, method: str) -> None:
     job = einmpi.program(text, **values.inputs(text))
     assert job.graph["y"].dtype == dtype
     check(job, values.inputs(text), wanted(values), 3)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_label_is_compared_with_any_number(dtype: str, method: str) -> None:
+    """A number that is no integer was taken for an index, which cannot be one."""
+    text = (
+        "y[b] = sum[l](where(l == at[b], Z[b,l], 0)); c[l:11] = sum(where(l == at[b], Z[b,0], 0))"
+    )
+    values = Values(17, 11)
+    at = abs(values.at).astype(dtype)
+    if DTYPES[dtype].kind in "fc":
+        at[:5] = [np.nan, np.inf, -np.inf, 0.5, 3]
+    job = einmpi.program(text, Z=values.Z, at=at)
+    is_picked = at.astype("complex128")[:, None] == np.arange(11)
+    for ranks in (1, 3):
+        found = run_on_threads(job, ranks, {"Z": values.Z, "at": at}).outputs
+        rtol = 1e-14  # sums of at most 17 numbers near 1
+        wanted = np.where(is_picked, values.Z, 0).sum(1)
+        np.testing.assert_allclose(found["y"], wanted, rtol=rtol, atol=rtol)
+        wanted = np.where(is_picked, values.Z[:, :1], 0).sum(0)
+        np.testing.assert_allclose(found["c"], wanted, rtol=rtol, atol=rtol)
 
 
 def test_integers_are_summed_in_64_bits(method: str) -> None:

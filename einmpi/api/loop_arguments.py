@@ -194,6 +194,13 @@ def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches
         if vertex.name in names and (vertex.bound or vertex.name in carry):
             what = f"in a loop, {vertex.name} is a number of each step"
             raise InputError("loop", what, "another name")
+    # A program that was not told of such a number has taken its name for a label.
+    told = {*job.written.by_name, *job.sizes, *(spec.name for spec in job.inputs)}
+    for vertex in job.written.computed:
+        for name in vertex.computed_einsum.aggregated:
+            if name in names and name not in told:
+                what = f"{name} is a label, but in a loop a number of each step"
+                raise InputError("loop", what, f"another label, or the declaration {name}: int64")
 
 
 def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[str, Any]) -> Job:

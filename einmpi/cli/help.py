@@ -147,6 +147,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self.command_parsers: dict[str, argparse.ArgumentParser] = {}  # of the whole program
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown flags here: argparse leaves those of a command to the whole program."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         raise InputError("einmpi", message, hint=f"see {self.prog} --help")
 

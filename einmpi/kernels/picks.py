@@ -32,13 +32,16 @@ def as_gather(
 
     Returns
     -------
-    None if nothing is picked, or if the values would have to change their dtype.
+    None if nothing is picked, by an integer, or if the values would have to change their dtype.
     """
     pick = einsum.pick
     if pick is None or einsum.extent[pick.label] == 0:
         return None
+    by_index = replace(einsum, function=pick.index, aggregation=None)
+    if einsum_type(by_index, dtypes).kind not in "iu":
+        return None  # a label may be compared with any number, as in where(k == y[b], …)
     names = [str(number) for number in range(len(einsum.operands))]
-    index = reopen(replace(einsum, function=pick.index), names)
+    index = reopen(by_index, names)
     body = reopen(replace(einsum, function=pick.body), names)
     last = first + einsum.extent[pick.label] - 1
     is_here = _is_between(index, first, last)

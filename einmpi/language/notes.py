@@ -6,42 +6,59 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.language.scope import Occurrence, occurrences
-from einmpi.language.syntax import Source, Statement, statements
+from einmpi.language.scope import Occurrence, bound_inside, mark_values, occurrences
+from einmpi.language.syntax import Source, Statement, entries, statements
 from einmpi.language.vocabulary import binds_labels, called_name
 
 
-def label_notes(source: Source, known: Mapping[str, Vertex]) -> list[str]:
-    """Return a note for each label that may be a misspelling of another one.
+def label_notes(source: Source, known: Mapping[str, Vertex], sizes: Mapping[str, int]) -> list[str]:
+    """Return a note for each label that may be a misspelling of another one, or meant as a size.
 
-    In Z[i,k] = sum(A[i,j] * B[jj,k]) these are j and jj: each is used once, in another tensor than
-    the other, with the same extent, and an aggregation binds them without naming them.
+    In Z[i,k] = sum(A[i,j] * B[jj,k]) the first are j and jj: each is used once, in another tensor
+    than the other, with the same extent, and an aggregation binds them without naming them.
     """
     notes = []
-    for item in statements(source):
+    items = statements(source)
+    mark_values(items, known)
+    for item in items:
         if not isinstance(item, Statement):
             continue
-        for entry in _used_once(item, known):
-            other = _companion(entry, item, known)
+        names = [node.id for node in item.nodes if isinstance(node, ast.Name)]
+        for entry in _unlisted(item, known):
+            label = entry.label
+            other = _companion(entry, item, known) if names.count(label) == 1 else None
             if other is not None:
                 notes.append(
-                    f"{source.at(entry.node)}: label {entry.label} is used only once; "
+                    f"{source.at(entry.node)}: label {label} is used only once; "
                     f"{other} has the same extent and is another label"
+                )
+            if label in sizes and _may_mean_size(label, item, names):
+                notes.append(
+                    f"{source.at(entry.node)}: {label} in {ast.unparse(entry.tensor)} is a label "
+                    f"with {entry.extent} values; the size {label} = {sizes[label]} is {label}+0"
                 )
     return notes
 
 
-def _used_once(item: Statement, known: Mapping[str, Vertex]) -> Iterator[Occurrence]:
-    """Yield the labels that occur once in a statement and that no brackets name."""
-    listed = {label for label, _ in item.labels}
-    uses: dict[str, int] = {}
-    for tree in item.trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name):
-                uses[node.id] = uses.get(node.id, 0) + 1
+def _unlisted(item: Statement, known: Mapping[str, Vertex]) -> Iterator[Occurrence]:
+    """Yield the labels of a statement, where each occurs first, that no brackets name."""
+    listed = bound_inside(item.value).union(label for label, _ in item.labels)
     for entry in occurrences(item.value, known):
-        if uses[entry.label] == 1 and entry.label not in listed:
+        if entry.label not in listed:
+            listed.add(entry.label)
             yield entry
+
+
+def _may_mean_size(label: str, item: Statement, names: list[str]) -> bool:
+    """Return whether a label is used once, or its name stands for a number elsewhere.
+
+    `names` are all names in the statement.
+    """
+    in_brackets = []
+    for node in item.nodes:
+        if isinstance(node, ast.Subscript):
+            in_brackets += [part.id for part in entries(node.slice) if isinstance(part, ast.Name)]
+    return names.count(label) == 1 or names.count(label) > in_brackets.count(label)
 
 
 def _companion(entry: Occurrence, item: Statement, known: Mapping[str, Vertex]) -> str | None:

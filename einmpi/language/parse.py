@@ -15,6 +15,7 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_LABELS
 from einmpi.graph.rewrite import optimize, prune
 from einmpi.language.expressions.gradients import gradients_in, losses_in
+from einmpi.language.scope import mark_values
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
@@ -112,6 +113,7 @@ def parse_program(
         if isinstance(item, Declaration):
             add_declaration(symbols, item)
     check_names(symbols, program)
+    mark_values(program, symbols.known)
     symbols.differentiated = gradients_in(program)
     reads = _reads(program)
     uses = reads

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.indices import Reach
-from einmpi.language.syntax import entries
+from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.language.vocabulary import binds_labels, called_name
 
 
@@ -216,3 +216,50 @@ def _listed(brackets: ast.expr) -> list[str]:
         if isinstance(named, ast.Name):
             labels.append(named.id)
     return labels
+
+
+class Value(ast.expr):
+    """A name in the brackets of a tensor that is no label, but the value of a number."""
+
+    _fields = ("name",)
+
+    def __init__(self, name: ast.Name) -> None:
+        self.name = name
+
+
+def mark_values(items: Iterable[Statement | Declaration], known: Mapping[str, Vertex]) -> None:
+    """Mark in statements the names in brackets that are values, as in x[step,i].
+
+    These are tensors without dimensions, except where they are listed as labels: left of =, or in
+    the brackets of an aggregation around them.
+    """
+    statements = [item for item in items if isinstance(item, Statement)]
+    numbers = {name for name, vertex in known.items() if not vertex.bound}
+    numbers.update(item.name for item in statements if not item.labels)
+    for item in statements:
+        free = numbers.difference(label for label, _ in item.labels)
+        if free.isdisjoint(node.id for node in item.nodes if isinstance(node, ast.Name)):
+            continue  # as in most statements
+        _mark(item.value, free)
+        for _, index in item.scattered:
+            _mark(index, free - bound_inside(item.value))
+
+
+def _mark(node: ast.AST, numbers: set[str]) -> None:
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    match node:
+        case ast.Call(func=ast.Subscript(slice=labels), args=args):
+            numbers = numbers.difference(_listed(labels))
+            children = args
+        case ast.Subscript(slice=ast.Tuple(elts=parts)):
+            parts[:] = [_marked(part, numbers) for part in parts]
+        case ast.Subscript(slice=part):
+            node.slice = _marked(part, numbers)
+    for child in children:
+        _mark(child, numbers)
+
+
+def _marked(part: ast.expr, numbers: set[str]) -> ast.expr:
+    if isinstance(part, ast.Name) and part.id in numbers:
+        return ast.copy_location(Value(part), part)
+    return part

@@ -223,7 +223,10 @@ class SymbolTable:
             return
         conflict = scope.register(label, extent, place, self.written)
         if conflict:
-            raise InputError(self.where(node), conflict, "the same extent everywhere")
+            hint = ""
+            if isinstance(place, str) and extent < scope.extents[label][0]:
+                hint = f"a slice such as x[:{extent}][{label}] reads less of a tensor"
+            raise InputError(self.where(node), conflict, "the same extent everywhere", hint)
 
     def extent(self, scope: Scope, label: str, node: ast.AST) -> int:
         """Return the extent of a label."""

@@ -46,9 +46,10 @@ class Values:
         """Return a value that is one of some names."""
         if default and not self.has(key):
             return default
-        found = self.values.get(key)
-        expected = one_of(known, found if isinstance(found, str) else "")
-        value = self.checked(key, lambda value: isinstance(value, str) and value in known, expected)
+        # Programs write these names, so that mixtral is no misspelling of mistral.
+        value = self.checked(
+            key, lambda value: isinstance(value, str) and value in known, one_of(known)
+        )
         return str(value)
 
     def count(self, key: str) -> int:

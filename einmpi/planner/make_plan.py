@@ -51,8 +51,9 @@ def _plan(graph: EinGraph, ranks: int, options: Options) -> Plan:
     if options.fitting:
         return _plan_that_fits(graph, ranks, options)
     limit = options.memory
+    besides = bytes_besides(graph, ranks, options)
     if limit is not None:
-        options = replace(options, memory=limit - bytes_besides(graph, ranks, options))
+        options = replace(options, memory=limit - besides)
     meshes = _meshes(ranks, options)
     best: Plan | None = None
     errors: list[InputError] = []
@@ -69,7 +70,7 @@ def _plan(graph: EinGraph, ranks: int, options: Options) -> Plan:
     _check_values_per_rank(best)
     if options.shared:
         best = replace(best, shared=_shared_inputs(graph, best, options))
-    return replace(best, memory=limit)
+    return replace(best, memory=limit, besides=besides)
 
 
 def _plan_that_fits(graph: EinGraph, ranks: int, options: Options) -> Plan:

@@ -126,6 +126,7 @@ class PlanData:
     blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
     chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
     memory: int | None = None  # the limit asked for, in bytes per rank
+    besides: int = 0  # bytes of the limit that the plan leaves to batches and chunks
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
     nodes: int = 1  # that the ranks run on
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
@@ -185,7 +186,7 @@ class PlanData:
     @property
     def stage(self) -> int:
         """Size of a message buffer, in bytes."""
-        return stage_of(self.memory)
+        return stage_of(None if self.memory is None else self.memory - self.besides)
 
     @property
     def words_predicted(self) -> int:

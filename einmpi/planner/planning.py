@@ -263,14 +263,14 @@ class Planning:
             cuts.append(self.recomputed(best.cut, limit, self.price_of_spilling))
         plans = []
         for cut in cuts:
-            if cut.peak > limit:
-                plan = self.finishing.describe(replace(cut, peak=limit), exact=False)
-                # What leaves memory and comes back has memory of its own.
-                spilled = cut.peak - limit
-                chains = self.memory.chains_that_fit(cut, limit)
-                plans.append(
-                    replace(plan, spilled=spilled, updatable={}, blocked=(), chains=chains)
-                )
+            if cut.peak <= limit:  # as those may that need least memory, or compute tensors again
+                plans.append(self.finishing.finish(cut, limit, False))
+                continue
+            plan = self.finishing.describe(replace(cut, peak=limit), exact=False)
+            # What leaves memory and comes back has memory of its own.
+            spilled = cut.peak - limit
+            chains = self.memory.chains_that_fit(cut, limit)
+            plans.append(replace(plan, spilled=spilled, updatable={}, blocked=(), chains=chains))
         return min(plans, key=cost_of)
 
     @property

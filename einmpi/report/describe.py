@@ -39,7 +39,7 @@ def describe_job(job: Job) -> str:
         made_earlier |= {vertex.name for vertex in part.written.computed}
         made_earlier |= set(() if part.loop is None else part.loop.carry)
     for part in parts:
-        for note in label_notes(part.source, part.written.by_name):
+        for note in label_notes(part.source, part.written.by_name, part.sizes):
             lines.append(f"note     {printable(note)}")
     lines.append("ok")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import Names
+from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program
 from einmpi.training.settings import Training
@@ -117,6 +118,7 @@ class Program:
 def write_out(training: Training, program: Program) -> WrittenOut:
     """Return the statements that train a program."""
     graph = program.graph
+    mark_values(program.items, graph.by_name)
     _check_loss(training, program)
     parameters = []
     for number, name in enumerate(training.parameters):

@@ -454,7 +454,7 @@ BAD_ARGUMENTS = {
     ),
     "unknown flag": (
         ["check", CHAIN, "--fast"],
-        "einmpi: unrecognized arguments: --fast; see einmpi --help",
+        "einmpi: unrecognized arguments: --fast; see einmpi check --help",
     ),
     "unknown command": (
         ["rum", CHAIN],
@@ -668,7 +668,7 @@ def test_closed_streams(tmp_path, ranks, closed):
         ),
         (
             ["check", "job.toml", "a\x7f"],
-            "einmpi: unrecognized arguments: a\\x7f; see einmpi --help\n",
+            "einmpi: unrecognized arguments: a\\x7f; see einmpi check --help\n",
         ),
     ],
 )

@@ -860,6 +860,35 @@ def test_a_label_with_the_name_of_a_tensor_does_not_use_it() -> None:
     check("Z[Z_1] = X[Z_1] / sum(X[j])", {"X": x}, x / x.sum())
 
 
+X_OF_NAMES = np.arange(30.0).reshape(6, 5)
+V_OF_NAMES = np.array([2.0, 9.0, 4.0, 1.0, 0.0, 5.0])  # the greatest is number 1
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # The name of a tensor without dimensions is its value in brackets, as p+0 is.
+        ("Z = sum(X[p,i])", X_OF_NAMES[1].sum()),
+        ("Z[i] = X[p,i]", X_OF_NAMES[1]),
+        ("Z[i] = X[p,i] * v[p] + mean(X[p,j])", X_OF_NAMES[1] * 9 + X_OF_NAMES[1].mean()),
+        ("Z[i] = sum(X[k[p],j] * X[i,j])", X_OF_NAMES @ X_OF_NAMES[5]),
+        ("Z = sum(X[p, i] * sum[p](v[p]))", X_OF_NAMES[1].sum() * V_OF_NAMES.sum()),
+        ("Z[j] = cumsum[j](X[p,j]) + max(X[i,j])", X_OF_NAMES[1].cumsum() + X_OF_NAMES[5]),
+        ("Z[i] = grad(sum(X[p,j]**2), X[p,i])", 2 * X_OF_NAMES[1]),
+        ("Z[k[p]+i:9] = sum(v[i])", np.r_[np.zeros(5), V_OF_NAMES[:4]]),
+        # Listed as a label, it is one: left of =, or in the brackets of an aggregation.
+        ("Z[p] = sum(X[p,i])", X_OF_NAMES.sum(1)),
+        ("Z[i] = sum[p](X[p,i])", X_OF_NAMES.sum(0)),
+        ("Z = sum(softmax[p](v[p]))", 1.0),
+    ],
+)
+def test_a_name_in_brackets_that_is_a_value(text: str, wanted: np.ndarray) -> None:
+    program = f"{text}\np = argmax(v[i])"
+    arrays = {"X": X_OF_NAMES, "v": V_OF_NAMES, "k": np.array([0, 5, 2, 3, 4, 1])}
+    used = {name: array for name, array in arrays.items() if f"{name}[" in program}
+    assert_allclose(results(program, used, outputs=["Z"])["Z"], wanted, **EXACT)
+
+
 def test_a_tensor_twice_in_one_vertex() -> None:
     a = normal(3, 3)
     check("Z[i,j] = A[i,j] + A[j,i]", {"A": a}, a + a.T)

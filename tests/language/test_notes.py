@@ -14,10 +14,10 @@ from einmpi.report.describe import describe_job
 SHAPES = {"A": (6, 5), "B": (5, 4), "C": (5,), "S": (5, 5), "n": np.zeros(5, "int64")}
 
 
-def notes(text: str) -> list[str]:
+def notes(text: str, **sizes: int) -> list[str]:
     used = {name: shape for name, shape in SHAPES.items() if f"{name}[" in text}
-    job = einmpi.program(text, **used)
-    found = label_notes(job.source, job.written.by_name)
+    job = einmpi.program(text, **used, **sizes)
+    found = label_notes(job.source, job.written.by_name, job.sizes)
     for note in found:
         assert f"note     {note}\n" in describe_job(job)
     return found
@@ -61,6 +61,34 @@ def test_one_of_several_uses_is_misspelt(text: str) -> None:
 )
 def test_ordinary_labels_are_not_noted(text: str) -> None:
     assert notes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("Z = sum(A[i,m])", "13: m in A[i, m]"),  # it stands for nothing else
+        ("Z[i] = sum(A[i,m] * C[m]) / m", "16: m in A[i, m]"),  # and the number beside it
+        ("Z[i] = A[i,0] * mean(A[i,m] * C[m]) + A[i,m-1]", "26: m in A[i, m]"),
+    ],
+)
+def test_a_label_that_may_be_meant_as_a_size_is_noted(text: str, place: str) -> None:
+    says = "is a label with 5 values; the size m = 3 is m+0"
+    assert notes(text, m=3) == [f"program:1:{place} {says}"]
+    assert notes("Z = sum(A[i,m+0])", m=3) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Z[i,k] = sum(A[i,m] * B[m,k])",  # the idiom: a label of two tensors
+        "Z[m] = sum(A[i,m]) / m",  # bound on the left
+        "Z[i] = sum[m](A[i,m]) / m",  # and by name
+        "Z[i] = sum(A[i,j]) / m",
+        "Z[i] = sum(softmax[m](A[i,m]) * C[m])",
+    ],
+)
+def test_labels_called_like_a_size_are_not_noted(text: str) -> None:
+    assert notes(text, m=5) == []
 
 
 # ---- errors of a run ----------------------------------------------------------------------------

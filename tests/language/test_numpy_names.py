@@ -19,6 +19,7 @@ GIVEN = {
     "K": (3, 3),
     "P": (2, 6, 5),
     "Q": (2, 5, 4),
+    "r": (6,),
     "n": 6,
     "m": 4,
     "low": 0.0,
@@ -70,8 +71,33 @@ def test_values_of_some_suggestions():
             "sum is not called like this; expected sum(expression); labels take the place of an "
             "axis: sum[j](X[i,j])",
         ),
+        (
+            "max(x[i], 0)",
+            "max is not called like this; expected max(expression); maximum(x, y) is that of two "
+            "values",
+        ),
+        (
+            "sum(x[i]) / len(x)",
+            "unknown function 'len'; expected a size, such as n in [sizes] or "
+            "einmpi.program(..., n=8)",
+        ),
+        (
+            "x[i] + np.random.normal(6)",
+            "unknown function 'np.random.normal'; expected an input of random numbers, such as "
+            'r = { shape = [8], random = "uniform" }',
+        ),
     ],
 )
 def test_other_habits(call, says):
     message = error(lambda: einmpi.program(f"Z[i] = {call}", x=(6,), y=(4,)))
     assert message.partition(": ")[2] == says
+
+
+def test_less_of_a_tensor():
+    message = error(lambda: einmpi.program("z[i:3] = x[i]", x=(6,)))
+    hint = "a slice such as x[:3][i] reads less of a tensor"
+    assert message.endswith(f"and 3 in i:3; expected the same extent everywhere; {hint}")
+    x = np.arange(6.0)
+    found = einmpi.run("z[i:3] = x[:3][i]", x=x)["z"].gather()
+    np.testing.assert_array_equal(found, x[:3])
+    assert error(lambda: einmpi.program("z[i:9] = x[i]", x=(6,))).endswith("everywhere")

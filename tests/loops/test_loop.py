@@ -18,6 +18,7 @@ from einmpi.job.loop import StepProgram, make_loop
 from einmpi.language.syntax import Source
 from einmpi.loops.planning import plan_loop
 from einmpi.loops.running import LoopRun
+from einmpi.report.describe import describe_job
 
 RNG = np.random.default_rng(18)
 POWER = """
@@ -531,6 +532,56 @@ def test_inputs_of_python_that_would_be_replaced(name, ranks):
     expected = {"step": 5.0, "rows": 8.0, "epoch": 4.0}[name]
     for found in run_threads(ranks, on_rank):
         np.testing.assert_array_equal(found, np.full(3, expected))
+
+
+NUMBERS_IN_BRACKETS = '''
+program = """
+total_next = total + sum(x[step,i]) + 100 * max(x[place,j]) + sum(y[rows-1,i]) + x[epoch,0]
+"""
+parameters.place = 4
+[inputs]
+x = { shape = [6, 5], random = "uniform", seed = 1 }
+y = { shape = [8, 3], random = "uniform", seed = 2, batch = 2 }
+total = { shape = [], random = "zeros" }
+[loop]
+epochs = 1
+carry = { total = "total_next" }
+'''
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_numbers_in_brackets_are_values(tmp_path, ranks):
+    """`step`, `rows`, `epoch` and parameters were new labels there, and all of x was summed."""
+    (tmp_path / "job.toml").write_text(NUMBERS_IN_BRACKETS)
+    job = einmpi.load(tmp_path / "job.toml")
+    assert "unused" not in describe_job(job)
+    inputs = {
+        "x": np.random.default_rng(1).random((6, 5)),
+        "y": np.random.default_rng(2).random((8, 3)),
+        "total": 0.0,
+    }
+    x, y = inputs["x"], inputs["y"]
+    wanted = sum(x[step].sum() + 100 * x[4].max() + y[2 * step + 1].sum() for step in range(4))
+    wanted += 4 * x[0, 0]
+    # A few sums of numbers below 1 in another order.
+    assert float(einmpi.reference(job, inputs)["total"]) == pytest.approx(wanted, rel=1e-13)
+    for found in run_threads(
+        ranks, lambda comm: einmpi.loop(job, inputs, comm).outputs["total"].gather()
+    ):
+        assert float(found) == pytest.approx(wanted, rel=1e-13)
+
+
+def test_a_program_of_python_is_told_of_the_number_of_a_step():
+    """Without the declaration `step` is a label when the program is read, before any loop."""
+    x = np.arange(12.0).reshape(4, 3)
+    text = "total_next = total + sum(x[step,i])"
+    given = {"carry": {"total": "total_next"}, "steps": 3}
+    job = einmpi.program(text, x=x, total=())
+    message = "loop: step is a label, but in a loop a number of each step; expected another label, "
+    with pytest.raises(InputError, match=message + "or the declaration step: int64"):
+        einmpi.loop(job, {"x": x, "total": 0.0}, **given)
+    job = einmpi.program("step: int64\n" + text, x=x, total=())
+    assert float(einmpi.loop(job, {"x": x, "total": 0.0}, **given).outputs["total"]) == x[:3].sum()
 
 
 def test_integers_of_numpy():

@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import einmpi
@@ -14,8 +15,12 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.models.paper import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.planning import TooLittleMemory
 from einmpi.planner.saving_memory.searches import searches_kept
 from einmpi.planner.strategies import STRATEGIES
+from einmpi.schedule.lower import lower
+from einmpi.schedule.memory import peak_bytes
+from einmpi.schedule.verify import verify
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 # Limits that differ by a byte or two can exchange their places: a message buffer is an eighth of
@@ -163,3 +168,81 @@ def test_no_strategy_moves_less_within_a_limit(seed):
                 if other.peak <= limit and not repeats_work:
                     assert not plan.spilled
                     assert plan.bytes_predicted <= other.bytes_predicted, (ranks, share, strategy)
+
+
+@pytest.mark.parametrize("limit", [1290, 1400, 1495])
+def test_cuts_that_need_least_memory_may_fit_as_they_are(limit):
+    """The planner asked for the best of no plans: nothing had to leave memory."""
+    text = "Y[l:12] = where(l < 7, X[l+4, 8, l//4], 0)"
+    graph = einmpi.program(text, X=np.zeros((11, 11, 4), "int32")).graph
+    plan = make_plan(graph, 3, Options(memory=limit, resident=("X",)))
+    assert plan.peak <= limit and not plan.spilled
+    verify([lower(plan, rank) for rank in range(3)])
+
+
+def test_message_buffers_are_those_of_the_plan_beside_batches():
+    """They were an eighth of the whole limit, of which the plan has only what batches leave."""
+    text = "Y[i:12,k:6] = X[(k*3+1) % 16, k+1, 9] * i"
+    graph = einmpi.program(text, X=np.zeros((16, 7, 12), "int64")).graph
+    share = graph["X"].nbytes // 2  # of each rank
+    own = make_plan(graph, 2, Options(memory=900))
+    plan = make_plan(graph, 2, Options(memory=900 + share, batched=("X",)))
+    assert (plan.peak, plan.stage, plan.memory) == (own.peak, own.stage, 900 + share)
+    schedules = [lower(plan, rank) for rank in range(2)]
+    verify(schedules)
+    assert all(peak_bytes(schedule) <= 900 for schedule in schedules)
+
+
+def random_indices(seed: int) -> EinGraph:
+    """Return a program that reads less of its inputs than there is, by arithmetic and guards."""
+    choose = random.Random(seed)
+    shapes = {name: [choose.randint(1, 12) for _ in range(choose.randint(1, 3))] for name in "XW"}
+
+    def element(labels: dict[str, int]) -> str:
+        name = choose.choice("XW")
+        index = []
+        for extent in shapes[name]:
+            label = choose.choice(list(labels))
+            number = choose.randrange(extent)
+            index.append(choose.choice((f"{label}%{extent}", f"({label}*3+1)%{extent}", number)))
+            if labels[label] <= extent:
+                index[-1] = f"{label}+{choose.randint(0, extent - labels[label])}"
+        return f"{name}[{','.join(map(str, index))}]"
+
+    outer = {label: choose.randint(1, 20) for label in "ij"[: choose.randint(1, 2)]}
+    inner = {"k": choose.randint(1, 9)}
+    left = ",".join(f"{label}:{extent}" for label, extent in outer.items())
+    limit = choose.randint(0, 9)
+    text = (
+        f"Y[{left}] = where(i < {limit}, {element(outer)}, {choose.choice(('0', element(outer)))})"
+    )
+    if choose.random() < 0.7:
+        text += f" + sum[k:{inner['k']}]({element({**outer, **inner})} * {element(inner)})"
+    arrays = {
+        name: np.zeros(shape, "int32") for name, shape in shapes.items() if f"{name}[" in text
+    }
+    return einmpi.program(text, **arrays).graph
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("seed", range(300))
+def test_every_limit_has_a_plan_or_a_refusal(seed):
+    graph = random_indices(seed)
+    choose = random.Random(seed)
+    ranks = choose.randint(1, 9)
+    options = Options(
+        resident=tuple(each.name for each in graph.inputs if choose.random() < 0.5),
+        recompute=choose.choice(("auto", "none")),
+        strategy=choose.choice(("eindecomp", "eindecomp", "eindecomp-paper", "replicate")),
+    )
+    peak = make_plan(graph, ranks, options).peak
+    for share in (0.1, 0.4, 0.6, 0.8, 0.95):
+        limit = max(1, int(share * peak))
+        try:
+            plan = make_plan(graph, ranks, replace(options, memory=limit))
+        except TooLittleMemory as error:
+            limit = error.least
+            plan = make_plan(graph, ranks, replace(options, memory=limit))
+        schedules = [lower(plan, rank) for rank in range(ranks)]
+        verify(schedules)
+        assert max(peak_bytes(schedule) for schedule in schedules) <= plan.peak <= limit

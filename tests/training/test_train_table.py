@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from job_text import error, read
 
+import einmpi
+
 JOB = """
 program = "loss = sum[i]((x[i] - a)**2); twice[i] = 2 * x[i]"
 [parameters]
@@ -159,6 +161,34 @@ def test_rate_of_a_tensor_or_a_parameter(tmp_path, monkeypatch):
     assert "r" in read(text).graph.by_name
 
 
+def test_a_row_of_each_step(tmp_path):
+    """The number of a step is no label of what is trained, although x[step,i] is read first."""
+    text = """
+program = "loss = sum((x[step,i] - 1)**2) + 0 * sum(x[j,i])"
+[inputs]
+x = { shape = [3, 2], random = "zeros" }
+[train]
+loss = "loss"
+parameters = ["x"]
+optimizer = { name = "sgd", rate = 0.25 }
+[loop]
+steps = 2
+"""
+    (tmp_path / "job.toml").write_text(text)
+    found = einmpi.run(einmpi.load(tmp_path / "job.toml"))["x"].gather()
+    np.testing.assert_array_equal(found, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+    job = einmpi.program("step: int64\nloss = sum((x[step,i] - 1)**2)", x=(3, 2))
+    done = einmpi.train(
+        job,
+        {"x": np.zeros((3, 2))},
+        loss="loss",
+        parameters=["x"],
+        optimizer={"name": "sgd", "rate": 0.25},
+        steps=2,
+    )
+    np.testing.assert_array_equal(done.outputs["x"].gather(), found)
+
+
 def test_new_labels_where_the_program_has_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = changed("(x[i] - a)**2", "(x[2 - i] - a)**2")
@@ -169,8 +199,6 @@ def test_new_labels_where_the_program_has_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_parameters(tmp_path, monkeypatch, dtype):
-    import einmpi
-
     monkeypatch.chdir(tmp_path)
     text = changed('"ones" }\nk', f'"ones", dtype = "{dtype}" }}\nk')
     text = text.replace("(x[i] - a)", "abs(x[i] - a * 1j)").replace("0.1", '"0.1", clip = 2')

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.graph.arithmetic import result_type
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
@@ -144,8 +145,9 @@ def _prepare_loops(
 
 
 def _factor_dtype(contraction: Contraction, operands: Sequence[Array]) -> np.dtype[Any]:
-    """Return numpy's dtype of a product of the factors."""
-    return np.result_type(*(operands[position] for position in contraction.positions))
+    """Return the dtype of a product of the factors, of which there are one or two."""
+    dtypes = [operands[position].dtype for position in contraction.positions]
+    return np.dtype(result_type("*", (dtypes[0], dtypes[-1])))
 
 
 def _prepare_pick(

@@ -280,7 +280,8 @@ def _pack_size(
     for array, own in enumerate(strides):
         if array not in counters and any(own[row_loops:]):
             used.append(array)
-    if len(extents) != row_loops + 1 or any(strides[array][-1] != 1 for array in used):
+    is_one_loop = len(extents) == row_loops + 1
+    if not used or not is_one_loop or any(strides[array][-1] != 1 for array in used):
         return 1
     widest = max(np.dtype(dtypes[array]).itemsize for array in used)
     pack = min(8, PACK_BYTES // widest)

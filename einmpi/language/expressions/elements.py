@@ -23,7 +23,7 @@ from einmpi.language.indices import (
     reach_of_branch,
     stays_inside,
 )
-from einmpi.language.scope import Scope
+from einmpi.language.scope import Scope, Value
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.syntax import entries
 from einmpi.language.vocabulary import is_callable
@@ -84,7 +84,8 @@ def _computed_index(
     dtype = np.dtype(kind)
     if dtype.kind not in "iu":
         what = f"the index {reader.symbols.written(node)} is {dtype.name}"
-        raise InputError(reader.where(node), what, "an integer")
+        hint = "for a label, take a name that is no number" if isinstance(node, Value) else ""
+        raise InputError(reader.where(node), what, "an integer", hint)
     if isinstance(scalar, Const):
         return Const(index_from_start(reader.where(node), int(scalar.value.real), extent))
     return _checked_index(reader, scalar, extent, scope, node)

@@ -25,8 +25,12 @@ from einmpi.language.expressions.reader import (
     constant,
 )
 from einmpi.language.macros import MACROS, SCANS
-from einmpi.language.numpy_names import FUNCTIONS_OF_RESULTS, WRITTEN_INSTEAD
-from einmpi.language.scope import Scope
+from einmpi.language.numpy_names import (
+    FUNCTIONS_OF_RESULTS,
+    MADE_ELSEWHERE,
+    WRITTEN_INSTEAD,
+)
+from einmpi.language.scope import Scope, Value
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.vocabulary import (
     CONSTANTS,
@@ -71,6 +75,8 @@ class Expressions(ExpressionReader):
                 return self._number(node)
             case ast.Name():
                 return self._name(node, scope, macro)
+            case Value():
+                return self._name(node.name, scope, macro)
             case ast.Subscript(value=ast.Name()):
                 return read_element(self, node, scope, macro)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if (
@@ -199,8 +205,9 @@ class Expressions(ExpressionReader):
             return InputError(self.where(node), f"{name} is a tensor", f"{name}[labels]")
         what = f"unknown function {name!r}"
         last_name = name.rpartition(".")[2]  # of np.exp or torch.nn.functional.relu
-        if last_name in WRITTEN_INSTEAD:
-            return InputError(self.where(node), what, WRITTEN_INSTEAD[last_name])
+        instead = WRITTEN_INSTEAD.get(last_name) or MADE_ELSEWHERE.get(last_name)
+        if instead is not None:
+            return InputError(self.where(node), what, instead)
         if last_name in FUNCTIONS_OF_RESULTS:
             hint = f"numpy's {last_name} takes the DistArray that a program returns"
             return InputError(self.where(node), what, "a function of the language", hint)

@@ -96,6 +96,8 @@ class ExpressionReader(ABC):
         hint = ""
         if any(keyword.arg in ("axis", "dim") for keyword in node.keywords):
             hint = f"labels take the place of an axis: {name}[j](X[i,j])"
+        elif name in ("max", "min") and len(node.args) > 1:
+            hint = f"{name}imum(x, y) is that of two values"
         what = f"{name} is not called like this"
         return InputError(self.where(node), what, call_form(name), hint)
 

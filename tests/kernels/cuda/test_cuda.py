@@ -164,7 +164,7 @@ def test_sums_over_columns_are_no_group():
     assert not any(isinstance(step, Group) for step in schedule.steps)
 
 
-@pytest.mark.parametrize("name", ["softmax", "maps"])
+@pytest.mark.parametrize("name", ["softmax", "maps", "equal values"])
 def test_groups(cupy, monkeypatch, name):
     check_group(cupy, name, "float16", monkeypatch)
 
