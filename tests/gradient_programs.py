@@ -27,6 +27,10 @@ PROGRAMS = {
     "transpose": ("Y[j,i] = exp(A[i,j]); loss = sum(Y[j,i] * B[j,i])", {"A": (3, 4), "B": (4, 3)}),
     "trace": ("loss = sum(A[i,i] * v[i])", {"A": (4, 4), "v": (4,)}),
     "diagonal": ("d[i] = A[i,i]; loss = sum(d[i]**3) + sum(A[i,j]**2)", {"A": (4, 4)}),
+    "short_diagonal": (
+        "loss = sum(where(i == k, x[k] * X[i,k] * s, 0))",
+        {"x": (7,), "X": (3, 7), "s": ()},
+    ),
     "trilinear": ("loss = sum(A[i,i,j] * B[j,i])", {"A": (3, 3, 4), "B": (4, 3)}),
     "outer": ("loss = sum(exp(a[i] * b[j]) * c[j])", {"a": (3,), "b": (4,), "c": (4,)}),
     "broadcast": (

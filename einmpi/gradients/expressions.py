@@ -61,7 +61,7 @@ def substituted(
             if not isinstance(entry, str):
                 entries.append(reduced(rebuild(entry, index_leaf), extent))
             elif entry in values:
-                entries.append(_as_label(inside[entry]))
+                entries.append(_as_entry(inside[entry], extent[entry], extent))
             else:
                 entries.append(entry)
         return tuple(entries)
@@ -69,8 +69,11 @@ def substituted(
     return rebuild(node, leaf)
 
 
-def _as_label(value: Scalar) -> str | Scalar:
-    return value.label if isinstance(value, Index) else value
+def _as_entry(value: Scalar, size: int, extent: Mapping[str, int]) -> str | Scalar:
+    """Return a value as an index; a label alone goes through the whole dimension."""
+    if not isinstance(value, Index):
+        return value
+    return value.label if extent[value.label] == size else Call("+", (value, ZERO))
 
 
 def _inside(value: Scalar, size: int, extent: Mapping[str, int], guard: Scalar | None) -> Scalar:

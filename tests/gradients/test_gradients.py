@@ -273,6 +273,8 @@ def test_numbers_that_a_gather_sends_back_keep_the_dtype(dtype):
         ("causal", 8),
         ("max", 5),
         ("segment_max", 7),
+        ("short_diagonal", 3),
+        ("gather_and_arithmetic", 4),
     ],
 )
 def test_on_ranks(name, ranks):

@@ -53,6 +53,14 @@ _EXTENTS = {
 AGGREGATIONS = (  # and how likely they are; those with other names are made of some
     "sum 5, prod 2, max 2, min 2, mean 1, var 1, logsumexp 1, std 0.3, norm 0.7, chosen 1, any 0.5"
 )
+NEVER_CHOSEN = {
+    "softmax": -math.inf,
+    "logsumexp": -math.inf,
+    "max": -math.inf,
+    "cummax": -math.inf,
+    "min": math.inf,
+    "cummin": math.inf,
+}
 # What has no derivative, or is not differentiated.
 _FLAT = ("<", "<=", ">", ">=", "==", "!=", "&", "|", "~", "//", "floor", "sign", "stop", "int64")
 _FLAT_AGGREGATIONS = ("any", "all", "count", "argmax", "argmin")
@@ -659,7 +667,13 @@ class _Maker:
         body = self.floats(inner, depth - 1)
         if label not in used_labels(body):
             body = Operation("+", (body, Operation("*", (Number(0.25), Position(label)))))
-        return Aggregation(name, (label,), body)
+        return Aggregation(name, (label,), self.masked(name, body, inner))
+
+    def masked(self, name: str, body: Expression, scope: Scope) -> Expression:
+        """Return values of which some are infinite, where these do not count: a causal mask."""
+        if name not in NEVER_CHOSEN or not self.draw.chance(0.2):
+            return body
+        return Operation("where", (self.condition(scope), body, Number(NEVER_CHOSEN[name])))
 
     def aggregate(self, scope: Scope, depth: int, names: str = AGGREGATIONS) -> Expression:
         draw = self.draw
@@ -671,7 +685,8 @@ class _Maker:
             return Operation("where", (found, self.leaf(scope), Number(0.5)))
         if name == "chosen":
             return self.chosen(scope, labels[:1])
-        return Aggregation(name, labels, self.floats(inner, depth - 1))
+        body = self.floats(inner, depth - 1)
+        return Aggregation(name, labels, self.masked(name, body, inner))
 
     def chosen(self, scope: Scope, labels: tuple[Label, ...]) -> Expression:
         """Return the element at the index of the greatest of some values."""
