@@ -150,6 +150,7 @@ class ContributionBuilder:
             remaining = [*others, *in_range]
             left = [conjunction(remaining)] if remaining else []
             self.conditions[position : position + 1] = left
+            # Indices that the condition guarded must not be outside where nothing is left of it.
             guard = left[0] if left else None
             self.expression = without_guard(self.expression, condition, guard)
             self.conditions = [without_guard(node, condition, guard) for node in self.conditions]

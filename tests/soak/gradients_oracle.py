@@ -31,7 +31,7 @@ from .tree import (
     Program,
     Read,
     all_labels,
-    walk,
+    program_text,
 )
 
 STEP_SIZE = 1e-30
@@ -59,6 +59,8 @@ def evaluate(program: Program, strict: bool = False) -> dict[str, Value]:
     second: list[Define] = []
     for item in program.statements:
         is_second = isinstance(item.value, Gradient) and item.value.loss == SLOPE
+        if is_second and "stop(" in program_text(program):
+            raise Invalid("what is stopped does not move along the line")
         (second if is_second or item.name == SLOPE else first).append(item)
     with np.errstate(all="ignore"):
         once = replace(program, statements=tuple(first))
@@ -74,7 +76,15 @@ def _second_values(
     """Return Σ dX · V + X², where dX · V is the slope of the loss, and its gradient."""
     inputs = {item.name: item for item in program.inputs}
     slope, *others = second
-    gradient, direction, own = (part.tensor for part in walk(slope.value) if isinstance(part, Read))
+    match slope.value:
+        case Aggregation(
+            "sum", _, Operation("+", (Operation("*", (dx, v)), Operation("**", (x, two))))
+        ):
+            gradient, direction, own = dx.tensor, v.tensor, x.tensor
+        case _:
+            raise Invalid("another slope")
+    if two != Number(2) or inputs[direction].values.shape != inputs[own].values.shape:
+        raise Invalid("another slope")
     vector = inputs[direction].values
     value = (first[gradient].value * vector).sum() + (inputs[own].values ** 2).sum()
     found = {SLOPE: replace(first[gradient], value=np.array(value), unsure=np.array(False))}
@@ -139,7 +149,7 @@ class _Steps:
         if values.dtype.kind == "f":
             values = values.astype(np.complex128)
         if not np.isfinite(values).all():
-            raise Invalid(f"{name} is infinite: a product with it is no number, even if it is 0")
+            raise Invalid(f"{name} is no number")
         if name in self.places and values.size:
             place = self.places[name]
             values = np.repeat(values, self.count, 0) if len(values) == 1 else values.copy()
@@ -173,6 +183,16 @@ class _Steps:
             name: Value(array, np.full(array.shape, error), 0.0, np.zeros(array.shape, bool))
             for name, array in found.items()
         }
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values that have no inf: a product with it is nan even where its adjoint is 0.
+
+    There may be nan, which is what a branch that is not taken reads outside of a tensor.
+    """
+    if np.isinf(values).any():
+        raise Invalid("something is infinite")
+    return values
 
 
 SMOOTH: dict[str, Callable[[Any], Any]] = {
@@ -240,9 +260,15 @@ class Evaluator:
         if isinstance(node, Read):
             return self._read(node)
         if isinstance(node, Operation):
-            return self._operation(node.name, [self.value(item) for item in node.arguments])
+            return self._operation(node.name, [self._argument(node, x) for x in node.arguments])
         assert isinstance(node, Aggregation)
-        return self._aggregation(node)
+        return _finite(self._aggregation(node))
+
+    def _argument(self, node: Operation, argument: Expression) -> np.ndarray:
+        """Return an argument: the max of nothing is infinite, but maximum(max, 0) is not."""
+        if node.name in ("maximum", "minimum") and isinstance(argument, Aggregation):
+            return self._aggregation(argument)
+        return self.value(argument)
 
     def _positions(self, label: Label) -> np.ndarray:
         shape = [1] * (1 + len(self.axes))
@@ -398,7 +424,7 @@ class Evaluator:
             return self._root(total(x * x))
         if name == "rmsnorm":
             return x / np.sqrt(total(x * x) / count + 1e-6)
-        shift = x.real.max(axes, keepdims=True)
+        shift = _finite(x.real.max(axes, keepdims=True))
         exponentials = np.exp(x - shift)
         if name == "softmax":
             return exponentials / total(exponentials)

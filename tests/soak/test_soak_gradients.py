@@ -104,7 +104,7 @@ def test_a_case_follows_from_its_seed_and_number():
         return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
 
     assert digest(range(12)) == digest(reversed(range(12)))
-    assert digest(range(12))[:16] == "DIGEST"
+    assert digest(range(12))[:16] == "49859d93bed24de9"
 
 
 def check_cases(seed, numbers):
