@@ -102,7 +102,8 @@ def copy_selected(
     block = source.host
     own_pieces = _pieces_between(source.layout, comm.rank, chosen, target, comm.rank, first)
     for places_in_target, places_in_source in own_pieces:
-        local[places_in_target] = block[places_in_source]
+        # An array also of a single element: numpy casts arrays, but refuses some numbers.
+        local[places_in_target] = np.asarray(block[places_in_source])
     if comm.size == 1:
         return
 

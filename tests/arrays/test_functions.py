@@ -561,6 +561,15 @@ def test_vectors_numbers_and_arrays_of_numpy(ranks):
         expected, _ = np.histogram(vector, 2, weights=weights)
         assert_same(np.histogram(v, 2, weights=weights)[0], expected)
         assert_same(np.sum(v, axis=(), dtype="int8"), np.sum(vector, axis=(), dtype="int8"))
+        # What moves nothing is a copy all the same, and an element is cast as arrays are.
+        number = cut(300)
+        for changed, original in ((np.roll(v, 3), v), (np.pad(number, 0), number)):
+            before = original.gather()
+            changed[...] = 0
+            assert_same(original, before)
+        small = cut(np.zeros((), "uint8"))
+        small[...] = number
+        assert_same(small, np.array(300).astype("uint8"))
         nothing = np.zeros(0, int)
         expected = np.bincount(nothing, weights=np.zeros(0), minlength=3)
         assert_same(np.bincount(cut(nothing), weights=np.zeros(0), minlength=3), expected)

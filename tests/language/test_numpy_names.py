@@ -77,7 +77,7 @@ def test_values_of_some_suggestions():
             "values",
         ),
         (
-            "sum(x[i]) / len(x)",
+            "x[i] / len(x)",
             "unknown function 'len'; expected a size, such as n in [sizes] or "
             "einmpi.program(..., n=8)",
         ),

@@ -147,6 +147,6 @@ def _smaller_arrays(case: ArrayCase) -> Iterator[ArrayCase]:
         smaller.append(np.arange(array.size).reshape(array.shape).astype(array.dtype))
         if array.dtype.kind in "fc":
             smaller.append(np.trunc(array.real).astype(array.dtype))
-        for other in smaller:
+        for other in map(np.asarray, smaller):
             arrays = {**case.arrays, name: other}
             yield replace(case, arrays=arrays)

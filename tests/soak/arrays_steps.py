@@ -83,7 +83,7 @@ class StepMaker(OperandMaker):
             given += f", dtype={self.dtype()!r}"
             ulps = 16.0
         elif draw.chance(0.02):
-            given += ", where=True" if draw.chance(0.5) else f", where={first.text} != 0"
+            given += ", where=True"
         return self.bind(f"np.{name}({given})", "ufunc", 0.0, ulps, ufunc.nout)
 
     def kinds_of(self, ufunc: np.ufunc) -> str:
@@ -279,7 +279,11 @@ class StepMaker(OperandMaker):
             raise ValueError("numpy does not look at the shape of values that go nowhere")
         if not selected.ndim and np.ndim(value.value):
             raise ValueError("numpy takes some of these, and its versions differ in which")
+        if not _is_view(selected, array) and np.shares_memory(value.value, array):
+            raise ValueError("numpy reads some values after it has replaced them")
         slack = cast_slack(value.value, array.dtype)
+        if isinstance(value.value, np.generic) and (slack or not _fits(value.value, array.dtype)):
+            raise ValueError("numpy refuses it with some keys, and casts it with others")
         ulps = 0.0
         if operator:
             ulps = ufunc_ulps(OPERATORS[operator][0], (array, value.value))
@@ -393,6 +397,12 @@ class StepMaker(OperandMaker):
             return self.bind(f"(np.result_type({text}, {other.text}),)", "number")
         name = draw.one(("shape", "ndim", "size", "dtype", "nbytes", "itemsize"))
         return self.bind(f"({text}.{name},)", "number")
+
+
+def _fits(number: np.generic, dtype: np.dtype) -> bool:
+    if number.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return True
+    return np.iinfo(dtype).min <= int(number) <= np.iinfo(dtype).max
 
 
 def _is_view(value: Any, source: np.ndarray) -> bool:
