@@ -532,6 +532,29 @@ def test_out(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
+def test_negative_powers_of_integers(ranks):
+    """All ranks refuse them, also those that have none."""
+
+    def on_rank(comm):
+        def cut(values):
+            return DistArray.from_global(values, comm)
+
+        x = cut(np.arange(5))
+        for exponent in (cut([2, 1, 0, 3, -1]), [2, 1, 0, 3, -1], -1):
+            with pytest.raises(ValueError, match="negative integer powers"):
+                x**exponent
+            with pytest.raises(ValueError, match="negative integer powers"):
+                x **= exponent
+        assert_same(x, np.arange(5))
+        assert_same(x ** cut(np.arange(5)), np.arange(5) ** np.arange(5))
+        assert_same([2] ** x, [2] ** np.arange(5))
+        assert_same((x + 1.0) ** -1, np.arange(1, 6.0) ** -1)
+        assert_same(x[:0] ** -1, np.arange(0) ** -1)
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_vectors_numbers_and_arrays_of_numpy(ranks):
     vector = np.array([3, 1, 2], "int16")
     single = np.array([[4, 1, 0], [1, 3, 1], [0, 1, 2]], "float32")

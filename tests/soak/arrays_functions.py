@@ -172,6 +172,8 @@ class FunctionMaker(StepMaker):
         draw = self.draw
         array = self.array(least=1, most=2)
         value = array.value
+        if not value.size:
+            raise ValueError("of no elements, numpy's dtypes follow no rule")
         options = []
         if draw.chance(0.3):
             options.append(self.array(shape=value.shape).text)
@@ -181,7 +183,7 @@ class FunctionMaker(StepMaker):
             options.append(draw.one(("bias=True", "ddof=0", "ddof=1")))
         text = f"np.{name}({', '.join([array.text, *options])})"
         slack = 4 * spread(value).square_slack
-        if name == "corrcoef" or not value.size:
+        if name == "corrcoef":
             # A variance near 0 divides rounding errors.
             variances = np.abs(np.diagonal(np.atleast_2d(self.value_of(text.replace(name, "cov")))))
             most = spread(value).most

@@ -320,6 +320,8 @@ def _unsupported(error: Exception | None) -> str:
 
 # The kinds of steps that warn as numpy does: numpy computes them, or they convert elements.
 WARNING = ("operators", "ufunc", "in place", "out=", "assign", "elements")
+# Where a shape is wrong, a dtype may be wrong as well, and either of the two is said.
+TWO_MISTAKES = "shape|broadcast|dimension|read-only"
 FAMILIES = (IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)
 
 
@@ -336,8 +338,8 @@ def _other_error(error: Exception | None, expected: Exception | None) -> tuple[s
         return f"refused {type(error).__name__}", short_error(error)
     if isinstance(error, einmpi.InputError):
         return None
-    if isinstance(expected, TypeError) and re.search("shape|broadcast", str(error)):
-        return None  # both the shapes and the dtypes are wrong: one of the two is said
+    if re.search(TWO_MISTAKES, f"{error} {expected}"):
+        return None
     for family in FAMILIES:
         if isinstance(error, family) and isinstance(expected, family):
             return None
