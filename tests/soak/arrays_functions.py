@@ -121,7 +121,7 @@ class FunctionMaker(StepMaker):
         array = self.array(least=1)
         options = [f"axis={self.axis(array.value.ndim, several=False, none=False)}"]
         if self.draw.chance(0.4):
-            options.append(f"n={self.draw.between(0, 3)}")
+            options.append(f"n={self.draw.between(1, 3)}")
         return self.bind(f"np.diff({', '.join([array.text, *options])})", "reduction")
 
     # ---- statistics -----------------------------------------------------------------------------

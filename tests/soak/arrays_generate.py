@@ -90,7 +90,10 @@ class ScriptMaker(FunctionMaker):
         try:
             exec(step.text, names)
         except ERRORS as error:
-            if self.draw.chance(RAISING_SHARE) and not isinstance(error, AttributeError):
+            # Before it refuses a power, numpy has stored those before it.
+            is_clean = "**=" not in step.text and "power" not in step.text
+            is_clean = is_clean and not isinstance(error, AttributeError)
+            if self.draw.chance(RAISING_SHARE) and is_clean:
                 self.steps.append(step)
             return
         del names["__builtins__"]
