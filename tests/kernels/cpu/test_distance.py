@@ -331,7 +331,7 @@ def test_ranks_must_agree(tmp_path):
     job = einmpi.load(tmp_path / "fast.toml")
 
     def on_rank(comm):
-        with pytest.raises(EinmpiError, match="fast_math=True.*fast_math=False.*same calls"):
+        with pytest.raises(EinmpiError, match=r"fast_math=True.*fast_math=False.*same calls"):
             Compiled(replace(job, fast_math=comm.rank == 0), comm, options_of(job))()
 
     run_threads(2, on_rank)
