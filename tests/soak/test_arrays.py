@@ -71,7 +71,7 @@ def test_what_agrees_passes():
         ("a -= a + np.exp(a)", lambda found: found * 0, "value in ufunc"),
         ("r0 = np.add(np.exp(a), [1, 2])", lambda found: A[0, :2], "accepted ValueError in ufunc"),
         ("r0 = np.exp(a)", lambda found: found + A[0, :2], "refused ValueError in ufunc"),
-        ("r0 = np.exp(a) + [1, 2]", lambda found: found / "x", "exception TypeError"),
+        ("r0 = np.exp(a)[9]", lambda found: found / "x", "exception TypeError"),
     ],
 )
 def test_planted_errors_are_seen(monkeypatch, ranks, line, planted, check):
