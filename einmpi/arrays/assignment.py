@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.elementwise import in_one_memory
+from einmpi.arrays.elementwise import Number, in_one_memory
 from einmpi.arrays.keys import (
     Selection,
     fixed_key,
@@ -37,10 +37,10 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     is_own_view = isinstance(value, View) and value.base is array
     if is_own_view and is_basic(key) and value.key == fixed_key(key):
         return  # x[1:] += 1 has written into the view already
-    is_cast = isinstance(value, DistArray | np.ndarray)
+    is_number = isinstance(value, Number | list | tuple | str)
     if isinstance(value, np.generic) and not is_basic(key):
-        is_cast = True  # as numpy does beside masks and tables
-    if not is_cast:
+        is_number = False  # numpy casts it beside masks and tables
+    if is_number:
         # numpy casts arrays, but refuses numbers that the dtype does not hold.
         stored = np.empty(as_numpy("index", "the value", value).shape, array.dtype)
         stored[...] = value

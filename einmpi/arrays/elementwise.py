@@ -95,7 +95,7 @@ def _may_be_negative_power(base: Any, exponent: Any) -> bool:
     for each in (base, exponent):
         if (getattr(each, "dtype", None) or np.asarray(each).dtype).kind not in "iu":
             return False
-    return not isinstance(exponent, Number) or exponent < 0
+    return not isinstance(exponent, Number) or bool(np.less(exponent, 0))
 
 
 def _refused(what: str, operands: Sequence[Any]) -> Any:

@@ -217,7 +217,7 @@ def norm(
 ) -> DistArray:
     """Return a norm of vectors, or the Frobenius norm, as `numpy.linalg.norm`."""
     axes = _axes(array, axis)
-    if axis is not None and len(axes) > 2:
+    if axis is not None and len(axes) not in (1, 2):
         raise ValueError(f"norm: {len(axes)} axes; expected one or two, or None")
     if ord is None or (ord == "fro" and len(axes) == 2):
         ord = 2

@@ -72,8 +72,6 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
             raise InputError("DistArray", f"its dtype would be {local.dtype}", one_of(DTYPES))
         self.layout = layout
         self.own_comm = comm
-        if local.dtype.kind in "OSU":  # no message holds Python's objects
-            raise InputError("DistArray", f"the elements are {local.dtype}", "numbers")
         if local.size:
             assert local.shape == layout.block_shape(comm.rank), (local.shape, str(layout))
 

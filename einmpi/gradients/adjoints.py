@@ -61,8 +61,9 @@ class Adjoints(AdjointTensors):
     def send_through(self, vertex: Vertex, adjoint: Scalar, wanted: Collection[str]) -> None:
         """Send the adjoint of a computed tensor to those of its operands that are wanted."""
         einsum = vertex.computed_einsum
-        if einsum.calls() == 0:
-            return  # a label has no values, so nothing is read
+        entries = [entry for index in einsum.operands for entry in index]
+        if einsum.calls() == 0 and not all(isinstance(entry, str) for entry in entries):
+            return  # nothing is read, and arithmetic on labels without values cannot be solved
         if einsum.scan is not None and einsum.aggregation is not None:
             scan_derivative = AGGREGATIONS[einsum.aggregation].scan_derivative
             if scan_derivative is not None:
