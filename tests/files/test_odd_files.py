@@ -285,7 +285,7 @@ REFUSED = {
     "a spoiled gzip chunk": (spoiled_chunk(compression="gzip"), "/A in x.h5 cannot be read: "),
     "a spoiled lzf chunk": (spoiled_chunk(compression="lzf"), "/A in x.h5 cannot be read: "),
     "a wrong checksum": (spoiled_chunk(fletcher32=True), "/A in x.h5 cannot be read: "),
-    "an unknown filter": (h5(unknown_filter), "/A in x.h5 cannot be read: "),
+    "an unknown filter": (h5(unknown_filter), "/A in x.h5 needs the filter 32099"),
     "a virtual dataset without its file": (
         virtual(False, "data"),
         "/A in x.h5 needs source.h5, which is missing or too short",
