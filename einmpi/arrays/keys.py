@@ -124,7 +124,9 @@ def read_key(array: DistArray, key: Any) -> Key:
         if not _is_basic(part):
             is_distributed = isinstance(part, DistArray)
             table = part if is_distributed else as_numpy("index", "an index", part)
-            if table.dtype.kind not in "biu" and table.size:
+            if isinstance(part, list) and not table.size:
+                table = table.astype(np.int64)  # numpy has no integers to tell the dtype by
+            if table.dtype.kind not in "biu":
                 raise InputError("index", f"{type(part).__name__} is not supported here", _KEYS)
             part = table
         given.append(part)

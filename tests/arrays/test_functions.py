@@ -261,6 +261,7 @@ def test_what_is_refused():
         x.reshape(5, 5)
     with pytest.raises(ValueError, match="truth value of a tensor with several elements"):
         bool(x)
+    assert x[[]].shape == (0, *x.shape[1:])
     assert error(lambda: x[[0.5]]).startswith("index: list is not supported here")
     masked = np.ma.masked_equal(np.ones(4), 1)
     assert "is a masked array" in error(lambda: np.add(x, [masked]))
