@@ -17,8 +17,7 @@ from einmpi.graph.scalar import Arg, Call
 from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
-from einmpi.kernels.cuda.scalar_source import STORED
-from einmpi.kernels.cuda.source import expression_source
+from einmpi.kernels.cuda.scalar_source import STORED, Steps, stored
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices, length
@@ -417,6 +416,20 @@ def operations(mixed=True):
                 )  # numpy takes no others
             extents = (("i", operands[0].size),)
             yield EinSum(("i",), (("i",),) * len(dtypes), node, None, (), extents), kind, operands
+
+
+def expression_source(function, types, dtype):
+    """Return ⊗ alone, as a function of one element of each operand as it is stored in memory."""
+    steps = Steps(types, lambda operand: f"load(x{operand})")
+    value = steps.value(function, dtype)
+    arguments = ", ".join(f"{STORED[kind]} x{operand}" for operand, kind in enumerate(types))
+    lines = [
+        f"FN {STORED[dtype]} otimes({arguments}) {{",
+        *steps.lines,
+        f"return {stored(value, dtype, dtype)};",
+        "}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def operation_functions(cases):

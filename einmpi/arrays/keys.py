@@ -216,11 +216,10 @@ def merge_tables(key: Key) -> Merged:
         length *= extent
         table = table * extent + indices_in_range(gathered(key.parts[place]), extent)
     merged = view_in_shape(ordered, (length, *ordered.shape[len(places) :]))
-    order = list(range(table.ndim + len(others)))
+    order = list(range(table.ndim, table.ndim + len(others)))
     first = places[0] if key.are_together else 0
-    before = order[table.ndim : table.ndim + first]
-    after = order[table.ndim + first :]
-    return Merged(merged, table, [*before, *range(table.ndim), *after])
+    order[first:first] = range(table.ndim)
+    return Merged(merged, table, order)
 
 
 def gathered(table: Any) -> Any:

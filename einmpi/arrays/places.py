@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays.keys import indices_in_range
 from einmpi.arrays.moving import block_indices, fetch
 from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.comm.agreement import together
@@ -44,24 +45,16 @@ def elements_at_indices(array: DistArray, keys: Sequence[Any]) -> DistArray:
     def find_places(*blocks: Array) -> Array:
         places = np.zeros(np.broadcast_shapes(*(block.shape for block in blocks)), np.int64)
         for block, extent in zip(blocks, array.shape, strict=True):
-            places = places * extent + _counted_from_start(block, extent)
+            places = places * extent + indices_in_range(block, extent)
         return places
 
     def check_indices() -> None:
         for table, extent in zip(tables, array.shape, strict=True):
-            _counted_from_start(table.host, extent)
+            indices_in_range(table.host, extent)
 
     together(comm, check_indices)
     places: DistArray = on_blocks("index", find_places, tables)
     return elements_at(array, places)
-
-
-def _counted_from_start(indices: Array, extent: int) -> Integers:
-    """Return indices counted from the start of a dimension; negative ones count from its end."""
-    if indices.size and (indices.min() < -extent or indices.max() >= extent):
-        raise IndexError(f"an index is out of range for a dimension of extent {extent}")
-    whole_numbers = indices.astype(np.int64)
-    return np.where(whole_numbers < 0, whole_numbers + extent, whole_numbers)
 
 
 def take_along_axis(array: DistArray, indices: Any, /, axis: int | None = -1) -> DistArray:

@@ -112,9 +112,8 @@ def all_say(comm: Comm, ask: Callable[[], list[str] | None]) -> bool:
     found = ask()
     if found is None:
         return True
-    said = [split_calls(each) for each in found]
-    kinds = {text.split(" ")[1] if text.startswith(KNOWN) else None for text, *_ in said}
-    if len(kinds) > 1 or None in kinds or any(calls != said[0][1:] for _, *calls in said):
+    said = {(*text.split(" ")[:2], *calls) for text, *calls in map(split_calls, found)}
+    if len(said) > 1 or not found[0].startswith(KNOWN):
         raise _error_of_ranks(comm, found, None)
     return False
 
@@ -190,7 +189,8 @@ def describe_argument(value: Any) -> str:
         return repr(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if isinstance(value, np.generic):
-            return repr(value.item())
+            is_number_of_python = isinstance(value, float | complex | np.integer | np.bool_)
+            return repr(value.item() if is_number_of_python else value)
         text = _describe_array(value.dtype, value.shape)
         if isinstance(value, np.ndarray) and value.nbytes <= MOST_COMPARED_BYTES:
             text += f" {zlib.crc32(value.tobytes()):x}"

@@ -44,7 +44,7 @@ class Calls:
     def note(self, text: str) -> None:
         """Add a call; the next comparison finds out whether all ranks have made it."""
         self.texts.append(text)
-        self.code = zlib.crc32(text.encode(), self.code)
+        self.code = zlib.crc32(f"{text}{_SEPARATOR}".encode(), self.code)
 
     def forget(self) -> None:
         """Begin anew after a comparison."""

@@ -110,21 +110,14 @@ def differing_texts_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str] 
 
     These messages stay as they are, so that ranks of different versions understand them.
     """
+    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     for _ in range(2):  # as the first versions did
-        different = yield from _first_different_in_steps(comm, mpi, text)
-        if different is None:
+        first = own.copy()
+        yield comm.Ibcast([first, mpi.BYTE], root=0)
+        number = comm.size if (own == first).all() else comm.rank
+        if (yield from _lowest_by_mpi_in_steps(comm, mpi, number)) == comm.size:
             return None
     return (yield from gather_in_steps(comm, mpi, text))
-
-
-def _first_different_in_steps(comm: Any, mpi: Any, text: str) -> Steps[int | None]:
-    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    first = own.copy()
-    yield comm.Ibcast([first, mpi.BYTE], root=0)
-    is_same = bool((own == first).all())
-    own_number = comm.size if is_same else comm.rank
-    different = yield from _lowest_by_mpi_in_steps(comm, mpi, own_number)
-    return None if different == comm.size else different
 
 
 def gather_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str]]:

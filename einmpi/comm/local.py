@@ -22,68 +22,6 @@ from einmpi.comm.base import (
 from einmpi.process.environment import available_cores
 
 
-class SelfComm(PreparesNothing, SharesNothing):
-    """One process: rank 0 of 1."""
-
-    def __init__(self) -> None:
-        self.rank = 0
-        self.size = 1
-        self.cores = len(available_cores())
-        self.nodes: tuple[int, ...] = (0,)
-        self.ranks_on_node = 1
-        self.rank_on_node = 0
-        self.received = 0
-        self.received_between = 0
-        self.cuda_aware = False
-        self.kept: dict[str, Any] = {}
-        self.calls = Calls()
-
-    def alltoallv(
-        self,
-        group: Group,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-    ) -> None:
-        alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-
-    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        allgatherv_bytes(self, group, buffer, counts)
-
-    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
-        reduce_scatter_bytes(self, group, send, counts, receive)
-        if send.dtype.name not in SUMMABLE:
-            return False
-        receive[...] = send
-        return True
-
-    def sendrecv(
-        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
-    ) -> None:
-        sendrecv_bytes(self, to, send, source, receive)
-        if source is not None and receive is not None:
-            receive[...] = send
-
-    def lowest(self, number: int) -> int:
-        return number
-
-    def compare(self, text: str) -> None:
-        pass
-
-    def allgather_text(self, text: str) -> list[str]:
-        return [text]
-
-    def barrier(self) -> None:
-        pass
-
-    def free(self) -> None:
-        pass
-
-
-ALONE = SelfComm()
-
-
 @lru_cache(maxsize=16)
 def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
     """Return the node of each rank if ranks are placed evenly, one node after the other."""
@@ -146,3 +84,27 @@ class CountingComm(PreparesNothing, SharesNothing):
 
     def free(self) -> None:
         pass
+
+
+class SelfComm(CountingComm):
+    """One process: rank 0 of 1."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self.cores = len(available_cores())
+
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        is_summed = super().reduce_scatter(group, send, counts, receive)
+        if is_summed:
+            receive[...] = send
+        return is_summed
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        super().sendrecv(to, send, source, receive)
+        if source is not None and receive is not None:
+            receive[...] = send
+
+
+ALONE = SelfComm()

@@ -25,7 +25,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.runtime.transfer import exchange
+from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
 from einmpi.schedule.regions import Region, shape, show_region
@@ -359,7 +359,7 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
         before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
-        exchange(Exchange("", source, target, moves), buffers, self.own_comm)
+        transfer(Exchange("", source, target, moves), buffers, self.own_comm)
         return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
 
 

@@ -20,7 +20,7 @@ from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.transfer import exchange
+from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
 from einmpi.schedule.regions import Region, elements, flat_range, shape
@@ -298,7 +298,7 @@ def assembled(
             window = np.empty(max(size, min(limit, layout.max_elements())), dtype)
         target = Slot("piece", extents, dtype)
         buffers.put(target, window[:size].reshape(extents))
-        exchange(Exchange("", source, target, moves), buffers, comm)
+        transfer(Exchange("", source, target, moves), buffers, comm)
         if own is not None and values is None:
             values = buffers[target]
         yield pieces, values

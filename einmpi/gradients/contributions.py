@@ -11,7 +11,6 @@ import numpy as np
 from einmpi.gradients.expressions import (
     conditions_around,
     conjunction,
-    conjuncts,
     substituted,
     under_conditions,
 )
@@ -19,7 +18,7 @@ from einmpi.gradients.indices import Equation, range_conditions, reduced, solve
 from einmpi.graph.derivatives.simple import times
 from einmpi.graph.dtypes import Type
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
-from einmpi.graph.segments import with_other_guard, without_guard
+from einmpi.graph.segments import conjuncts, with_other_guard, without_guard
 
 
 @dataclass(frozen=True)

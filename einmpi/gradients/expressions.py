@@ -102,14 +102,6 @@ def under_conditions(conditions: Sequence[Scalar], node: Scalar) -> Scalar:
     return node
 
 
-def conjuncts(condition: Scalar) -> list[Scalar]:
-    """Return the conditions that & joins."""
-    if isinstance(condition, Call) and condition.op == "&":
-        left, right = condition.args
-        return conjuncts(left) + conjuncts(right)
-    return [condition]
-
-
 def conjunction(conditions: Sequence[Scalar]) -> Scalar:
     """Return the conditions joined by &; there is at least one."""
     joined = conditions[0]

@@ -106,7 +106,7 @@ def find_segments(
         case _:
             return None
     indices: dict[str, Scalar] = {}
-    for comparison in _conjuncts(condition):
+    for comparison in conjuncts(condition):
         found = _compared_label(comparison, output, indices)
         if found is None:
             return None
@@ -123,11 +123,11 @@ def find_segments(
     return Segments(tuple(indices), tuple(indices.values()), index_labels, body, masked, entries)
 
 
-def _conjuncts(condition: Scalar) -> list[Scalar]:
+def conjuncts(condition: Scalar) -> list[Scalar]:
     """Return the conditions that & joins."""
     if isinstance(condition, Call) and condition.op == "&":
         left, right = condition.args
-        return _conjuncts(left) + _conjuncts(right)
+        return conjuncts(left) + conjuncts(right)
     return [condition]
 
 

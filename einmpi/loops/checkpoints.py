@@ -46,11 +46,6 @@ class LoopCheckpoints(CheckpointFolder):
 
     # ---- where a loop continues -----------------------------------------------------------------
 
-    @property
-    def first_loop(self) -> int:
-        """The number of the loop in which the run continues, or begins."""
-        return 0 if self.saved is None else len(self.saved.ended)
-
     def enter(
         self,
         ended: Sequence[EndedLoop],

@@ -90,17 +90,17 @@ class TextStream:
     def add(self, token: int) -> str:
         """Return the text that can be printed after one more token; it may be empty."""
         self.tokens.append(token)
-        before = self.tokenizer.decode(self.tokens[self.context : self.printed])
-        text = self.tokenizer.decode(self.tokens[self.context :])
-        if len(text) <= len(before) or text.endswith(_INCOMPLETE):
-            return ""
-        self.context = self.printed
-        self.printed = len(self.tokens)
-        return text[len(before) :]
+        return self._text(is_last=False)
 
     def finish(self) -> str:
         """Return the text that is left after the last token."""
+        return self._text(is_last=True)
+
+    def _text(self, is_last: bool) -> str:
         before = self.tokenizer.decode(self.tokens[self.context : self.printed])
         text = self.tokenizer.decode(self.tokens[self.context :])
-        self.context = self.printed = len(self.tokens)
+        if not is_last and (len(text) <= len(before) or text.endswith(_INCOMPLETE)):
+            return ""
+        self.context = self.printed
+        self.printed = len(self.tokens)
         return text[len(before) :]

@@ -13,7 +13,7 @@ from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import Cost, LoopPlan, cost_of_all, loop_plan_of
+from einmpi.planner.plan_data import Cost, cost_of_all, loop_plan_of
 from einmpi.planner.text.notes import one_level
 from einmpi.planner.text.plan_json import certificate_data
 from einmpi.process.software import current_date, software_versions
@@ -217,10 +217,11 @@ class Report:
             "date": self.date,
             "outputs": self._outputs_json(),
         }
-        for loop, each in zip(self.loops, _loop_plans(plan), strict=False):
+        for loop, each in zip(self.loops, plan.loops, strict=False):
             loop_data = loop.as_json()
-            if each.batches is not None:
-                loop_data["batches"] = asdict(each.batches)
+            batches = loop_plan_of(each).batches
+            if batches is not None:
+                loop_data["batches"] = asdict(batches)
             if len(self.loops) == 1:
                 data["loop"] = loop_data
             else:
@@ -307,16 +308,6 @@ class Report:
             note += f"; {one_level(self.plan)}"
         between = show_bytes(self.totals.between)
         return f"  {between} of it between the {self.plan.nodes} nodes ({note})"
-
-
-def _loop_plans(plan: Plan) -> list[LoopPlan]:
-    """Return what a plan says about each of its loops."""
-    if plan.loop is None:
-        return []
-    found = [plan.loop]
-    for each in plan.loop.later:
-        found.append(loop_plan_of(each))
-    return found
 
 
 def a_step_text(once: Cost, a_step: Cost, seconds: str = "") -> str:

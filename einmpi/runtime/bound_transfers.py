@@ -23,7 +23,7 @@ from einmpi.runtime.messages import (
     messages_of,
     messages_of_reduce,
 )
-from einmpi.runtime.transfer import exchange, reduce
+from einmpi.runtime.transfer import transfer
 from einmpi.schedule.regions import Region, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
 
@@ -41,7 +41,7 @@ def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> 
     elif len(step.group) > 1:
         is_bound = is_bound and number in kept.received
     if not is_bound:
-        return [lambda buffers: exchange(step, buffers, comm)]
+        return [lambda buffers: transfer(step, buffers, comm)]
     calls: list[BoundCall] = []
     if step.target.name not in kept.slots:
         calls.append(lambda buffers: buffers.make(step.target))
@@ -72,7 +72,7 @@ def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list
         return []
     messages = messages_of_reduce(step)
     if messages is None or number not in kept.received:
-        return [lambda buffers: reduce(step, buffers, comm)]
+        return [lambda buffers: transfer(step, buffers, comm)]
     calls = _bind_messages(messages, step.slot, step.group, number, kept, comm)
     combine = AGGREGATIONS[step.aggregation].combine
     for view, message in _views(messages.received, step.slot, kept.received[number], kept):

@@ -17,7 +17,7 @@ from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
 from einmpi.runtime.overlap.background import Background, OnTransfer, PartBuffers, SharedBuffers
 from einmpi.runtime.passes import compute_in_passes
-from einmpi.runtime.transfer import exchange, reduce
+from einmpi.runtime.transfer import transfer
 from einmpi.runtime.updates.blocked_updates import compute_blocked_update
 from einmpi.runtime.updates.sparse_updates import compute_sparse_update
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
@@ -181,18 +181,11 @@ def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> N
         buffers.shared.postpone(slot, begin_loading)
 
 
-def _exchange(step: Exchange, buffers: Buffers, comm: Comm, _: InputSource) -> None:
+def _transfer(step: Exchange | Reduce, buffers: Buffers, comm: Comm, _: InputSource) -> None:
     if step.background and isinstance(buffers, SharedBuffers):
         buffers.background.begin(step)
     else:
-        exchange(step, buffers, comm)
-
-
-def _reduce(step: Reduce, buffers: Buffers, comm: Comm, _: InputSource) -> None:
-    if step.background and isinstance(buffers, SharedBuffers):
-        buffers.background.begin(step)
-    else:
-        reduce(step, buffers, comm)
+        transfer(step, buffers, comm)
 
 
 def _await(step: Await, buffers: Buffers, _: Comm, __: InputSource) -> None:
@@ -323,8 +316,8 @@ def _store(step: Store, buffers: Buffers, _: Comm, __: InputSource) -> None:
 ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Load: _load,
     Begin: _begin,
-    Exchange: _exchange,
-    Reduce: _reduce,
+    Exchange: _transfer,
+    Reduce: _transfer,
     Await: _await,
     Kernel: _compute_kernel,
     KernelPart: _compute_kernel_part,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 from einmpi.comm.base import Comm
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.messages import AtOnce, buffer_elements, messages_of_exchange
 from einmpi.runtime.pairs import Pairs, rounds
+from einmpi.runtime.transfer import Transfer, exchanged
 from einmpi.schedule.halo import HaloExchange
 from einmpi.schedule.regions import packed
-
-Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # prepared
 
 
 def exchange_halo(step: HaloExchange, buffers: Buffers, comm: Comm) -> None:
@@ -55,13 +51,7 @@ def _prepare_at_once(step: HaloExchange, messages: AtOnce) -> Transfer:
     group = step.group
 
     def exchange_at_once(buffers: Buffers, comm: Comm) -> None:
-        with (
-            buffers.message_buffer(sum(messages.send_counts), source) as send,
-            buffers.message_buffer(sum(messages.receive_counts), source) as receive,
-        ):
-            for piece in messages.sent:
-                buffers.backend.pack(buffers[source], piece.region, send[piece.place])
-            comm.alltoallv(group, send, messages.send_counts, receive, messages.receive_counts)
+        with exchanged(messages, source, source, group, buffers, comm) as receive:
             for piece in messages.received:
                 slot = step.arriving[piece.member]
                 assert slot is not None, "each message has a slot"

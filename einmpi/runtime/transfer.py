@@ -33,37 +33,32 @@ SMALL_SLOT_BYTES = 2**16
 Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # an exchange or a reduction, prepared
 
 
-def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
-    """Build the target's block from the blocks of a group."""
+def transfer(step: Exchange | Reduce, buffers: Buffers, comm: Comm) -> None:
+    """Do an exchange or a reduction among the ranks of a group."""
     in_shared_memory = buffers.shared.transfers.get(id(step))
     if in_shared_memory is not None:
         in_shared_memory(buffers, comm)
         return
-    buffers.backend.calls.get(step, None, lambda: _prepare_exchange(step))(buffers, comm)
+    buffers.backend.calls.get(step, None, lambda: _prepare(step))(buffers, comm)
 
 
-def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
-    """Aggregate each member's piece of a slot over the group, in place."""
-    in_shared_memory = buffers.shared.transfers.get(id(step))
-    if in_shared_memory is not None:
-        in_shared_memory(buffers, comm)
-        return
-    buffers.backend.calls.get(step, None, lambda: _prepare_reduce(step))(buffers, comm)
+def _prepare(step: Exchange | Reduce) -> Transfer:
+    return _prepare_exchange(step) if isinstance(step, Exchange) else _prepare_reduce(step)
 
 
 def _prepare_exchange(step: Exchange) -> Transfer:
     """Work out all of an exchange that is the same in every run."""
     target = step.target
-    transfers: list[Transfer] = []
+    parts: list[Transfer] = []
     if step.moves.own is not None:
-        transfers.append(_prepare_own_copy(step))
+        parts.append(_prepare_own_copy(step))
     if len(step.moves.group) > 1:
-        transfers.append(_prepare_messages(step))
+        parts.append(_prepare_messages(step))
 
     def run_exchange(buffers: Buffers, comm: Comm) -> None:
         buffers.make(target)
-        for transfer in transfers:
-            transfer(buffers, comm)
+        for part in parts:
+            part(buffers, comm)
 
     return run_exchange
 
@@ -179,13 +174,13 @@ def _gather(step: Exchange, messages: Gather, buffers: Buffers, comm: Comm) -> N
 def _exchange_at_once(step: Exchange, messages: AtOnce, buffers: Buffers, comm: Comm) -> None:
     """Exchange everything with one call of the communicator."""
     target = buffers[step.target]
-    with _exchanged(messages, step.source, step.target, step.group, buffers, comm) as receive:
+    with exchanged(messages, step.source, step.target, step.group, buffers, comm) as receive:
         for piece in messages.received:
             buffers.backend.unpack(receive[piece.place], target, piece.region)
 
 
 @contextmanager
-def _exchanged(
+def exchanged(
     messages: AtOnce,
     source: Slot,
     target: Slot,
@@ -220,7 +215,7 @@ def _reduce_at_once(
     if by_communicator and _reduce_scatter(step, buffers, comm):
         return
     slot = step.slot
-    with _exchanged(messages, slot, slot, step.group, buffers, comm) as receive:
+    with exchanged(messages, slot, slot, step.group, buffers, comm) as receive:
         array = buffers[slot]
         for piece in messages.received:
             packed = receive[piece.place]

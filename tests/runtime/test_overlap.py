@@ -314,7 +314,7 @@ def test_hidden_seconds_are_measured(monkeypatch):
         seconds[0] += 0.05
 
     monkeypatch.setattr(background, "perf_counter", clock)
-    monkeypatch.setattr(background, "exchange", exchange)
+    monkeypatch.setattr(background, "transfer", exchange)
     plan = einmpi.plan(chain_job(), 2, nodes=2)
     schedule = with_overlap(lower(plan, 0), plan.peak)
     transfers = [step for step in schedule.steps if step.background][:3]
@@ -367,7 +367,7 @@ def test_an_error_in_the_background_is_raised_where_the_rank_waits(monkeypatch):
     def fail(*_):
         raise RuntimeError("the network is down")
 
-    monkeypatch.setattr(background, "exchange", fail)
+    monkeypatch.setattr(background, "transfer", fail)
     with pytest.raises(RuntimeError, match="the network is down"):
         run(chain_job(), 2, 2, "auto")
 

@@ -213,9 +213,9 @@ def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
         buffers.make(before)[...] = local
         reducing, moving = way(mesh, bound, source, target, comm.rank)
         for reduction in reducing:
-            transfer.reduce(Reduce("T", before, aggregation, reduction), buffers, comm)
+            transfer.transfer(Reduce("T", before, aggregation, reduction), buffers, comm)
         for number, moves in enumerate(moving):
-            transfer.exchange(
+            transfer.transfer(
                 Exchange("T", after if number else before, after, moves), buffers, comm
             )
         return buffers[after], (comm.received, comm.received_between)

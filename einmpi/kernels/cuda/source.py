@@ -6,9 +6,8 @@ folds the values of one result (fold), or a block computes a tile of rows and co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from einmpi.graph.scalar import Scalar
 from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, number, stored
@@ -280,17 +279,3 @@ SCHEMES: dict[str, Callable[[CudaNest, KernelText], None]] = {
     "fold": _add_fold,
     "tile": add_tile,
 }
-
-
-def expression_source(function: Scalar, types: Sequence[str], dtype: str) -> str:
-    """Return ⊗ alone, as a function of one element of each operand as it is stored in memory."""
-    steps = Steps(types, lambda operand: f"load(x{operand})")
-    value = steps.value(function, dtype)
-    arguments = ", ".join(f"{STORED[kind]} x{operand}" for operand, kind in enumerate(types))
-    lines = [
-        f"FN {STORED[dtype]} otimes({arguments}) {{",
-        *steps.lines,
-        f"return {stored(value, dtype, dtype)};",
-        "}",
-    ]
-    return "\n".join([*lines, ""])

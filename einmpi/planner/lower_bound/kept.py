@@ -10,8 +10,9 @@ from math import prod
 
 import numpy as np
 
-from einmpi.planner.lower_bound.ways import Ints, divisors
+from einmpi.planner.lower_bound.ways import Ints
 from einmpi.planner.mesh import prime_factors
+from einmpi.planner.paper.viable import divisors
 
 MOST_ELEMENTS = 1 << 61  # that are computed with; they fit into 64 bits, with a sign
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import comb, prod
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import prime_factors
+from einmpi.planner.paper.viable import divisors
 
 Ints = npt.NDArray[np.int64]
 
@@ -90,11 +91,6 @@ def part_counts(extents: Sequence[int], ranks: int) -> frozenset[int]:
         products = {known * parts for known in found for parts in fitting}
         found = {product for product in products if ranks % product == 0}
     return frozenset(found)
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def grids(ranks: int, allowed: Sequence[Collection[int]]) -> Ints:

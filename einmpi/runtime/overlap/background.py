@@ -11,7 +11,7 @@ from time import perf_counter
 from einmpi.comm.base import Comm
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.transfer import exchange, reduce
+from einmpi.runtime.transfer import transfer
 from einmpi.schedule.steps import Exchange, Reduce, Step
 
 # Seconds between two looks at messages. Kernels need the core; the buffers of a network hold what
@@ -163,10 +163,7 @@ class Background:
         task.start = perf_counter()
         self.comm.pause = self.pause
         try:
-            if isinstance(task.step, Exchange):
-                exchange(task.step, self.buffers, self.comm)
-            else:
-                reduce(task.step, self.buffers, self.comm)
+            transfer(task.step, self.buffers, self.comm)
         except BaseException as error:
             with self.changed:
                 self.error = error

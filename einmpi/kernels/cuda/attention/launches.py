@@ -231,13 +231,12 @@ class _Arguments:
         return AttentionLaunch(kernel, blocks, sizes.threads, shared, values, tuple(self.pointers))
 
 
-def prepare_attention(problem: Problem, sizes: TileSizes | None = None) -> AttentionLaunch:
+def prepare_attention(problem: Problem) -> AttentionLaunch:
     """Return the launch that takes q, k, v and gives o, and maxima, totals and statistics of rows.
 
     The latter are optional. `statistics` is a contiguous float32 array: base-2 logarithms of sums.
     """
-    if sizes is None:
-        sizes = forward_sizes(problem.dtype, problem.head, has_warpgroups())
+    sizes = forward_sizes(problem.dtype, problem.head, has_warpgroups())
     row_blocks = -(-problem.rows // sizes.rows)
     arguments = _Arguments(problem)
     arguments.add_tensors("q k v o")
@@ -262,16 +261,13 @@ def prepare_row_numbers(problem: Problem) -> AttentionLaunch:
     return arguments.launch(row_numbers_text(sizes), sizes, 0, blocks)
 
 
-def prepare_row_gradients(
-    problem: Problem, products: str, slope_scale: float, sizes: TileSizes | None = None
-) -> AttentionLaunch:
+def prepare_row_gradients(problem: Problem, products: str, slope_scale: float) -> AttentionLaunch:
     """Return the launch that takes q, k, v, d_o and statistics, and gives d_q and products.
 
     `products` says where these come from: the argument of row_gradients_text. `slope_scale` is a
     factor of d_q.
     """
-    if sizes is None:
-        sizes = row_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
+    sizes = row_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
     row_blocks = -(-problem.rows // sizes.rows)
     arguments = _Arguments(problem)
     arguments.add_tensors("q k v o d_o d_q")
@@ -284,16 +280,13 @@ def prepare_row_gradients(
     return arguments.launch(text, sizes, gradient_bytes(sizes), blocks)
 
 
-def prepare_column_gradients(
-    problem: Problem, slope_scale: float, sizes: TileSizes | None = None
-) -> AttentionLaunch:
+def prepare_column_gradients(problem: Problem, slope_scale: float) -> AttentionLaunch:
     """Return the launch that takes q, k, v, d_o, statistics and products, and gives d_k and d_v.
 
     These are summed over the last batch dimension, whose members share k and v. `slope_scale` is
     a factor of d_k. One of them may be left out.
     """
-    if sizes is None:
-        sizes = column_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
+    sizes = column_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
     scores = problem.scores
     # A row that sees nothing has weights that are not numbers, and every dV gets a share of it.
     skips = scores.skips and scores.every_row_sees(problem.rows, problem.columns)
