@@ -1,5 +1,7 @@
 """Functions of arrays that DistArrays compute too: each is applied to numpy's and to ours."""
 
+from enum import IntEnum
+
 import numpy as np
 
 
@@ -166,14 +168,24 @@ def inputs(rows=6, columns=8):
 
 # Calls of a rank with x, a matrix of 8 times 6 elements, and y, one of 6 times 6: with another
 # number, they are other calls. On most of them nothing moves, or as much as on the other ranks.
+class Row(IntEnum):
+    """Rows by name, as programs have them."""
+
+    FIRST = 0
+    SECOND = 1
+
+
 DIFFERENT_CALLS = {
     "slices": lambda x, y, n: x[n:],
     "rows": lambda x, y, n: x[n],
     "tables": lambda x, y, n: x[[0, n + 1]],
+    "long tables": lambda x, y, n: x[[0] * 64 + [n]],
+    "enumerations": lambda x, y, n: x[Row(n)],
     "masks": lambda x, y, n: x[x > n],
     "axes": lambda x, y, n: x.sum(n),
     "aggregations": lambda x, y, n: (x.sum, x.max)[n](),
     "numbers": lambda x, y, n: x * (n + 2),
+    "dtypes of numbers": lambda x, y, n: x * (np.float32(2) if n else 2.0),
     "dtypes": lambda x, y, n: x.astype(("float32", "int64")[n]),
     "axes of a sort": lambda x, y, n: np.sort(x, axis=n),
     "values": lambda x, y, n: x.__setitem__(0, float(n)),

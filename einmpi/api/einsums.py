@@ -18,7 +18,8 @@ def einsum(
     """Evaluate an expression in the grammar of `numpy.einsum`.
 
     Ellipsis, implicit output, repeated labels and operands of extent 1 that are repeated are
-    supported. The result of one operand of which nothing is summed is a view, as in numpy.
+    supported. As in numpy, the result of one array of which nothing is summed is a view of it; of a
+    DistArray it is a copy.
 
     Parameters
     ----------

@@ -47,6 +47,8 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         value = stored
     elif not isinstance(value, DistArray):
         value = as_numpy("index", "the value", value)
+        if value.dtype.kind not in "biufc":  # what cannot be stored is an error of all ranks
+            value = value.astype(array.dtype)
     mask = mask_of_all(array, key)
     if mask is not None:
         with writing(array) as changed:

@@ -106,7 +106,9 @@ def _refuse_options(name: str, **options: Any) -> None:
 def mean(
     array: DistArray, /, axis: Axis = None, keepdims: bool = False, **options: Any
 ) -> DistArray:
-    """Return the mean along some dimensions."""
+    """Return the mean along some dimensions. As numpy, compute that of float16 in float32."""
+    if array.dtype == np.float16 and options.get("dtype") is None:
+        return mean(array, axis, keepdims, **{**options, "dtype": np.float32}).astype(np.float16)
     return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,11 +72,11 @@ def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
 
 def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape that has as many elements as a tensor."""
-    extents = [shape] if isinstance(shape, int) else [int(extent) for extent in shape]
-    if extents.count(-1) == 1:
+    extents = [shape] if isinstance(shape, int) else list(map(index, shape))
+    if extents.count(-1) == 1 and 0 not in extents:
         unknown = extents.index(-1)
         known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
-        extents[unknown] = array.size // known_elements if known_elements else 0
+        extents[unknown] = array.size // known_elements
     bound = tuple(extents)
     if prod(bound) != array.size or min(bound, default=0) < 0:
         raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")

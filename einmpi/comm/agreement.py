@@ -189,10 +189,11 @@ def describe_argument(value: Any) -> str:
         return repr(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if isinstance(value, np.generic):
-            is_number_of_python = isinstance(value, float | complex | np.integer | np.bool_)
-            return repr(value.item() if is_number_of_python else value)
+            is_plain = isinstance(value, float | complex | np.integer | np.bool_)
+            return repr(value.item() if is_plain else value)
         text = _describe_array(value.dtype, value.shape)
-        if isinstance(value, np.ndarray) and value.nbytes <= MOST_COMPARED_BYTES:
+        is_small = isinstance(value, np.ndarray) and value.nbytes <= MOST_COMPARED_BYTES
+        if is_small and not value.dtype.hasobject:
             text += f" {zlib.crc32(value.tobytes()):x}"
         return text
     if isinstance(value, slice):
@@ -201,8 +202,14 @@ def describe_argument(value: Any) -> str:
         return ":".join(shown if shown[2] else shown[:2])
     if isinstance(value, dict):
         return ", ".join([f"{key}={describe_argument(each)}" for key, each in value.items()])
-    if isinstance(value, list | tuple | range):
-        return f"[{', '.join(map(describe_argument, value[:MOST_SHOWN_ITEMS]))}]"
+    if isinstance(value, list | tuple):
+        shown = list(map(describe_argument, value[:MOST_SHOWN_ITEMS]))
+        if len(value) > MOST_SHOWN_ITEMS:
+            rest = repr(value[MOST_SHOWN_ITEMS:])
+            shown.append(f"… {len(value)} items {zlib.crc32(rest.encode()):x}")
+        return f"[{', '.join(shown)}]"
+    if isinstance(value, int | float | str | range):  # of a type of their own, such as IntEnum
+        return repr(value)
     return getattr(value, "__name__", type(value).__name__)
 
 

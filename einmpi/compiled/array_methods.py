@@ -280,7 +280,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any) -> DistArray:
         """Return the elements converted to another dtype. Nothing moves."""
-        return _call(np.astype, self, np.dtype(dtype))
+        return _call(np.astype, self, np.dtype(dtype).newbyteorder("="))
 
     def copy(self) -> DistArray:
         """Return a copy whose elements can be changed without changing this tensor."""

@@ -226,7 +226,7 @@ class DistArray(ArrayFiles, ArrayMethods, ArrayCreation):
     # ---- copies and pickles ---------------------------------------------------------------------
 
     def __copy__(self) -> DistArray:
-        return self[...]
+        return self.__deepcopy__(None)
 
     def __deepcopy__(self, _: Any) -> DistArray:
         return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))

@@ -112,6 +112,8 @@ def average(
     """Return the mean along a dimension, with weights if there are any."""
     if weights is None:
         return mean(array, axis, keepdims=keepdims)
+    if not isinstance(weights, DistArray):
+        weights = as_numpy("average", "weights", weights)
     if np.shape(weights) != array.shape:
         if axis is None or np.shape(weights) != (array.shape[axis],):
             raise TypeError(
