@@ -34,7 +34,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
+from configparser import ConfigParser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -756,8 +756,9 @@ def readme_command(name):
 
 
 def extras():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return set(project["optional-dependencies"])
+    project = ConfigParser()
+    project.read(ROOT / "setup.cfg")
+    return set(project["options.extras_require"])
 
 
 @pytest.mark.parametrize("name", ["run command", "test command"])
