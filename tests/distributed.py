@@ -17,7 +17,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
 from einmpi.report.compare import TOLERANCE, relative_error
-from einmpi.runtime.execute import execute
+from einmpi.runtime.program import Program
 from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
@@ -144,7 +144,7 @@ def dry_run_on_nodes(plan: Plan, nodes: int | None = None) -> list[tuple[int, in
     found = []
     for rank in range(plan.ranks):
         comm = CountingComm(rank, plan.ranks, nodes or plan.nodes)
-        execute(lower(plan, rank), ShapeBackend(), comm, NoValues())
+        Program(lower(plan, rank), ShapeBackend(), comm).run(NoValues())
         found.append((comm.received, comm.received_between))
     return found
 

@@ -25,7 +25,7 @@ from einmpi.kernels.cuda.chains import whole_chain
 from einmpi.planner.chains import blocks, find
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.plan_json import as_json
-from einmpi.runtime import execute
+from einmpi.runtime import actions
 from einmpi.runtime.fused import chain as chain_step
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.threads import THREAD_VARIABLES
@@ -759,7 +759,7 @@ def test_training_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         fused_steps.append(step)
         compute(step, *others)
 
-    monkeypatch.setattr(execute, "compute_chain", compute_chain)
+    monkeypatch.setattr(actions, "compute_chain", compute_chain)
     options = {
         "loss": "loss",
         "parameters": WEIGHTS,

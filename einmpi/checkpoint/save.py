@@ -14,7 +14,7 @@ from einmpi.files.claims import Claim
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.remainder import in_order, needed
 from einmpi.runtime.buffers import Buffers
-from einmpi.schedule.schedule import SavePoint
+from einmpi.schedule.steps import SavePoint
 
 
 class Checkpoints(CheckpointFolder):

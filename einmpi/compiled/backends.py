@@ -14,10 +14,10 @@ from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.process.variables import graphs_are_on
+from einmpi.runtime.actions import InputSource
 from einmpi.runtime.backend import Backend
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.execute import InputSource
-from einmpi.runtime.repeated import Repeated, RepeatedSchedule, can_be_repeated
+from einmpi.runtime.program import Program
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule
 
@@ -35,8 +35,7 @@ class Workplace:
     storage: Callable[[Inputs], InputSource]
     check_memory: Callable[[str, int], None]
     text: str
-    # Returns what runs a schedule again and again; None if it has to be done step by step.
-    repeated: Callable[[Schedule], Repeated | None]
+    program: Callable[[Schedule], Program]
 
 
 def workplace_of(job: Job, comm: Comm) -> Workplace:
@@ -55,11 +54,11 @@ def on_host(job: Job, comm: Comm) -> Workplace:
     def check_node(place: str, bytes_per_rank: int) -> None:
         check_memory(place, bytes_per_rank * comm.ranks_on_node)
 
-    def repeated(schedule: Schedule) -> Repeated | None:
-        return RepeatedSchedule(schedule, backend, comm) if can_be_repeated(schedule) else None
+    def program(schedule: Schedule) -> Program:
+        return Program(schedule, backend, comm)
 
     text = str(threads) if blas.library is None else f"{threads}, BLAS {blas}"
-    return Workplace(backend, comm, lambda inputs: inputs, check_node, text, repeated)
+    return Workplace(backend, comm, lambda inputs: inputs, check_node, text, program)
 
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
@@ -67,7 +66,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     from einmpi.compiled.gpu_inputs import DeviceInputs
     from einmpi.runtime.gpu.backend import CupyBackend, gpu_context
     from einmpi.runtime.gpu.binding import check_gpu_memory
-    from einmpi.runtime.gpu.graphs import RepeatedOnGpu, graphs_suit
+    from einmpi.runtime.gpu.graphs import GraphProgram, graphs_suit
 
     context = gpu_context(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which fast_math allows.
@@ -76,9 +75,9 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     )
     has_graphs = graphs_are_on()
 
-    def repeated(schedule: Schedule) -> Repeated | None:
-        suits = has_graphs and can_be_repeated(schedule) and graphs_suit(schedule)
-        return RepeatedOnGpu(schedule, backend, context.comm) if suits else None
+    def program(schedule: Schedule) -> Program:
+        kind = GraphProgram if has_graphs and graphs_suit(schedule) else Program
+        return kind(schedule, backend, context.comm)
 
     messages = f", messages by {context.gpu.transport}" if comm.size > 1 else ""
     return Workplace(
@@ -87,7 +86,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
         lambda inputs: DeviceInputs(inputs, backend, comm),
         lambda place, needed: check_gpu_memory(place, context.gpu, needed),
         f"{context.gpu}{messages}" if has_graphs else f"{context.gpu}{messages}, no CUDA graphs",
-        repeated,
+        program,
     )
 
 

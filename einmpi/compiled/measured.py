@@ -10,7 +10,7 @@ from typing import Any
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.execute import InputSource
+from einmpi.runtime.actions import InputSource
 from einmpi.schedule.steps import Load
 
 

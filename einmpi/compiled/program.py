@@ -35,10 +35,9 @@ from einmpi.job.job import Job
 from einmpi.late import late
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.execute import Keeper
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.runtime.repeated import RepeatedSchedule
+from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
 from einmpi.units import counted
@@ -207,12 +206,9 @@ class Compiled:
         """Prepare further calls with inputs that look like these, if that is possible."""
         if not known.may_be_prepared or known.prepared is not None:
             return
-        repeated = self.runner.repeated_schedule(known.schedule)
-        if not isinstance(repeated, RepeatedSchedule):
-            known.may_be_prepared = False  # on a GPU
-            return
-        if not repeated.calls:
-            return  # they are bound in the next run
+        program = self.runner.program(known.schedule)
+        if program.bound is None or not program.bound.calls:
+            return  # they are bound in the next run, if at all
         known.may_be_prepared = False
         shared = self.runner.shared_memory(known.schedule)
         if shared is not None and shared.most_bytes_anywhere:
@@ -221,7 +217,7 @@ class Compiled:
         for name in self.job.graph.outputs:
             layouts[name] = self.results.layout_of(known.plan, name)
         known.prepared = prepare_run(
-            repeated, known.schedule, self.job, inputs, self.residents, layouts
+            program, known.schedule, self.job, inputs, self.residents, layouts
         )
 
     def _call_prepared(
@@ -257,7 +253,7 @@ class Compiled:
             seconds,
             0.0,
             comm.received - received,
-            prepared.repeated.peak,
+            prepared.program.peak,
             0,
             comm.received_between - received_between,
         )
@@ -315,7 +311,7 @@ class Compiled:
         plan: Plan,
         schedule: Schedule,
         sources: Inputs,
-        checkpoints: Keeper | None = None,
+        checkpoints: Checkpointer | None = None,
     ) -> tuple[dict[str, DistArray], Measured]:
         """Execute the schedule, and return the outputs and what was measured."""
         blocks, measured = self.runner.run(plan, schedule, sources, checkpoints)

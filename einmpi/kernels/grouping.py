@@ -14,10 +14,10 @@ from einmpi.kernels.updates.partial_updates import find_partial_update
 from einmpi.kernels.updates.placed_rows import find_placed_rows
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Load, Reuse, Step
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Load, Reuse, SavePoint, Step
 
 GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse
-RunStep: TypeAlias = GroupedStep | Load
+RunStep: TypeAlias = GroupedStep | Load | SavePoint
 Updates: TypeAlias = tuple[tuple[Slot, Slot], ...]  # an input, and what is written over it
 
 
@@ -40,15 +40,13 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """Return the schedule with groups in place of kernels, where a rule asks for them.
 
     The schedule needs no more memory with groups than it did without. What is loaded between the
-    kernels of a group is loaded before it. Checkpoints move with the steps; one that was taken
-    between the steps of a group is marked as being inside it.
+    kernels of a group is loaded before it. A save point between them comes after the group, and
+    is marked as being inside it.
     """
     steps: list[Step] = []
     # Where slots are in the slow tier, what is in memory is not counted here.
     uses_slow_tier = any(step.places for step in schedule.steps)
     peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
-    new_counts = [0] * (len(schedule.steps) + 1)  # of steps, for each count of the old steps
-    inside: set[int] = set()
     bytes_by_slot: dict[str, int] = {}
     position = 0
     while position < len(schedule.steps):
@@ -64,22 +62,16 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
         if group is None:
             steps.append(schedule.steps[position])
         else:
-            steps += [*loads, group]
+            points = [step for step in candidate if isinstance(step, SavePoint)]
+            steps += [*loads, group, *(replace(point, inside=True) for point in points)]
             taken = candidate
-        inside.update(range(position + 1, position + len(taken)))
         for step in taken:
             for slot in step.allocates():
                 bytes_by_slot[slot.name] = slot.nbytes
             for slot in step.frees:
                 del bytes_by_slot[slot.name]
             position += 1
-            new_counts[position] = len(steps)
-    points = []
-    for point in schedule.points:
-        count = new_counts[point.steps]
-        is_inside = point.inside or point.steps in inside
-        points.append(replace(point, steps=count, inside=is_inside))
-    return replace(schedule, steps=tuple(steps), points=tuple(points))
+    return replace(schedule, steps=tuple(steps))
 
 
 def _longest_run(
@@ -97,7 +89,7 @@ def _longest_run(
             is_accepted = rule.accepts(step) or (not run and rule.can_lead(step))
             if not is_accepted or _changes_a_part(step, updates) or not rows.add(step):
                 break
-        elif not run or not isinstance(step, Free | Begin | Reuse | Load):
+        elif not run or not isinstance(step, Free | Begin | Reuse | Load | SavePoint):
             break
         if isinstance(step, Load):
             if step.slot.name in used:
@@ -106,16 +98,16 @@ def _longest_run(
             for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
                 used.add(slot.name)
         run.append(step)
-    return _without_last_loads(run)
+    return _up_to_last_kernel(run)
 
 
-def _without_last_loads(run: list[RunStep]) -> list[RunStep]:
-    """Return a run without the loads after its last kernel, and what follows them."""
+def _up_to_last_kernel(run: list[RunStep]) -> list[RunStep]:
+    """Return a run without the loads and save points after its last kernel, and what follows."""
     end = len(run)
     for number in reversed(range(len(run))):
         if isinstance(run[number], Kernel):
             break
-        if isinstance(run[number], Load):
+        if isinstance(run[number], Load | SavePoint):
             end = number
     return run[:end]
 
@@ -124,7 +116,7 @@ def _before_loads(run: list[RunStep]) -> list[RunStep]:
     """Return the steps of a run before the first one that loads."""
     for number, step in enumerate(run):
         if isinstance(step, Load):
-            return run[:number]
+            return _up_to_last_kernel(run[:number])
     return run
 
 
@@ -143,7 +135,8 @@ def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedSt
         if isinstance(step, Begin) and step.load.slot.name in loaded:
             first.append(step)
             continue
-        others.append(step)
+        if not isinstance(step, SavePoint):
+            others.append(step)
     return first, others
 
 
@@ -167,7 +160,7 @@ def _without_lost_inputs(run: list[RunStep], updates: Updates) -> list[RunStep]:
         for number in range(writer):
             labels_read = [labels[number] for labels in rows]
             if not _reads_own_rows(kernels[number], source, labels_read, dimensions):
-                shorter = _without_last_loads(run[: run.index(kernels[writer])])
+                shorter = _up_to_last_kernel(run[: run.index(kernels[writer])])
                 return _without_lost_inputs(shorter, updates)
     return run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from einmpi.runtime.buffers import Buffers
-from einmpi.schedule.schedule import SavePoint
+from einmpi.schedule.steps import SavePoint
 
 
 class NanFinder:
-    """Looks at every tensor of a step as soon as it is computed; a Keeper that keeps nothing."""
+    """A Checkpointer that saves nothing: it looks at each tensor as soon as it is computed."""
 
     seconds = 0.0
 

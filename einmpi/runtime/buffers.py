@@ -20,7 +20,6 @@ class Buffers:
         "evicting",
         "fetched",
         "fetching",
-        "outputs",
         "peak",
         "shared",
         "slow",
@@ -33,7 +32,6 @@ class Buffers:
         self.slow: dict[str, Array] = {}  # in the slow tier
         self.fetching: dict[str, Copy] = {}  # from the slow tier, perhaps not complete yet
         self.evicting: dict[str, Copy] = {}  # to the slow tier, perhaps not complete yet
-        self.outputs: dict[str, Slot] = {}  # the slots of outputs that are complete
         self.bytes_in_use = 0  # of memory
         self.peak = 0  # the most of them so far
         self.spilled = 0  # bytes written to the slow tier

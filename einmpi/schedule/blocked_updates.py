@@ -19,9 +19,9 @@ from einmpi.planner.sparse_updates import (
 )
 from einmpi.schedule.memory_steps import Free
 from einmpi.schedule.regions import Region, one_run, whole
-from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, Slots, operand_role
 from einmpi.schedule.step import Kernel, Step
+from einmpi.schedule.steps import SavePoint
 
 
 @dataclass(frozen=True)
@@ -175,45 +175,38 @@ class SparseBlockedUpdate(BlockedUpdate):
         return "\n".join(lines)
 
 
-def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedule:
-    """Return the schedule with the kernels of these vertices computed together with the next one.
+def with_blocked_updates(steps: Sequence[Step], blocked: Collection[str]) -> list[Step]:
+    """Return steps with the kernels of these vertices computed together with the next one.
 
     What is freed between the two is freed after both. A save point between them is inside.
     """
-    steps: list[Step] = []
-    new_counts = [0]  # of steps, for each count of the old steps
-    inside: set[int] = set()
+    found: list[Step] = []
     product: Kernel | None = None
     products: set[Slot] = set()
-    freed: list[Step] = []
-    users = _users_of_slots(schedule.steps)
-    for number, step in enumerate(schedule.steps, start=1):
+    later: list[Step] = []  # what comes after both
+    users = _users_of_slots(steps)
+    for step in steps:
         if isinstance(step, Kernel) and step.vertex in blocked:
             product = step
             products.add(step.target)
         elif product is not None and isinstance(step, Kernel):
             if product.einsum.segments is not None:
-                steps.append(SparseBlockedUpdate(product, step))
+                found.append(SparseBlockedUpdate(product, step))
             else:
-                steps.append(BlockedUpdate(product, step, _replaced_slot(product, step, users)))
-            steps += freed
+                found.append(BlockedUpdate(product, step, _replaced_slot(product, step, users)))
+            found += later
             product = None
-            freed = []
+            later = []
         elif product is not None and step.frees:
-            freed.append(step)
+            later.append(step)
+        elif product is not None and isinstance(step, SavePoint):
+            later.append(replace(step, inside=True))
         elif set(step.frees) & products:
             pass  # it has never been whole in memory
         else:
-            steps.append(step)
-        if product is not None:
-            inside.add(number)
-        new_counts.append(len(steps))
+            found.append(step)
     assert product is None, f"no update follows {product}"
-    points = []
-    for point in schedule.points:
-        is_inside = point.inside or point.steps in inside
-        points.append(replace(point, steps=new_counts[point.steps], inside=is_inside))
-    return replace(schedule, steps=tuple(steps), points=tuple(points))
+    return found
 
 
 def _users_of_slots(steps: Sequence[Step]) -> dict[str, list[Step]]:

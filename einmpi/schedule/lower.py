@@ -24,10 +24,10 @@ from einmpi.schedule.memory_steps import Reuse
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.overlap.cuts import with_cuts
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
-from einmpi.schedule.schedule import SavePoint, Schedule
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import FINAL_LAYOUT, Slot, operand_role, slot_for
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Step, Store
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store
 from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.schedule.two_level import exchanges, reductions
 
@@ -48,10 +48,10 @@ def lower(plan: Plan, rank: int) -> Schedule:
     idle = rank >= plan.mesh.ranks
     lowering = _Lowering(plan, 0 if idle else rank)
     lowering.add_steps()
-    if idle:
-        points = [replace(point, steps=0) for point in lowering.points]
-        return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
     steps = lowering.steps
+    if idle:
+        points = [step for step in steps if isinstance(step, SavePoint)]
+        return Schedule(rank, plan.ranks, plan.digest, tuple(points))
     if plan.overlapped:
         steps = with_cuts(steps, plan)
     steps = with_frees(steps)
@@ -60,16 +60,17 @@ def lower(plan: Plan, rank: int) -> Schedule:
     if plan.donate:
         steps = with_reuses(steps, lowering.reuses())
     steps = with_begins(steps, limit=plan.peak - plan.overlap)
-    # Save points count the steps before those that manage memory were added.
-    numbers = [number for number, step in enumerate(steps) if not step.manages_memory]
-    numbers.append(len(steps))
-    points = [replace(point, steps=numbers[point.steps]) for point in lowering.points]
-    updates = tuple(lowering.updates())
-    schedule = Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
     if plan.blocked:
-        schedule = with_blocked_updates(schedule, plan.blocked)
-    may_share = not plan.overlapped and not plan.spilled
-    return replace(schedule, lowered_steps=schedule.steps, may_share=may_share)
+        steps = with_blocked_updates(steps, plan.blocked)
+    return Schedule(
+        rank,
+        plan.ranks,
+        plan.digest,
+        tuple(steps),
+        updates=tuple(lowering.updates()),
+        lowered_steps=tuple(steps),
+        may_share=not plan.overlapped and not plan.spilled,
+    )
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:
@@ -146,7 +147,6 @@ class _Lowering:
     plan: Plan
     rank: int
     steps: list[Step] = field(default_factory=list)
-    points: list[SavePoint] = field(default_factory=list)
     # The vertices after which a tensor is missing that is computed again, or its copy is there.
     while_dropped: frozenset[str] = frozenset()
     # The slot of each tensor so far, and the layout in which the tensor is there.
@@ -293,7 +293,7 @@ class _Lowering:
             return  # a checkpoint has tensors of the program only
         layout = self.layout(vertex, cuts)
         inside = inside or vertex.name in self.while_dropped
-        self.points.append(SavePoint(vertex.name, len(self.steps), slot, layout, inside))
+        self.steps.append(SavePoint(vertex.name, slot, layout, inside))
 
     def operand(self, user: Vertex, operand: int) -> Slot:
         """Return the slot with what a vertex needs of an operand; load and move it if needed."""

@@ -16,7 +16,7 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
     earlier save points must be in their slots. Inputs that are still used are loaded again, and
     outputs that are complete are stored again, which costs nothing.
     """
-    end = schedule.points[done - 1].steps
+    end = schedule.steps.index(schedule.points[done - 1]) + 1
     before = schedule.steps[:end]
     after = schedule.steps[end:]
     again = _repeated(before, after)
@@ -30,15 +30,8 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
         places = [Place(slot) for slot in valid if slot in loaded]
         outside = [slot for slot in valid if slot not in loaded]
         again = [*places, *again, *map(Fetch, in_memory)]
-    shift = len(again) - end
-    points = [replace(point, steps=point.steps + shift) for point in schedule.points[done:]]
-    return replace(
-        schedule,
-        steps=(*again, *after),
-        points=tuple(points),
-        outside=tuple(outside),
-        lowered_steps=(),
-    )
+    steps = (*again, *after)
+    return replace(schedule, steps=steps, outside=tuple(outside), lowered_steps=())
 
 
 def _repeated(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:

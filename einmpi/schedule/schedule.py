@@ -1,42 +1,24 @@
-"""The schedule of one rank: its steps in order, and the points at which a run can be saved."""
+"""The schedule of one rank: its steps in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from einmpi.schedule.layout import Layout
-from einmpi.schedule.steps import Slot, Step
-
-
-@dataclass(frozen=True)
-class SavePoint:
-    """The point after which a vertex is complete.
-
-    Its tensor is in a slot; slots that only this vertex needed are freed.
-    """
-
-    vertex: str
-    steps: int  # how many steps come before this point
-    slot: Slot
-    layout: Layout  # with partial results where an axis cuts PARTIAL
-    # In the middle of a group, or while a tensor is dropped that is computed again: what later
-    # steps need may not be there.
-    inside: bool = False
+from einmpi.schedule.steps import SavePoint, Slot, Step
 
 
 @dataclass(frozen=True)
 class Schedule:
     """What one rank does, in order.
 
-    Ranks that the plan leaves idle have no steps, but they have all save points.
+    Ranks that the plan leaves idle have only the save points.
     """
 
     rank: int
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
-    points: tuple[SavePoint, ...] = ()  # one for each vertex of the program, in order
     # Inputs that can be updated in place, and the slot that is written over each of them.
     updates: tuple[tuple[Slot, Slot], ...] = ()
     outside: tuple[Slot, ...] = ()  # in the slow tier from the start: restored from a checkpoint
@@ -49,15 +31,9 @@ class Schedule:
     may_share: bool = True
 
     @cached_property
-    def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:
-        """The steps up to each save point; then those after the last one."""
-        found: list[tuple[tuple[Step, ...], SavePoint | None]] = []
-        start = 0
-        for point in self.points:
-            found.append((self.steps[start : point.steps], point))
-            start = point.steps
-        found.append((self.steps[start:], None))
-        return tuple(found)
+    def points(self) -> tuple[SavePoint, ...]:
+        """The save points, one for each vertex of the program, in order."""
+        return tuple(step for step in self.steps if isinstance(step, SavePoint))
 
     @cached_property
     def overlaps(self) -> bool:
@@ -65,4 +41,5 @@ class Schedule:
         return any(step.background for step in self.steps)
 
     def __str__(self) -> str:
-        return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
+        shown = [str(step) for step in self.steps if not isinstance(step, SavePoint)]
+        return "\n".join([f"rank {self.rank} of {self.ranks}", *shown])

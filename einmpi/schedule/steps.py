@@ -34,6 +34,7 @@ __all__ = [
     "Place",
     "Reduce",
     "Reuse",
+    "SavePoint",
     "Slot",
     "Step",
     "Store",
@@ -289,6 +290,30 @@ class Store(Step):
 
     def __str__(self) -> str:
         return f"store     {self.slot} → {show_region(self.region)} of {self.tensor}"
+
+
+@dataclass(frozen=True)
+class SavePoint(Step):
+    """A vertex is complete: a run can be saved here, and continue from here.
+
+    Its tensor is in a slot; slots that only this vertex needed are freed.
+    """
+
+    manages_memory = True
+
+    tensor: str
+    slot: Slot
+    layout: Layout  # with partial results where an axis cuts PARTIAL
+    # In the middle of a group, or while a tensor is dropped that is computed again: what later
+    # steps need may not be there.
+    inside: bool = False
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    def __str__(self) -> str:
+        return f"complete  {self.slot}"
 
 
 # ---- computing ---------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
     """
     orders = {}
     for schedule in schedules:
-        if not schedule.steps:
-            continue
         loads = [load for _, load in loads_among(schedule.steps)]
+        if not loads:
+            continue
         orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
         for load in loads:
             assert load.region == load.layout.block(schedule.rank), (

@@ -11,7 +11,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.execute import execute
+from einmpi.runtime.program import Program
 from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.runtime.sharing.arrays import SharedArrays
 from einmpi.runtime.sharing.slots import SharedSlots
@@ -31,7 +31,7 @@ def dry_run(
     backend.shared = _SharedNotes(slots)
     for group in slots.groups:
         comm.barrier_among(group)  # nobody may still read what the last run has left
-    execute(schedule, backend, comm, _NoInputs(), on_step)
+    Program(schedule, backend, comm).run(_NoInputs(), on_step=on_step)
 
 
 class _SharedNotes(SharedArrays):

@@ -24,7 +24,7 @@ from einmpi.files.datasets import RawReader
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.execute import execute
+from einmpi.runtime.program import Program
 from einmpi.schedule import shared_reads
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
@@ -347,7 +347,7 @@ def test_reading_overlaps_with_kernels(ranks, memory):
 
         inputs.begin = waiting
         try:
-            outputs, buffers = execute(schedule, watched, comm, inputs)
+            outputs, buffers = Program(schedule, watched, comm).run(inputs)
         finally:
             inputs.close()
         assert buffers.peak <= peak_bytes(schedule) <= plan.peak <= memory

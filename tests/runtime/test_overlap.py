@@ -26,9 +26,9 @@ from einmpi.report.recording.record import Recorder
 from einmpi.report.recording.summary import summary_rows, vertex_times
 from einmpi.report.recording.trace import events
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.execute import execute
 from einmpi.runtime.overlap import background
 from einmpi.runtime.overlap.background import Background
+from einmpi.runtime.program import Program
 from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
@@ -280,7 +280,8 @@ def test_dry_runs_count_the_same_bytes():
     received = 0
     for rank in range(4):
         comm = CountingComm(rank, 4, 2)
-        execute(with_overlap(lower(plan, rank), plan.peak), ShapeBackend(), comm, NoValues())
+        schedule = with_overlap(lower(plan, rank), plan.peak)
+        Program(schedule, ShapeBackend(), comm).run(NoValues())
         received += comm.received
     assert received == plan.bytes_predicted
 

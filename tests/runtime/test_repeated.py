@@ -49,8 +49,8 @@ def bits(outputs):
 
 def bound_calls(compiled):
     """Return the calls that are bound to the steps of a compiled job."""
-    ((_, repeated),) = compiled.runner.repeated.values()
-    return repeated.calls
+    ((_, program),) = compiled.runner.programs.values()
+    return program.bound is not None and program.bound.calls
 
 
 @pytest.mark.sampled(10, always=["chain, odd-2", "complex-2", "gather-2", "half-2", "nothing-2"])
@@ -225,12 +225,12 @@ def test_small_messages_keep_memory_that_is_not_planned(ranks):
             np.testing.assert_array_equal(found.gather(), left @ (left + 1))
             peaks.append(compiled.measured.peak)
         ((_, schedule),) = compiled.ready.values()
-        ((_, repeated),) = compiled.runner.repeated.values()
+        ((_, program),) = compiled.runner.programs.values()
         assert max(peaks) <= peak_bytes(schedule)
         for number, step in enumerate(schedule.steps):
             if isinstance(step, Exchange) and len(step.group) > 1:
-                assert number in repeated.kept.received
-        return sum(repeated.kept.beside_the_plan.values())
+                assert number in program.bound.kept.received
+        return sum(program.bound.kept.beside_the_plan.values())
 
     beside = run_threads(ranks, on_rank)
     assert max(beside) <= kept_memory.MOST_BYTES_BESIDE_THE_PLAN

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.comm.local import CountingComm
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.runtime.execute import execute
+from einmpi.runtime.program import Program
 from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
@@ -41,7 +41,7 @@ def check_peaks(folder, program, sizes, parts, ranks, strategy, nodes=1):
     for rank in range(ranks):
         schedule = lower(plan, rank)
         comm = CountingComm(rank, ranks, plan.nodes)
-        _, buffers = execute(schedule, ShapeBackend(), comm, NoValues())
+        _, buffers = Program(schedule, ShapeBackend(), comm).run(NoValues())
         assert buffers.peak <= peak_bytes(schedule) <= plan.peak, f"rank {rank}"
     return True
 

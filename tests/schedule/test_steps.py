@@ -5,7 +5,7 @@ import pytest
 import einmpi
 from einmpi.kernels.cpu import grouping_rule
 from einmpi.kernels.grouping import group_kernels
-from einmpi.runtime.execute import ACTIONS
+from einmpi.runtime.actions import ACTIONS
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory_steps import SlotStep
 from einmpi.schedule.slots import FINAL_LAYOUT, operand_role

@@ -17,7 +17,7 @@ from einmpi.job.job import Job
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.host_memory import aligned_empty
-from einmpi.runtime.repeated import RepeatedSchedule
+from einmpi.runtime.program import Program
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load
@@ -35,14 +35,14 @@ class PreparedRun:
 
     def __init__(
         self,
-        repeated: RepeatedSchedule,
+        program: Program,
         take_blocks: Mapping[str, tuple[str, TakeBlock]],
         overwritten: Sequence[Load],
         resident_blocks: Mapping[str, Array],
         times_forgotten: int,
         layouts: Mapping[str, Layout],
     ) -> None:
-        self.repeated = repeated
+        self.program = program
         self.resident_blocks = resident_blocks  # by the name of the slot
         self.times_forgotten = times_forgotten  # what stays loaded, until it was prepared
         self.overwritten = overwritten  # inputs that are written over
@@ -71,14 +71,14 @@ class PreparedRun:
             if self.overwritten:
                 sources = take_sources()
                 for step in self.overwritten:
-                    blocks[step.slot.name] = sources.own_block(step, self.repeated.comm)
+                    blocks[step.slot.name] = sources.own_block(step, self.program.comm)
             return blocks
 
-        return self.repeated.run_on_blocks(take_all, failure)
+        return self.program.run_on_blocks(take_all, failure)
 
 
 def prepare_run(
-    repeated: RepeatedSchedule,
+    program: Program,
     schedule: Schedule,
     job: Job,
     inputs: Mapping[str, Any],
@@ -119,10 +119,10 @@ def prepare_run(
             return None
         take_blocks[step.slot.name] = step.tensor, take
         blocks[step.slot.name] = take(given)
-    if not repeated.accepts(blocks):
+    if not program.accepts(blocks):
         return None
     times = residents.times_forgotten
-    return PreparedRun(repeated, take_blocks, overwritten, resident_blocks, times, layouts)
+    return PreparedRun(program, take_blocks, overwritten, resident_blocks, times, layouts)
 
 
 def _prepare_taking(step: Load, given: Any) -> TakeBlock | None:

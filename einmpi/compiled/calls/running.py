@@ -16,11 +16,9 @@ from einmpi.job.job import Job
 from einmpi.log import LOGGER
 from einmpi.planner.plan import Plan
 from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.execute import InputSource, Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.overlap.background import OnTransfer, SharedBuffers
-from einmpi.runtime.repeated import Repeated
+from einmpi.runtime.program import Checkpointer, Program
 from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.runtime.sharing.memory import SharedMemory, set_up_shared_memory
 from einmpi.schedule.memory import spilled_bytes
@@ -41,7 +39,7 @@ class Runner:
         self.backend = work.backend
         self.may_share = may_share  # memory, with other ranks of the node
         # By the id of a schedule, which is kept too, so that no other object gets the same id.
-        self.repeated: dict[int, tuple[Schedule, Repeated | None]] = {}
+        self.programs: dict[int, tuple[Schedule, Program]] = {}
         self.shared: dict[int, tuple[Schedule, SharedMemory | None]] = {}
         self.on_step: Callable[[Step], None] | None = None
         self.on_transfer: OnTransfer | None = None
@@ -52,7 +50,7 @@ class Runner:
         plan: Plan,
         schedule: Schedule,
         sources: Inputs,
-        checkpoints: Keeper | None = None,
+        checkpoints: Checkpointer | None = None,
         wait: bool = True,
         failure: RankFailure | None = None,
     ) -> tuple[dict[str, Any], Measured]:
@@ -77,7 +75,9 @@ class Runner:
                 shared.begin_run()
                 self.backend.shared = shared
                 sources.sharing = shared
-            blocks, buffers = self._execute(schedule, storage, checkpoints, failure)
+            blocks, buffers = self.program(schedule).run(
+                storage, failure, self.on_step, checkpoints, self.on_transfer
+            )
             if wait:
                 self.backend.wait()
         finally:
@@ -109,28 +109,6 @@ class Runner:
         self.log(measured)
         return blocks, measured
 
-    def _execute(
-        self,
-        schedule: Schedule,
-        storage: InputSource,
-        checkpoints: Keeper | None,
-        failure: RankFailure | None,
-    ) -> tuple[dict[str, Any], Buffers]:
-        """Do the steps one by one if somebody watches or saves them, else as one prepared call."""
-        repeated = self.repeated_schedule(schedule)
-        if repeated is not None and self.on_step is None and checkpoints is None:
-            return repeated.run(storage, failure)
-        return execute(
-            schedule,
-            self.backend,
-            self.work.comm,
-            storage,
-            self.on_step,
-            checkpoints,
-            failure,
-            self.on_transfer,
-        )
-
     def log(self, measured: Measured) -> None:
         """Write what a run took to the log."""
         if LOGGER.isEnabledFor(DEBUG):
@@ -154,11 +132,11 @@ class Runner:
                 if shared is not None:
                     shared.end_run(keep=False)
 
-    def repeated_schedule(self, schedule: Schedule) -> Repeated | None:
-        """Return what runs a schedule again and again; None if it has to be done step by step."""
-        known = self.repeated.get(id(schedule))
+    def program(self, schedule: Schedule) -> Program:
+        """Return the program of a schedule, the same one for all its runs."""
+        known = self.programs.get(id(schedule))
         if known is None:
-            known = self.repeated[id(schedule)] = schedule, self.work.repeated(schedule)
+            known = self.programs[id(schedule)] = schedule, self.work.program(schedule)
         return known[1]
 
     def shared_memory(self, schedule: Schedule) -> SharedMemory | None:

@@ -13,7 +13,7 @@ from einmpi.schedule.halo import HaloBlock, HaloExchange, Sweep
 from einmpi.schedule.regions import Region, elements, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
-from einmpi.schedule.steps import Exchange, Free, Kernel, Reuse, Step, Store
+from einmpi.schedule.steps import Exchange, Free, Kernel, Reuse, SavePoint, Step, Store
 
 MIN_SWEPT_BYTES = 2**22  # of the tensor: a smaller one stays in the cache anyway
 
@@ -36,12 +36,9 @@ def with_halos_beside(schedule: Schedule) -> Schedule:
         if isinstance(step, Kernel):
             changes.add_kernel(number, step)
     steps: list[Step] = []
-    new_counts = [0]  # of steps, for each count of the old steps
     for number, step in enumerate(schedule.steps):
         steps += changes.replaced.get(number, [step])
-        new_counts.append(len(steps))
-    points = [replace(point, steps=new_counts[point.steps]) for point in schedule.points]
-    return replace(schedule, steps=tuple(steps), points=tuple(points))
+    return replace(schedule, steps=tuple(steps))
 
 
 def _may_stay_beside(step: Step) -> bool:
@@ -189,38 +186,32 @@ def with_folds(
     and a save point there is inside.
     """
     steps: list[Step] = []
-    new_counts = [0]  # of steps, for each count of the old steps
-    inside: set[int] = set()
     written_over = {step.slot for step in schedule.steps if isinstance(step, Reuse)}
     sweep_position: int | None = None  # in the new steps, as long as folds can be added
-    first_inside = 0
-    for number, step in enumerate(schedule.steps, start=1):
+    for step in schedule.steps:
         sweep = _sweep_of(step, is_map)
         last = steps[sweep_position] if sweep_position is not None else None
         if isinstance(step, Kernel) and isinstance(last, Sweep) and is_fold(step, last.kernel):
             assert sweep_position is not None
             steps[sweep_position] = replace(last, folds=(*last.folds, step))
-            inside.update(range(first_inside, number))
+            for number in range(sweep_position + 1, len(steps)):
+                point = steps[number]
+                if isinstance(point, SavePoint):
+                    steps[number] = replace(point, inside=True)
         elif sweep is not None and sweep.kernel.target not in written_over:
             steps.append(sweep)
             sweep_position = len(steps) - 1
-            first_inside = number
         else:
             steps.append(step)
             # Without a halo there is no memory to spare, where something is freed between both.
             is_freed = isinstance(step, Free) and isinstance(last, Sweep) and bool(last.blocks)
-            if not isinstance(step, Store) and not is_freed:
+            if not isinstance(step, Store | SavePoint) and not is_freed:
                 sweep_position = None
-        new_counts.append(len(steps))
     found: list[Step] = []
     for step in steps:
         is_plain = isinstance(step, Sweep) and not step.blocks and not step.folds
         found.append(step.kernel if isinstance(step, Sweep) and is_plain else step)
-    points = []
-    for point in schedule.points:
-        is_inside = point.inside or point.steps in inside
-        points.append(replace(point, steps=new_counts[point.steps], inside=is_inside))
-    return replace(schedule, steps=tuple(found), points=tuple(points))
+    return replace(schedule, steps=tuple(found))
 
 
 def _sweep_of(step: Step, is_map: Callable[[Kernel], bool]) -> Sweep | None:

@@ -4,7 +4,6 @@ another are launched together, as a CUDA graph."""
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,9 +14,8 @@ from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.capture.blas import CapturedBlas, workspace_bytes
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.log import LOGGER
+from einmpi.runtime.actions import ACTIONS
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.execute import ACTIONS, InputSource, carry_out, execute
-from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.arena import (
     ArenaLayout,
     Place,
@@ -27,8 +25,9 @@ from einmpi.runtime.gpu.arena import (
 )
 from einmpi.runtime.gpu.backend import CupyBackend
 from einmpi.runtime.gpu.stretches import Stretch, find_stretches
+from einmpi.runtime.program import Program, Run, uses_memory_only
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Group, Slot
+from einmpi.schedule.steps import Begin, Group
 
 # Whoever calls a job keeps results or not, and so outputs have the same few addresses in turn.
 MOST_GRAPHS_OF_A_STRETCH = 4
@@ -42,7 +41,6 @@ MOST_BYTES_OF_GAPS = 2**26
 MOST_SHARE_OF_GAPS = 0.2
 
 Addresses: TypeAlias = tuple[int, ...]
-Outputs: TypeAlias = tuple[dict[str, DeviceArray], Buffers]
 
 
 def graphs_suit(schedule: Schedule) -> bool:
@@ -64,7 +62,6 @@ class _CapturedStretch:
     made: dict[str, DeviceArray]  # slots in the block that are left
     aliases: dict[str, str]  # slots that take the memory of other slots
     removed: tuple[str, ...]
-    outputs: dict[str, Slot]
     most_bytes: int  # in use during the stretch, more than before it
     bytes_left: int  # in use after the stretch, more than before it
 
@@ -91,76 +88,55 @@ class _Graphs:
         self.by_addresses[addresses] = captured
 
 
-class RepeatedOnGpu:
-    """The runs of a schedule on a GPU without a slow tier, by one rank.
+class GraphProgram(Program):
+    """A program on a GPU without a slow tier.
 
     The first run finds out which steps need the host, the second one where in a block of memory
     everything goes, the third one captures graphs, and further ones launch them.
     """
 
     def __init__(self, schedule: Schedule, backend: CupyBackend, comm: Comm) -> None:
-        self.schedule = schedule
-        self.backend = backend
-        self.comm = comm
+        super().__init__(schedule, backend, comm)
+        self.can_repeat = uses_memory_only(schedule)  # until graphs turn out not to be worth it
+        self.has_run = True  # the first run is watched, too
+        self.gpu = backend
         self.cuda = backend.cupy.cuda
         self.device = backend.context.gpu.number
         self.workspace_bytes = workspace_bytes(self.cuda.Device(self.device).compute_capability)
-        self.part_starts = [point.steps for point in schedule.points]
         self.with_host: set[int] = set()  # steps that need the host
         self.stretches: list[Stretch] | None = None  # None before the first run
         self.graphs: dict[int, _Graphs] = {}  # by the number of the first step
         self.block_bytes = 0  # 0 before the second run
         self.recorded_runs = 0
-        self.is_possible = True
-        self.lock = threading.Lock()  # several threads may call a compiled job
 
-    def run(self, storage: InputSource, failure: RankFailure | None) -> Outputs:
-        """Carry out the schedule; results and `failure` are those of `execute`."""
-        has_failed = failure is not None and failure.error is not None
-        if has_failed or not self.is_possible or not self.lock.acquire(blocking=False):
-            return execute(self.schedule, self.backend, self.comm, storage, failure=failure)
-        run = _Run(Buffers(self.backend), storage, failure)
-        try:
-            if self.stretches is None:
-                self._watch(run)
-            elif not self.block_bytes:
-                self._record(run)
-            else:
-                self._launch(run)
-        finally:
-            self.lock.release()
-        buffers = run.buffers
-        return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
+    def _run_again(self, run: Run) -> None:
+        if self.stretches is None:
+            self._watch(run)
+        elif not self.block_bytes:
+            self._record(run)
+        else:
+            self._launch(run)
 
     @property
     def captured_steps(self) -> int:
         """The steps that are launched in graphs."""
-        if not self.is_possible or not self.block_bytes or self.stretches is None:
+        if not self.can_repeat or not self.block_bytes or self.stretches is None:
             return 0
         captured = [stretch for stretch in self.stretches if stretch.is_captured]
         return sum(stretch.stop - stretch.first for stretch in captured)
 
-    def _carry_out(self, run: _Run, first: int, stop: int) -> None:
-        """Carry out steps in the ordinary way."""
-        while first < stop:
-            part = bisect_right(self.part_starts, first)
-            next_start = self.part_starts[part] if part < len(self.part_starts) else stop
-            steps = self.schedule.steps[first : min(stop, next_start)]
-            carry_out(steps, part, run.buffers, self.comm, run.storage, run.failure)
-            first += len(steps)
-
     # ---- the first two runs ---------------------------------------------------------------------
 
-    def _watch(self, run: _Run) -> None:
+    def _watch(self, run: Run) -> None:
         """Carry out all steps, and find out which of them need the host."""
         self._carry_out_watched(run, 0, len(self.schedule.steps))
         if not run.has_failed:
             self._cut()
 
-    def _carry_out_watched(self, run: _Run, first: int, stop: int) -> None:
+    def _carry_out_watched(self, run: Run, first: int, stop: int) -> None:
         watch.take_host_was_needed()
         for number in range(first, stop):
-            self._carry_out(run, number, number + 1)
+            self.carry_out(run, number, number + 1)
             if watch.take_host_was_needed():
                 self.with_host.add(number)
 
@@ -169,9 +145,9 @@ class RepeatedOnGpu:
         self.stretches = find_stretches(self.schedule.steps, self.with_host)
         self.graphs = {stretch.first: _Graphs() for stretch in self.stretches}
         self.block_bytes = 0
-        self.is_possible = any(stretch.is_captured for stretch in self.stretches)
+        self.can_repeat = any(stretch.is_captured for stretch in self.stretches)
 
-    def _record(self, run: _Run) -> None:
+    def _record(self, run: Run) -> None:
         """Carry out all steps, and find a place in one block for all that they allocate."""
         assert self.stretches is not None
         layout = ArenaLayout()
@@ -179,7 +155,7 @@ class RepeatedOnGpu:
         with_host_before = len(self.with_host)
         for stretch in self.stretches:
             if not stretch.is_captured:
-                self._carry_out(run, stretch.first, stretch.stop)
+                self.carry_out(run, stretch.first, stretch.stop)
                 continue
             for slot in stretch.made_before:
                 run.buffers.make(slot)
@@ -189,7 +165,7 @@ class RepeatedOnGpu:
             with self.cuda.using_allocator(allocator):
                 self._carry_out_watched(run, stretch.first, stretch.stop)
         self.recorded_runs += 1
-        self.is_possible = self.recorded_runs <= MOST_RECORDED_RUNS
+        self.can_repeat = self.recorded_runs <= MOST_RECORDED_RUNS
         if run.has_failed or watch.take_calls_were_prepared():
             return
         if len(self.with_host) > with_host_before:
@@ -197,24 +173,24 @@ class RepeatedOnGpu:
             return
         gaps = layout.total - layout.most_in_use
         if gaps > MOST_BYTES_OF_GAPS and gaps > MOST_SHARE_OF_GAPS * layout.most_in_use:
-            self.is_possible = False
+            self.can_repeat = False
         self.block_bytes = max(layout.total, 1)
 
     # ---- further runs ---------------------------------------------------------------------------
 
-    def _launch(self, run: _Run) -> None:
+    def _launch(self, run: Run) -> None:
         """Launch the graphs of all stretches; capture those that are not there yet."""
         assert self.stretches is not None
         block_bytes = aligned(self.block_bytes) + self.workspace_bytes
         try:
-            block = self.backend.cupy.empty(block_bytes, np.uint8)
+            block = self.gpu.cupy.empty(block_bytes, np.uint8)
         except MemoryError:
             self._give_up()
-            self._carry_out(run, 0, len(self.schedule.steps))
+            self.carry_out(run, 0, len(self.schedule.steps))
             return
         for stretch in self.stretches:
-            if not stretch.is_captured or run.has_failed or not self.is_possible:
-                self._carry_out(run, stretch.first, stretch.stop)
+            if not stretch.is_captured or run.has_failed or not self.can_repeat:
+                self.carry_out(run, stretch.first, stretch.stop)
                 continue
             for slot in stretch.made_before:
                 run.buffers.make(slot)
@@ -226,7 +202,7 @@ class RepeatedOnGpu:
             if captured is None:
                 captured = self._capture(run, stretch, block.data.ptr)
                 if captured is None:
-                    self._carry_out(run, stretch.first, stretch.stop)
+                    self.carry_out(run, stretch.first, stretch.stop)
                     continue
                 graphs.add(addresses, captured)
                 if graphs.captures > MOST_CAPTURES_WITHOUT_LAUNCH:
@@ -236,10 +212,10 @@ class RepeatedOnGpu:
 
     def _give_up(self) -> None:
         """Launch kernels one by one from here on."""
-        self.is_possible = False
+        self.can_repeat = False
         self.graphs.clear()
 
-    def _capture(self, run: _Run, stretch: Stretch, address: int) -> _CapturedStretch | None:
+    def _capture(self, run: Run, stretch: Stretch, address: int) -> _CapturedStretch | None:
         """Capture the steps of a stretch, with the block at an address; None if that fails.
 
         The slots do not change.
@@ -253,7 +229,7 @@ class RepeatedOnGpu:
         buffers.peak = buffers.bytes_in_use
         try:
             with _ONE_CAPTURE_AT_A_TIME, stream, self.cuda.using_allocator(allocator):
-                blas = self.backend.context.captured_blas()
+                blas = self.gpu.context.captured_blas()
                 if blas is not None:
                     workspace = address + aligned(self.block_bytes)
                     blas.use(stream.ptr, workspace, self.workspace_bytes)
@@ -267,30 +243,17 @@ class RepeatedOnGpu:
             before.restore(buffers)
 
     def _capture_steps(
-        self, run: _Run, stretch: Stretch, stream: Any, blas: CapturedBlas | None
+        self, run: Run, stretch: Stretch, stream: Any, blas: CapturedBlas | None
     ) -> Any:
         """Return the graph of what the steps of a stretch launch on a stream."""
         with watch.capturing(blas):
             stream.begin_capture()
             try:
                 for step in self.schedule.steps[stretch.first : stretch.stop]:
-                    ACTIONS[type(step)](step, run.buffers, self.comm, run.storage)
+                    ACTIONS[type(step)](step, self.comm, run.storage, run.buffers)
             finally:
                 graph = stream.end_capture()
         return graph
-
-
-@dataclass
-class _Run:
-    """A run that is under way."""
-
-    buffers: Buffers
-    storage: InputSource
-    failure: RankFailure | None
-
-    @property
-    def has_failed(self) -> bool:
-        return self.failure is not None and self.failure.error is not None
 
 
 class _State:
@@ -298,7 +261,6 @@ class _State:
 
     def __init__(self, buffers: Buffers) -> None:
         self.arrays = dict(buffers.arrays)
-        self.outputs = dict(buffers.outputs)
         self.bytes_in_use = buffers.bytes_in_use
         self.peak = buffers.peak
 
@@ -315,23 +277,17 @@ class _State:
             else:
                 made[name] = array
         removed = tuple(name for name in self.arrays if name not in buffers.arrays)
-        outputs = {}
-        for name, slot in buffers.outputs.items():
-            if name not in self.outputs:
-                outputs[name] = slot
         return _CapturedStretch(
             graph,
             made,
             aliases,
             removed,
-            outputs,
             buffers.peak - self.bytes_in_use,
             buffers.bytes_in_use - self.bytes_in_use,
         )
 
     def restore(self, buffers: Buffers) -> None:
         buffers.arrays = self.arrays
-        buffers.outputs = self.outputs
         buffers.bytes_in_use = self.bytes_in_use
         buffers.peak = self.peak
 
@@ -344,6 +300,5 @@ def _change_slots(buffers: Buffers, captured: _CapturedStretch) -> None:
     for name in captured.removed:
         del arrays[name]
     arrays.update(captured.made)
-    buffers.outputs.update(captured.outputs)
     buffers.grow(captured.most_bytes)
     buffers.bytes_in_use += captured.bytes_left - captured.most_bytes

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.slots import names_of
-from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, Slot, Step, Store
+from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, SavePoint, Slot, Step, Store
 
 LAUNCHING_STEPS = (Kernel, Group, Chain, Exchange)
 MIN_LAUNCHING_STEPS = 2  # of a stretch: a graph of one kernel is not faster than the kernel
@@ -116,7 +116,7 @@ def _ranges(steps: Sequence[Step], with_host: Collection[int]) -> Iterator[tuple
 
 def _can_be_captured(step: Step) -> bool:
     """Return whether a kind of step works on the GPU alone, with memory of the GPU."""
-    if isinstance(step, Kernel | Chain | Free | Store):
+    if isinstance(step, Kernel | Chain | Free | Store | SavePoint):
         return True
     if isinstance(step, Exchange):
         return len(step.group) == 1

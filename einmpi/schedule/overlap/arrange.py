@@ -13,7 +13,7 @@ from einmpi.schedule.overlap.cuts import label_of_part
 from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
 from einmpi.schedule.passes import Piece, piece_in_box
 from einmpi.schedule.regions import Region, intersect
-from einmpi.schedule.schedule import SavePoint, Schedule
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, names_of
 from einmpi.schedule.steps import (
     Exchange,
@@ -56,7 +56,7 @@ def with_overlap(schedule: Schedule, limit: int) -> Schedule:
         arranged.arrange()
         excessive = _routes_beyond(arranged, limit)
         if not excessive:
-            return replace(schedule, steps=tuple(arranged.steps), points=tuple(arranged.points))
+            return replace(schedule, steps=tuple(arranged.steps))
         waiting |= excessive
 
 
@@ -86,7 +86,6 @@ class _Arrangement:
         self.waiting = waiting
         self.steps: list[Step] = []
         self.routes_at: list[frozenset[int]] = []  # for each step, the routes that it is early for
-        self.points: list[SavePoint] = []
         self.under_way: list[_UnderWay] = []
         # Frees that wait for a transfer which still uses the slot.
         self.postponed: list[tuple[Free, Transfer, int]] = []
@@ -98,12 +97,9 @@ class _Arrangement:
     def arrange(self) -> None:
         """Go through the steps once."""
         steps = self.schedule.steps
-        points = list(self.schedule.points)
         routes = _find_routes(steps)
         number = 0
         while number < len(steps):
-            while points and points[0].steps <= number:
-                self.points.append(replace(points.pop(0), steps=len(self.steps)))
             step = steps[number]
             for load, route in routes.before_kernel.get(number, []):
                 self.add(load)
@@ -120,8 +116,6 @@ class _Arrangement:
             number += 1
         if self.under_way:
             self.wait_for(self.under_way[-1].step)
-        for point in points:
-            self.points.append(replace(point, steps=len(self.steps)))
 
     # ---- steps ----------------------------------------------------------------------------------
 

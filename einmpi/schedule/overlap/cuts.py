@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
 from einmpi.schedule.slots import Slot
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Step, Store
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store
 from einmpi.schedule.transfers import Cut, Part
 
 # A tensor moves by a route of one or several transfers: a reduction, perhaps a second one between
@@ -78,6 +78,8 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
     open_routes: list[_Route] = []  # since that kernel
     previous: Step | None = None
     for number, step in enumerate(steps):
+        if isinstance(step, SavePoint):
+            continue
         if isinstance(step, Exchange | Reduce):
             if _is_continued(previous, step):
                 open_routes[-1].numbers.append(number)

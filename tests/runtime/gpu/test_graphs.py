@@ -19,6 +19,7 @@ from einmpi.kernels.cuda import driver
 from einmpi.process.variables import GRAPHS_VARIABLE
 from einmpi.runtime.gpu import graphs as gpu_graphs
 from einmpi.runtime.gpu.arena import ArenaLayout, Place, aligned
+from einmpi.runtime.program import Program
 
 CASES = cases()
 LAYERS = """
@@ -63,8 +64,8 @@ def layers_inputs(seed=1):
     }
 
 
-def repeated_of(compiled):
-    ((_, found),) = compiled.runner.repeated.values()
+def program_of(compiled):
+    ((_, found),) = compiled.runner.programs.values()
     return found
 
 
@@ -87,7 +88,7 @@ def test_from_the_fourth_run_on_graphs_are_launched(pool):
         launches.append(fake_cupy.Graph.launches)
     per_run = launches[-1] - launches[-2]
     assert launches[:3] == [0, 0, per_run] and 1 <= per_run <= 2
-    graphs = repeated_of(step)
+    graphs = program_of(step)
     assert graphs.captured_steps >= 5
     assert all(len(each.by_addresses) <= 2 for each in graphs.graphs.values())
 
@@ -116,7 +117,7 @@ def test_results_that_are_kept_are_not_written_over(pool):
         kept.append((step(given), einmpi.reference(layers_job(), arrays)))
     for found, expected in kept:
         assert_close({name: array.gather() for name, array in found.items()}, expected)
-    graphs = repeated_of(step)
+    graphs = program_of(step)
     most = gpu_graphs.MOST_GRAPHS_OF_A_STRETCH
     assert all(len(each.by_addresses) <= most for each in graphs.graphs.values())
 
@@ -130,7 +131,7 @@ def test_addresses_that_never_come_again_end_the_capturing(pool, monkeypatch):
     for _ in range(9):
         kept.append(step({name: on_device(array) for name, array in arrays.items()}))
         assert_close({name: array.gather() for name, array in kept[-1].items()}, expected)
-    assert not repeated_of(step).is_possible
+    assert not program_of(step).can_repeat
     assert fake_cupy.Graph.launches <= 2 * 4
 
 
@@ -145,8 +146,8 @@ def test_results_that_alternate_use_two_graphs(pool):
         {name: array.gather() for name, array in found.items()},
         einmpi.reference(layers_job(), arrays),
     )
-    graphs = repeated_of(step)
-    assert graphs.is_possible
+    graphs = program_of(step)
+    assert graphs.can_repeat
     assert {len(each.by_addresses) for each in graphs.graphs.values()} <= {0, 1, 2}
 
 
@@ -159,7 +160,7 @@ def test_graphs_keep_no_memory_of_the_caller_and_no_block(pool):
     outputs = [weakref.ref(array.local) for array in found.values()]
     del found, given
     assert all(reference() is None for reference in (*inputs, *outputs))
-    block = repeated_of(step).block_bytes
+    block = program_of(step).block_bytes
     assert any(size > block for size, blocks in pool.unused.items() if blocks), "it is free now"
 
 
@@ -175,8 +176,8 @@ def test_a_step_in_place_keeps_its_addresses(pool):
         given["w"] = step(given)["w_next"]
         wanted = wanted - 0.01 * matrix.T @ (matrix @ wanted - 1)
         np.testing.assert_allclose(given["w"].gather(), wanted, rtol=1e-12)
-    graphs = repeated_of(step)
-    assert graphs.is_possible and fake_cupy.Graph.launches >= 6
+    graphs = program_of(step)
+    assert graphs.can_repeat and fake_cupy.Graph.launches >= 6
     assert sum(len(each.by_addresses) for each in graphs.graphs.values()) <= 2
 
 
@@ -242,7 +243,7 @@ def test_too_little_memory_for_the_block(pool):
             pool.limit = 4096
         found = step(given)
         assert_close({name: array.gather() for name, array in found.items()}, expected)
-    assert not repeated_of(step).is_possible and fake_cupy.Graph.launches == 0
+    assert not program_of(step).can_repeat and fake_cupy.Graph.launches == 0
 
 
 def test_what_cannot_be_captured_is_launched(pool, monkeypatch):
@@ -256,7 +257,7 @@ def test_what_cannot_be_captured_is_launched(pool, monkeypatch):
     for _ in range(5):
         found = step({name: on_device(array) for name, array in arrays.items()})
         assert_close({name: array.gather() for name, array in found.items()}, expected)
-    assert not repeated_of(step).is_possible and fake_cupy.Graph.launches == 0
+    assert not program_of(step).can_repeat and fake_cupy.Graph.launches == 0
 
 
 def test_graphs_can_be_turned_off(pool, monkeypatch):
@@ -264,7 +265,7 @@ def test_graphs_can_be_turned_off(pool, monkeypatch):
     step = einmpi.compile(on_gpu(layers_job()), ALONE)
     for _ in range(5):
         step(layers_inputs())
-    assert repeated_of(step) is None and fake_cupy.Graph.launches == 0
+    assert type(program_of(step)) is Program and fake_cupy.Graph.launches == 0
     assert step.work.text.endswith(", no CUDA graphs")
     monkeypatch.setenv(GRAPHS_VARIABLE, "never")
     with pytest.raises(einmpi.InputError, match="expected one of on, off"):

@@ -39,8 +39,8 @@ def compiled_twice(monkeypatch, job, **options):
     return without, einmpi.compile(on_gpu(job), ALONE, **options)
 
 
-def repeated_of(compiled):
-    ((_, found),) = compiled.runner.repeated.values()
+def program_of(compiled):
+    ((_, found),) = compiled.runner.programs.values()
     return found
 
 
@@ -58,8 +58,8 @@ def test_graphs_give_the_same_bits(dtype, monkeypatch):
         np.testing.assert_array_equal(found.gather(), expected)
         assert step.measured.peak <= next(iter(step.ready.values()))[0].peak
         del found
-    graphs = repeated_of(step)
-    assert graphs.is_possible and graphs.captured_steps > 30
+    graphs = program_of(step)
+    assert graphs.can_repeat and graphs.captured_steps > 30
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -79,8 +79,8 @@ def test_a_training_step_in_place(dtype, monkeypatch):
         found.append({name: given[name].gather() for name in carry})
     for name in carry:
         np.testing.assert_array_equal(found[0][name], found[1][name])
-    graphs = repeated_of(step)
-    assert graphs.is_possible and graphs.captured_steps > 60
+    graphs = program_of(step)
+    assert graphs.can_repeat and graphs.captured_steps > 60
     assert max(len(each.by_addresses) for each in graphs.graphs.values()) <= 2
 
 

@@ -23,6 +23,7 @@ from einmpi.schedule.memory_steps import Free, Reuse
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
 from einmpi.schedule.step import Kernel, Step
+from einmpi.schedule.steps import SavePoint
 
 # The update of a target, given the arrays of slots by name. False: compute it in another way.
 UpdateCall: TypeAlias = Callable[[Mapping[str, Array], Array], bool]
@@ -124,7 +125,7 @@ def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
     product: Kernel | None = None  # the kernel before, if nothing but memory was managed since
     for step in schedule.steps:
         if not isinstance(step, Kernel):
-            if not isinstance(step, Free | Reuse):
+            if not isinstance(step, Free | Reuse | SavePoint):
                 product = None
             continue
         if product is not None and computed[product.vertex] == 1:
@@ -136,7 +137,8 @@ def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
         product = step
     if not updating_products:
         return schedule
-    return with_blocked_updates(schedule, updating_products)
+    steps = with_blocked_updates(schedule.steps, updating_products)
+    return replace(schedule, steps=tuple(steps))
 
 
 def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The execute loop: carry out the steps of a schedule, on any backend over any communicator."""
+"""What each kind of step does, on any backend over any communicator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.kernels.updates.partial_updates import compute_in_place
-from einmpi.runtime.backend import Array, Backend
+from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.fused.chain import accumulate, compute_chain
 from einmpi.runtime.halo_exchange import exchange_halo
-from einmpi.runtime.overlap.background import Background, OnTransfer, PartBuffers, SharedBuffers
+from einmpi.runtime.overlap.background import PartBuffers, SharedBuffers
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import transfer
 from einmpi.runtime.updates.blocked_updates import compute_blocked_update
@@ -25,7 +24,6 @@ from einmpi.schedule.fused.chain import Accumulate, Chain
 from einmpi.schedule.halo import HaloExchange, Sweep
 from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
 from einmpi.schedule.regions import Region
-from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
     Drop,
@@ -40,6 +38,7 @@ from einmpi.schedule.steps import (
     Place,
     Reduce,
     Reuse,
+    SavePoint,
     Step,
     Store,
 )
@@ -75,100 +74,20 @@ class InputSource(Protocol):
         """Return whether ranks may send each other what they load."""
 
 
-class Keeper(Protocol):
-    """Saves tensors at the save points of a run, and restores what another run has saved."""
-
-    seconds: float  # spent on saving
-
-    def restore(self, rank: int, buffers: Buffers) -> None:
-        """Put saved tensors into their slots."""
-
-    def reached(self, point: SavePoint, buffers: Buffers) -> None:
-        """Save what is there at a save point, if it is time to."""
-
-
-def execute(
-    schedule: Schedule,
-    backend: Backend,
-    comm: Comm,
-    storage: InputSource,
-    on_step: Callable[[Step], None] | None = None,
-    keeper: Keeper | None = None,
-    failure: RankFailure | None = None,
-    on_transfer: OnTransfer | None = None,
-) -> tuple[dict[str, Array], Buffers]:
-    """Carry out a rank's schedule.
-
-    Return its blocks of the outputs, and the buffers, which know how much memory was used.
-    `on_step` is called before each step, `keeper` is told when a vertex is complete. With
-    `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
-    `on_transfer` is called after each transfer in the background.
-    """
-    background = None
-    if schedule.overlaps:
-        background = Background(backend, comm, on_transfer)
-    buffers = Buffers(backend) if background is None else background.buffers
-    try:
-        for slot in schedule.outside:
-            buffers.place(slot)
-        if keeper is not None:
-            keeper.restore(schedule.rank, buffers)
-        for number, (steps, point) in enumerate(schedule.parts):
-            carry_out(steps, number, buffers, comm, storage, failure, on_step)
-            if keeper is not None and point is not None:
-                if background is not None:
-                    background.wait_for_all()
-                keeper.reached(point, buffers)
-    finally:
-        if background is not None:
-            background.close()
-    return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
-
-
-def carry_out(
-    steps: Sequence[Step],
-    part: int,
-    buffers: Buffers,
-    comm: Comm,
-    storage: InputSource,
-    failure: RankFailure | None,
-    on_step: Callable[[Step], None] | None = None,
-) -> None:
-    """Carry out steps of a part of a schedule. `failure` and `on_step` are those of `execute`."""
-    for step in steps:
-        if on_step is not None:
-            on_step(step)
-        if failure is not None and failure.error is not None and failure.skips(step):
-            stand_in(step, buffers)
-            continue
-        try:
-            ACTIONS[type(step)](step, buffers, comm, storage)
-        except Exception as error:
-            go_on_after(error, step, part, buffers, failure)
-
-
-def go_on_after(
-    error: Exception, step: Step, part: int, buffers: Buffers, failure: RankFailure | None
-) -> None:
-    """Take note of the error of a step, or raise it if the rank cannot go on after it."""
-    if failure is None or not failure.record(error, step, part):
-        raise error
-    stand_in(step, buffers)
-
-
 # ---- what each kind of step does ----------------------------------------------------------------
 
 
-def _load(step: Load, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+def _load(step: Load, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
     if isinstance(buffers, SharedBuffers) and storage.takes_messages(step):
         buffers.background.wait_for_all()
     if step.kept:
-        buffers.put(step.slot, storage.block(step, comm))
+        if step.slot.name not in buffers.arrays:  # else the caller has put it there
+            buffers.put(step.slot, storage.block(step, comm))
     else:
         storage.fill(step, buffers.make(step.slot), comm)
 
 
-def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+def _begin(step: Begin, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
     slot = step.load.slot
 
     def begin_loading() -> None:
@@ -181,19 +100,19 @@ def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> N
         buffers.shared.postpone(slot, begin_loading)
 
 
-def _transfer(step: Exchange | Reduce, buffers: Buffers, comm: Comm, _: InputSource) -> None:
+def _transfer(step: Exchange | Reduce, comm: Comm, _: InputSource, buffers: Buffers) -> None:
     if step.background and isinstance(buffers, SharedBuffers):
         buffers.background.begin(step)
     else:
         transfer(step, buffers, comm)
 
 
-def _await(step: Await, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _await(step: Await, _: Comm, __: InputSource, buffers: Buffers) -> None:
     assert isinstance(buffers, SharedBuffers), "only transfers in the background are awaited"
     buffers.background.wait_for(step.moving)
 
 
-def _compute_kernel_part(step: KernelPart, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _compute_kernel_part(step: KernelPart, _: Comm, __: InputSource, buffers: Buffers) -> None:
     operands = []
     for slot, region in zip(step.kernel.operands, step.piece.operands, strict=True):
         operands.append(_part_of(buffers[slot], region))
@@ -204,7 +123,7 @@ def _compute_kernel_part(step: KernelPart, buffers: Buffers, _: Comm, __: InputS
         raise named_error(step.kernel, error) from error
 
 
-def _compute_update_part(step: UpdatePart, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _compute_update_part(step: UpdatePart, _: Comm, __: InputSource, buffers: Buffers) -> None:
     target = step.update.update.target
     views = {target.name: _part_of(buffers.make(target), step.region_written(target))}
     for slot in step.reads:
@@ -222,7 +141,7 @@ def _part_of(array: Array, box: Region) -> Array:
     return array[tuple(slice(*runs[0]) if runs else slice(0) for runs in box)]
 
 
-def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _compute_kernel(step: Kernel, _: Comm, __: InputSource, buffers: Buffers) -> None:
     operands = [buffers[slot] for slot in step.operands]
     target = buffers.make(step.target)
     backend = buffers.backend
@@ -235,7 +154,7 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) ->
         raise named_error(step, error) from error
 
 
-def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _compute_in_passes(step: Passes, _: Comm, __: InputSource, buffers: Buffers) -> None:
     try:
         compute_in_passes(step, buffers)
     except KERNEL_ERRORS as error:
@@ -243,7 +162,7 @@ def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource)
 
 
 def _compute_blocked_update(
-    step: BlockedUpdate, buffers: Buffers, _: Comm, __: InputSource
+    step: BlockedUpdate, _: Comm, __: InputSource, buffers: Buffers
 ) -> None:
     try:
         if isinstance(step, SparseBlockedUpdate):
@@ -260,12 +179,12 @@ def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
     return EinmpiError(f"{name}: {str(error) or type(error).__name__}")
 
 
-def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+def _compute_group(group: Group, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
     early, late = group.begins_in_order
     for begin in early:
-        _begin(begin, buffers, comm, storage)
+        _begin(begin, comm, storage, buffers)
     for reuse in group.reuse_steps:
-        _reuse(reuse, buffers, comm, storage)
+        _reuse(reuse, comm, storage, buffers)
     made = [slot for slot in group.writes if slot.name not in buffers]
     for slot in group.writes:
         buffers.make(slot)
@@ -278,20 +197,20 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSou
         for slot in made:  # one by one they need not be there all the time
             buffers.free(slot)
         for step in group.one_by_one:
-            ACTIONS[type(step)](step, buffers, comm, storage)
+            ACTIONS[type(step)](step, comm, storage, buffers)
     for begin in late:
-        _begin(begin, buffers, comm, storage)
+        _begin(begin, comm, storage, buffers)
 
 
-def _compute_chain(chain: Chain, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
+def _compute_chain(chain: Chain, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
     def carry_out_steps(steps: Sequence[Step], inside: Buffers) -> None:
         for step in steps:
-            ACTIONS[type(step)](step, inside, comm, storage)
+            ACTIONS[type(step)](step, comm, storage, inside)
 
     compute_chain(chain, buffers, carry_out_steps)
 
 
-def _compute_sweep(step: Sweep, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _compute_sweep(step: Sweep, _: Comm, __: InputSource, buffers: Buffers) -> None:
     for slot in step.writes:
         buffers.make(slot)
     for slot in step.reads:
@@ -302,18 +221,14 @@ def _compute_sweep(step: Sweep, buffers: Buffers, _: Comm, __: InputSource) -> N
         raise named_error(step.kernel, error) from error
 
 
-def _reuse(step: Reuse, buffers: Buffers, _: Comm, __: InputSource) -> None:
+def _reuse(step: Reuse, _: Comm, __: InputSource, buffers: Buffers) -> None:
     for slot in step.nan_checked:
         if np.isnan(buffers.backend.to_host(buffers[slot])).any():
             return  # the inputs are needed to find where nan comes from
     buffers.reuse(step.slot, step.source)
 
 
-def _store(step: Store, buffers: Buffers, _: Comm, __: InputSource) -> None:
-    buffers.outputs[step.tensor] = step.slot  # it may leave memory and come back until the end
-
-
-ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
+ACTIONS: dict[type, Callable[[Any, Comm, InputSource, Buffers], None]] = {
     Load: _load,
     Begin: _begin,
     Exchange: _transfer,
@@ -322,19 +237,20 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Kernel: _compute_kernel,
     KernelPart: _compute_kernel_part,
     UpdatePart: _compute_update_part,
-    HaloExchange: lambda step, buffers, comm, _: exchange_halo(step, buffers, comm),
+    HaloExchange: lambda step, comm, _, buffers: exchange_halo(step, buffers, comm),
     Group: _compute_group,
     Chain: _compute_chain,
-    Accumulate: lambda step, buffers, *_: accumulate(step, buffers),
+    Accumulate: lambda step, _, __, buffers: accumulate(step, buffers),
     Sweep: _compute_sweep,
     Passes: _compute_in_passes,
     BlockedUpdate: _compute_blocked_update,
     SparseBlockedUpdate: _compute_blocked_update,
-    Store: _store,
-    Free: lambda step, buffers, *_: buffers.free(step.slot),
+    Store: lambda *_: None,  # the slot may leave memory and come back until the end
+    SavePoint: lambda *_: None,
+    Free: lambda step, _, __, buffers: buffers.free(step.slot),
     Reuse: _reuse,
-    Place: lambda step, buffers, *_: buffers.place(step.slot),
-    Evict: lambda step, buffers, *_: buffers.evict(step.slot),
-    Drop: lambda step, buffers, *_: buffers.drop(step.slot),
-    Fetch: lambda step, buffers, *_: buffers.fetch(step.slot),
+    Place: lambda step, _, __, buffers: buffers.place(step.slot),
+    Evict: lambda step, _, __, buffers: buffers.evict(step.slot),
+    Drop: lambda step, _, __, buffers: buffers.drop(step.slot),
+    Fetch: lambda step, _, __, buffers: buffers.fetch(step.slot),
 }

@@ -1,0 +1,393 @@
+"""Calls that are bound to the steps of a schedule in host memory: all that is the same in every run
+is worked out once. Small slots and messages keep their memory. Callers ignore floating-point
+errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.kernels.prepared import bare_call, bound_call, stored_as
+from einmpi.kernels.updates.partial_updates import find_partial_update
+from einmpi.kernels.updates.placed_rows import find_placed_rows
+from einmpi.runtime.actions import ACTIONS, InputSource
+from einmpi.runtime.backend import HostArray
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.runtime.host_memory import (
+    MIN_RECYCLED_BYTES,
+    MOST_BYTES_OF_SMALL_ARRAY,
+    SmallArrays,
+    aligned_empty,
+)
+from einmpi.runtime.kept_memory import KeptMemory, keep_memory
+from einmpi.runtime.messages import (
+    AtOnce,
+    Gather,
+    GatherInPlace,
+    Piece,
+    is_box,
+    messages_of,
+    messages_of_reduce,
+)
+from einmpi.runtime.transfer import transfer
+from einmpi.schedule.regions import Region, shape
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import names_of
+from einmpi.schedule.steps import (
+    Exchange,
+    Free,
+    Kernel,
+    Load,
+    Reduce,
+    Reuse,
+    SavePoint,
+    Slot,
+    Step,
+    Store,
+)
+
+BoundCall: TypeAlias = Callable[[Buffers], None]
+SlotView: TypeAlias = Callable[[Buffers], HostArray]  # a part of a slot in this run
+
+
+class StoredOtherwise(Exception):
+    """An input is stored in another way than the one that kernels were prepared for."""
+
+
+class BoundSteps:
+    """The calls that are bound to the steps of a schedule, and the memory that they keep."""
+
+    def __init__(self, schedule: Schedule, backend: NumpyBackend, comm: Comm) -> None:
+        self.schedule = schedule
+        self.backend = backend
+        self.comm = comm
+        self.kept = keep_memory(schedule.steps, backend.shared.arrays)
+        self.calls: list[tuple[int, BoundCall]] = []  # with the number of the step
+        self.calls_after_loading: list[tuple[int, BoundCall]] = []  # all but those that take inputs
+        self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot
+        self.reused: set[str] = set()  # slots that may have the memory of an input
+        for step in schedule.steps:
+            self.reused.update(names_of(step.reuses))
+        self.storage: InputSource  # of the run that is under way
+
+    def begin(self, storage: InputSource, buffers: Buffers) -> None:
+        """Begin a run: the slots that keep their memory have it."""
+        self.storage = storage
+        buffers.arrays.update(self.kept.slots)
+        buffers.grow(self.kept.nbytes)
+
+    def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
+        """Return whether calls were bound to blocks of all inputs that are stored as these are."""
+        if not self.calls or self.expected.keys() != blocks.keys():
+            return False
+        for name, block in blocks.items():
+            if stored_as((block,)) != self.expected[name]:
+                return False
+        return all(step.kept for step in self.schedule.steps if isinstance(step, Load))
+
+    def bind_and_yield(self, buffers: Buffers) -> Iterator[tuple[int, BoundCall]]:
+        """Yield each call when the calls before it are done: it is bound to what is there then."""
+        self.expected.clear()
+        found = []
+        after_loading = []
+        for number, step in enumerate(self.schedule.steps):
+            for call in self._bind(number, step, self.kept, buffers):
+                found.append((number, call))
+                if not isinstance(step, Load):
+                    after_loading.append((number, call))
+                yield number, call
+        self.calls = found
+        self.calls_after_loading = after_loading
+
+    def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
+        """Return the calls that carry out a step, given the slots that exist before it."""
+        if isinstance(step, Free):
+            if step.slot.name in buffers.shared.arrays:
+                return [lambda buffers: buffers.free(step.slot)]
+            return [] if step.slot.name in kept.slots else [_bind_free(step.slot.name)]
+        if isinstance(step, Store | SavePoint):
+            return []
+        if id(step) in buffers.shared.transfers:
+            action = ACTIONS[type(step)]
+            return [lambda buffers: action(step, self.comm, self.storage, buffers)]
+        if isinstance(step, Exchange):
+            return bind_exchange(step, number, kept, self.comm)
+        if isinstance(step, Reduce):
+            return bind_reduce(step, number, kept, self.comm)
+        if isinstance(step, Load) and step.kept:
+            return [self._bind_load(step)]
+        if isinstance(step, Reuse) and not step.nan_checked:
+            return [_bind_reuse(step)]
+        if isinstance(step, Kernel):
+            if not self._may_be_partial(step):
+                return [self._bind_kernel(step, kept, buffers)]
+            write = self._bind_row_writes(step, buffers)
+            if write is not None:
+                return [write]
+        action = ACTIONS[type(step)]
+        return [lambda buffers: action(step, self.comm, self.storage, buffers)]
+
+    def _may_be_partial(self, step: Kernel) -> bool:
+        """Return whether a kernel may write over an input, and then only where it changes."""
+        if step.target.name not in self.reused:
+            return False
+        einsum = step.einsum
+        return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
+
+    def _bind_load(self, step: Load) -> BoundCall:
+        """Return the call that takes a block of an input that is on the rank."""
+        name = step.slot.name
+
+        def load(buffers: Buffers) -> None:
+            block = self.storage.block(step, self.comm)
+            buffers.put(step.slot, block)
+            stored = stored_as((block,))
+            if stored != self.expected.setdefault(name, stored):
+                raise StoredOtherwise
+
+        return load
+
+    def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
+        """Return the call that computes a kernel. The caller ignores floating-point errors."""
+        names = names_of(step.operands)
+        make_target = _bind_making(step.target, self.backend)
+        operands = [buffers.arrays[name] for name in names]
+        target = make_target(buffers)
+        backend = self.backend
+        prepared = backend.prepared_kernel(step, operands, target)
+        if all(name in kept.slots for name in (*names, step.target.name)):
+            bound = bound_call(prepared, operands, target)
+            return lambda _: backend.compute_kernel(step, operands, target, bound)
+        bare = bare_call(prepared)
+
+        def compute_kernel(buffers: Buffers) -> None:
+            arrays = buffers.arrays
+            operands = [arrays[name] for name in names]
+            backend.compute_kernel(step, operands, make_target(buffers), bare)
+
+        return compute_kernel
+
+    def _bind_row_writes(self, step: Kernel, buffers: Buffers) -> BoundCall | None:
+        """Return the call that writes rows over an input; None if the kernel is none that does."""
+        names = names_of(step.operands)
+        target_name = step.target.name
+        write = None
+        if target_name in buffers.arrays:
+            operands = [buffers.arrays[name] for name in names]
+            target = buffers.arrays[target_name]
+            write = self.backend.prepared_row_writes(step, operands, target)
+        rows = find_placed_rows(step.einsum)
+        if write is None or rows is None:
+            return None
+        action = ACTIONS[Kernel]
+        old_name = names[rows.operand]
+
+        def write_rows(buffers: Buffers) -> None:
+            arrays = buffers.arrays
+            target = arrays.get(target_name)
+            if target is None or target is not arrays[old_name]:  # the input must stay as it is
+                action(step, self.comm, self.storage, buffers)
+                return
+            write([arrays[name] for name in names], target)
+
+        return write_rows
+
+
+def _bind_reuse(step: Reuse) -> BoundCall:
+    """Return what gives a slot the array of another one."""
+    name = step.slot.name
+    source = step.source.name
+
+    def reuse(buffers: Buffers) -> None:
+        buffers.arrays[name] = buffers.arrays[source]
+
+    return reuse
+
+
+def _bind_free(name: str) -> BoundCall:
+    """Return what gives up the array of a slot."""
+
+    def free(buffers: Buffers) -> None:
+        array = buffers.arrays.pop(name, None)
+        if array is not None:
+            buffers.bytes_in_use -= array.nbytes
+
+    return free
+
+
+def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostArray]:
+    """Return what gives the array of a slot, and creates it if there is none."""
+    name = slot.name
+    if name in backend.shared.arrays:
+        return lambda buffers: buffers.make(slot)
+    nbytes = slot.nbytes
+    create: Callable[[], HostArray] = partial(backend.allocate, slot.shape, slot.dtype)
+    if nbytes <= MOST_BYTES_OF_SMALL_ARRAY:
+        create = SmallArrays(slot.shape, np.dtype(slot.dtype)).take
+    elif nbytes < MIN_RECYCLED_BYTES:
+        create = partial(aligned_empty, slot.shape, np.dtype(slot.dtype))
+
+    def make(buffers: Buffers) -> HostArray:
+        arrays = buffers.arrays
+        if name not in arrays:
+            arrays[name] = create()
+            buffers.grow(nbytes)
+        array: HostArray = arrays[name]
+        return array
+
+    return make
+
+
+# ---- transfers ----------------------------------------------------------------------------------
+
+
+def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
+    """Return the calls that do an exchange, given the number of the step in its schedule."""
+    messages = messages_of(step)
+    own = step.moves.own
+    is_bound = own is None or (is_box(own[0]) and is_box(own[1]))
+    if isinstance(messages, GatherInPlace):
+        is_bound = is_bound and step.target.name in kept.slots
+    elif len(step.group) > 1:
+        is_bound = is_bound and number in kept.received
+    if not is_bound:
+        return [lambda buffers: transfer(step, buffers, comm)]
+    calls: list[BoundCall] = []
+    if step.target.name not in kept.slots:
+        calls.append(lambda buffers: buffers.make(step.target))
+    if own is not None:
+        source_view = _slot_view(step.source, own[0], kept)
+        target_view = _slot_view(step.target, own[1], kept)
+        calls.append(_bind_copy(target_view, source_view))
+    if isinstance(messages, GatherInPlace):
+        everything = kept.slots[step.target.name].reshape(-1)[messages.place]
+        gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
+        calls.append(lambda _: gather())
+    elif isinstance(messages, Gather):
+        everything = kept.received[number]
+        gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
+        calls += _bind_packing(messages.own, step.target, everything, kept)
+        calls.append(lambda _: gather())
+        calls += _bind_unpacking(messages.others, step.target, everything, kept)
+    elif isinstance(messages, AtOnce):
+        calls += _bind_messages(messages, step.source, step.group, number, kept, comm)
+        received = kept.received[number]
+        calls += _bind_unpacking(messages.received, step.target, received, kept)
+    return _counted(calls, kept.beside_the_plan.get(number, 0))
+
+
+def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
+    """Return the calls that do a reduction, given the number of the step in its schedule."""
+    if len(step.group) == 1:
+        return []
+    messages = messages_of_reduce(step)
+    if messages is None or number not in kept.received:
+        return [lambda buffers: transfer(step, buffers, comm)]
+    calls = _bind_messages(messages, step.slot, step.group, number, kept, comm)
+    combine = AGGREGATIONS[step.aggregation].combine
+    for view, message in _views(messages.received, step.slot, kept.received[number], kept):
+        calls.append(_bind_combining(combine, view, message))
+    return _counted(calls, kept.beside_the_plan.get(number, 0))
+
+
+def _counted(calls: list[BoundCall], nbytes: int) -> list[BoundCall]:
+    """Return the calls of a step whose messages are counted as long as it lasts."""
+    if nbytes == 0:
+        return calls
+
+    def begin(buffers: Buffers) -> None:
+        buffers.grow(nbytes)
+
+    def end(buffers: Buffers) -> None:
+        buffers.bytes_in_use -= nbytes
+
+    return [begin, *calls, end]
+
+
+def _bind_messages(
+    messages: AtOnce,
+    source: Slot,
+    group: tuple[int, ...],
+    number: int,
+    kept: KeptMemory,
+    comm: Comm,
+) -> list[BoundCall]:
+    """Return the calls that pack all messages of a step, send and receive them."""
+    send = kept.sent[number]
+    send_and_receive = comm.prepare_alltoallv(
+        group, send, messages.send_counts, kept.received[number], messages.receive_counts
+    )
+    calls = _bind_packing(messages.sent, source, send, kept)
+    calls.append(lambda _: send_and_receive())
+    return calls
+
+
+def _bind_packing(
+    pieces: Sequence[Piece], slot: Slot, buffer: HostArray, kept: KeptMemory
+) -> list[BoundCall]:
+    """Return the calls that copy pieces of a slot to their places in a message buffer."""
+    calls = []
+    for view, message in _views(pieces, slot, buffer, kept):
+        calls.append(_bind_copy(_always(message), view))
+    return calls
+
+
+def _bind_unpacking(
+    pieces: Sequence[Piece], slot: Slot, buffer: HostArray, kept: KeptMemory
+) -> list[BoundCall]:
+    """Return the calls that copy pieces from a message buffer to their places in a slot."""
+    calls = []
+    for view, message in _views(pieces, slot, buffer, kept):
+        calls.append(_bind_copy(view, _always(message)))
+    return calls
+
+
+def _bind_copy(target: SlotView, source: SlotView) -> BoundCall:
+    def copy(buffers: Buffers) -> None:
+        target(buffers)[...] = source(buffers)
+
+    return copy
+
+
+def _bind_combining(combine: np.ufunc, view: SlotView, message: HostArray) -> BoundCall:
+    def combine_with_message(buffers: Buffers) -> None:
+        part = view(buffers)
+        combine(part, message, out=part)  # by its name: numpy deprecates a third one
+
+    return combine_with_message
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def _views(
+    pieces: Sequence[Piece], slot: Slot, buffer: HostArray, kept: KeptMemory
+) -> list[tuple[SlotView, HostArray]]:
+    """Return pieces as parts of the slot and of the message buffer, in the same shape."""
+    found = []
+    for piece in pieces:
+        view = _slot_view(slot, piece.region, kept)
+        extents = shape(piece.region) if slot.shape else ()
+        found.append((view, buffer[piece.place].reshape(extents)))
+    return found
+
+
+def _slot_view(slot: Slot, box: Region, kept: KeptMemory) -> SlotView:
+    """Return what gives a box of a slot: always the same view if the slot keeps its memory."""
+    index: Any = ...  # a view, even of a slot without dimensions
+    if slot.shape:
+        index = tuple(slice(*runs[0]) for runs in box)
+    if slot.name in kept.slots:
+        return _always(kept.slots[slot.name][index])
+    name = slot.name
+    return lambda buffers: buffers.arrays[name][index]
+
+
+def _always(view: HostArray) -> SlotView:
+    return lambda _: view

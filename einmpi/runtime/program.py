@@ -1,0 +1,252 @@
+"""The driver: a program is a schedule with calls that are bound to its steps.
+
+The first run does the steps one by one. Further runs call what was bound, as long as nobody watches
+the steps or saves between them; after a step that fails, the rest is done one by one again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.runtime.actions import ACTIONS, KERNEL_ERRORS, InputSource, named_error
+from einmpi.runtime.backend import Array, Backend, HostArray
+from einmpi.runtime.binding import BoundCall, BoundSteps, StoredOtherwise
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.runtime.failure import RankFailure, stand_in
+from einmpi.runtime.overlap.background import Background, OnTransfer, SharedBuffers
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import Slot
+from einmpi.schedule.steps import Kernel, Load, SavePoint, Step, Store
+
+Outputs: TypeAlias = tuple[dict[str, Array], Buffers]  # the blocks of outputs, and the memory used
+NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
+
+
+class Checkpointer(Protocol):
+    """Saves tensors at the save points of a run, and restores what another run has saved."""
+
+    seconds: float  # spent on saving
+
+    def restore(self, rank: int, buffers: Buffers) -> None:
+        """Put saved tensors into their slots."""
+
+    def reached(self, point: SavePoint, buffers: Buffers) -> None:
+        """Save what is there at a save point, if it is time to."""
+
+
+@dataclass
+class Run:
+    """A run that is under way.
+
+    `on_step` is called before each step, `on_transfer` after each transfer in the background. With
+    `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
+    """
+
+    storage: InputSource
+    buffers: Buffers
+    failure: RankFailure | None = None
+    on_step: Callable[[Step], None] | None = None
+    checkpointer: Checkpointer | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None and self.failure.error is not None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether steps are more than what they do: someone is told, saves, or some are skipped."""
+        return self.on_step is not None or self.checkpointer is not None or self.has_failed
+
+
+class Program:
+    """A schedule of one rank, bound to a backend and a communicator."""
+
+    def __init__(self, schedule: Schedule, backend: Backend, comm: Comm) -> None:
+        self.schedule = schedule
+        self.backend = backend
+        self.comm = comm
+        self.outputs: dict[str, Slot] = {}
+        for step in schedule.steps:
+            if isinstance(step, Store):
+                self.outputs[step.tensor] = step.slot
+        # Whether further runs differ from the first one. They have arrays and messages of their
+        # own, so that one thread at a time has such a run: several may call a compiled job.
+        self.can_repeat = isinstance(backend, NumpyBackend) and uses_memory_only(schedule)
+        self.has_run = False
+        self.lock = threading.Lock()
+        self.bound: BoundSteps | None = None
+        self.peak = 0  # of the memory of a further run
+
+    def run(
+        self,
+        storage: InputSource,
+        failure: RankFailure | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        checkpointer: Checkpointer | None = None,
+        on_transfer: OnTransfer | None = None,
+    ) -> Outputs:
+        """Carry out the schedule.
+
+        Return this rank's blocks of the outputs, and the buffers, which know how much memory was
+        used. The arguments are those of `Run`.
+        """
+        background = None
+        if self.schedule.overlaps:
+            background = Background(self.backend, self.comm, on_transfer)
+        buffers = Buffers(self.backend) if background is None else background.buffers
+        run = Run(storage, buffers, failure, on_step, checkpointer)
+        may_repeat = self.can_repeat and self.has_run and not run.is_watched
+        with nullcontext() if background is None else closing(background):
+            if may_repeat and self.lock.acquire(blocking=False):
+                try:
+                    self._run_again(run)
+                finally:
+                    self.lock.release()
+            else:
+                self._run_one_by_one(run)
+                self.has_run = self.has_run or not run.has_failed
+        return {name: buffers[slot] for name, slot in self.outputs.items()}, buffers
+
+    def _run_one_by_one(self, run: Run) -> None:
+        for slot in self.schedule.outside:
+            run.buffers.place(slot)
+        if run.checkpointer is not None:
+            run.checkpointer.restore(self.schedule.rank, run.buffers)
+        self.carry_out(run, 0, len(self.schedule.steps))
+
+    def _run_again(self, run: Run) -> None:
+        """Call what is bound to the steps; bind it first if that was not done yet."""
+        if self.bound is None:
+            assert isinstance(self.backend, NumpyBackend)
+            self.bound = BoundSteps(self.schedule, self.backend, self.comm)
+        self.bound.begin(run.storage, run.buffers)
+        self._call(self.bound.calls or self.bound.bind_and_yield(run.buffers), run)
+        self.peak = run.buffers.peak
+
+    # ---- the loop over calls --------------------------------------------------------------------
+
+    def carry_out(self, run: Run, first: int, stop: int) -> None:
+        """Do the steps from one number to before another, one by one."""
+        self._call(self._one_by_one(run, first, stop), run, stop)
+
+    def _call(self, calls: Iterable[NumberedCall], run: Run, stop: int | None = None) -> None:
+        """Call what belongs to steps, in order. After one that fails, do the rest one by one."""
+        last = len(self.schedule.steps) if stop is None else stop
+        while True:
+            number = 0
+            try:
+                with np.errstate(all="ignore"):
+                    for numbered_call in calls:
+                        number, call = numbered_call
+                        call(run.buffers)
+                return
+            except StoredOtherwise:
+                pass
+            except Exception as error:
+                self._go_on_after(error, number, run)
+            calls = self._one_by_one(run, number + 1, last)
+
+    def _one_by_one(self, run: Run, first: int, stop: int) -> list[NumberedCall]:
+        """Return the calls that do some steps, with what others want to know about them."""
+        calls: list[NumberedCall] = []
+        is_watched = run.is_watched
+        for number in range(first, stop):
+            step = self.schedule.steps[number]
+            if is_watched:
+                calls.append((number, partial(self._do, step, run)))
+            else:
+                calls.append((number, partial(ACTIONS[type(step)], step, self.comm, run.storage)))
+        return calls
+
+    def _do(self, step: Step, run: Run, buffers: Buffers) -> None:
+        """Do a step, tell those who watch, and skip what a rank that has failed leaves out."""
+        if run.on_step is not None:
+            run.on_step(step)
+        if run.failure is not None and run.failure.skips(step):
+            stand_in(step, buffers)
+        elif isinstance(step, SavePoint) and run.checkpointer is not None:
+            if isinstance(buffers, SharedBuffers):
+                buffers.background.wait_for_all()
+            run.checkpointer.reached(step, buffers)
+        else:
+            ACTIONS[type(step)](step, self.comm, run.storage, buffers)
+
+    def _go_on_after(self, error: Exception, number: int, run: Run) -> None:
+        """Take note of the error of a step, or raise it if the rank cannot go on after it."""
+        step = self.schedule.steps[number]
+        if isinstance(step, Kernel) and isinstance(error, KERNEL_ERRORS):
+            named = named_error(step, error)
+            named.__cause__ = error
+            error = named
+        part = sum(isinstance(each, SavePoint) for each in self.schedule.steps[:number])
+        if run.failure is None or not run.failure.record(error, step, part):
+            raise error
+        stand_in(step, run.buffers)
+
+    # ---- runs on blocks that the caller has taken from its inputs -------------------------------
+
+    def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
+        """Return whether `run_on_blocks` takes blocks that are stored as these are."""
+        return self.bound is not None and self.bound.accepts(blocks)
+
+    def run_on_blocks(
+        self, take_blocks: Callable[[], Mapping[str, HostArray]], failure: RankFailure | None
+    ) -> dict[str, Array] | None:
+        """Carry out the schedule on blocks of all its inputs, by slot; return those of the outputs.
+
+        `take_blocks` returns blocks that are stored as some that `accepts` has accepted. Return
+        None, and take nothing, if another thread runs the schedule at this moment.
+        """
+        bound = self.bound
+        if bound is None or not self.lock.acquire(blocking=False):
+            return None
+        try:
+            blocks = take_blocks()
+            buffers = Buffers(self.backend)
+            arrays = buffers.arrays = {**bound.kept.slots, **blocks}
+            run = Run(_GivenBlocks(blocks), buffers, failure)
+            self._call(bound.calls_after_loading, run)
+        finally:
+            self.lock.release()
+        return {name: arrays[slot.name] for name, slot in self.outputs.items()}
+
+
+class _GivenBlocks:
+    """The blocks of all inputs of a run, by slot. They are in their slots from the start."""
+
+    array_type: type[Any] = np.ndarray
+
+    def __init__(self, blocks: Mapping[str, HostArray]) -> None:
+        self.blocks = blocks
+
+    def begin(self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool) -> None: ...
+
+    def fill(self, step: Load, target: Array, comm: Comm) -> None:
+        raise AssertionError(f"the block of {step.tensor} is there")
+
+    def block(self, step: Load, comm: Comm) -> Array:
+        return self.blocks[step.slot.name]
+
+    def close(self) -> None: ...
+
+    def takes_messages(self, step: Load) -> bool:
+        return False
+
+
+def uses_memory_only(schedule: Schedule) -> bool:
+    """Return whether a schedule uses no slow tier, and has nothing in the background.
+
+    Large transfers, which go on in the background, would gain nothing from being bound.
+    """
+    if schedule.outside or schedule.overlaps:
+        return False
+    return not any(step.places or step.evicts or step.fetches for step in schedule.steps)
