@@ -97,8 +97,9 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
         values = fetch(value, places.reshape(-1))
     else:
         values = value.reshape(-1)[places]
-    _, chosen, values = in_one_memory([array.local, chosen, values])
-    array.local[chosen] = values
+    if chosen.any():  # else numpy does not warn of a cast that never happens
+        _, chosen, values = in_one_memory([array.local, chosen, values])
+        array.local[chosen] = values
 
 
 def _block_in_layout(values: DistArray, array: DistArray) -> Any:
