@@ -97,9 +97,8 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
         values = fetch(value, places.reshape(-1))
     else:
         values = value.reshape(-1)[places]
-    if chosen.any():  # else numpy does not warn of a cast that never happens
-        _, chosen, values = in_one_memory([array.local, chosen, values])
-        array.local[chosen] = values
+    _, chosen, values = in_one_memory([array.local, chosen, values])
+    array.local[chosen] = values
 
 
 def _block_in_layout(values: DistArray, array: DistArray) -> Any:
@@ -130,7 +129,7 @@ def _assign_by_dimension(array: DistArray, selection: Selection, value: Any) -> 
     else:
         all_values = np.broadcast_to(value, selection.shape)
         values = all_values.reshape(-1)[flat_places]
-    if array.local.size:
+    if values.size:  # numpy warns of a cast even if there is nothing to cast
         shape_in_block = [len(places) for places in places_in_block]
         array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
 
