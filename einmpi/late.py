@@ -14,7 +14,7 @@ _FUNCTIONS = {
     "apply_function": "einmpi.arrays.functions:apply_function",
     "select": "einmpi.arrays.indexing:select",
     "assign": "einmpi.arrays.assignment:assign",
-    "array_namespace": "einmpi.array_api.info:array_namespace",
+    "array_namespace": "einmpi.array_api.functions:array_namespace",
     "with_predicted_times": "einmpi.simulate.prediction:with_predicted_times",
     "plan_html": "einmpi.report.notebook:plan_html",
     "job_html": "einmpi.report.notebook:job_html",
