@@ -224,7 +224,7 @@ def layout_of_cuts(layout: Any) -> Any:
     Unlike a split, a cut has to lie in a window of its dimension. If one does not, each axis cuts
     the first dimension that is long enough. None is for a tensor that is too small for this.
     """
-    from einmpi.arrays.selected import first_long_enough
+    from einmpi.arrays.moving import first_long_enough
     from einmpi.schedule.layout import Layout
 
     mesh, bound = layout.mesh, layout.bound

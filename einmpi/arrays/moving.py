@@ -1,7 +1,9 @@
-"""Move elements of DistArrays by their indices: each rank asks their owners for those it needs."""
+"""Move elements of DistArrays: to the ranks that need them, by places or by selections."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -10,12 +12,20 @@ import numpy.typing as npt
 
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import Integers, request_elements
+from einmpi.compiled.requests import exchange_elements, request_elements
+from einmpi.errors import InputError
+from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import indices, shape
+from einmpi.schedule.regions import Runs, indices, shape
 
 Array: TypeAlias = npt.NDArray[Any]
+Integers: TypeAlias = npt.NDArray[np.int64]
+# The indices of one dimension of the source, in the order of the result: those of a slice, or any.
+Chosen: TypeAlias = range | Integers
+# Places in blocks of elements that move, in one dimension: first in the result, then in the source.
+Places: TypeAlias = slice | Integers
+Piece: TypeAlias = tuple[Places, Places]
 
 
 def layout_for(comm: Comm, bound: tuple[int, ...]) -> Layout:
@@ -142,3 +152,266 @@ def _local_places(source: DistArray, places: Integers) -> Integers:
         local_positions = np.searchsorted(own_indices, positions)
         local_places = local_places * len(own_indices) + local_positions
     return local_places
+
+
+def layout_of_selection(source: Layout, counts: Sequence[int]) -> Layout:
+    """Return a layout in which most of the selected elements stay where they are.
+
+    Each axis of the mesh cuts the dimension that it cuts in the source. If too few indices of that
+    one are left, it cuts the first dimension that is long enough.
+    """
+    cuts: list[int | None] = []
+    for axis, source_cut in enumerate(source.cuts):
+        if source_cut is None:
+            cuts.append(None)
+        else:
+            candidates = [source_cut, *range(len(counts))]
+            cuts.append(first_long_enough(source.mesh, counts, cuts, axis, candidates))
+    return Layout(source.mesh, tuple(counts), tuple(cuts))
+
+
+def first_long_enough(
+    mesh: Mesh,
+    bound: Sequence[int],
+    cuts: Sequence[int | None],
+    axis: int,
+    candidates: Sequence[int],
+) -> int | None:
+    """Return the first of some dimensions that one more axis can cut, None if there is none.
+
+    `cuts` are those of the axes before it.
+    """
+    for dimension in candidates:
+        axes = {*axes_that_cut(tuple(cuts), dimension), axis}
+        for window in mesh.windows(bound[dimension]):
+            if axes <= set(window):
+                return dimension
+    return None
+
+
+def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
+    """Return the elements at all combinations of some indices. All ranks call it.
+
+    The result has as many dimensions as the source.
+    """
+    counts = [len(chosen_indices) for chosen_indices in chosen]
+    layout = layout_of_selection(source.layout, counts)
+    local = empty_block(layout, source.own_comm.rank, source.dtype)
+    copy_selected(source, chosen, layout, local, (0,) * len(counts))
+    return DistArray(local, layout, source.own_comm)
+
+
+def copy_selected(
+    source: DistArray,
+    chosen: Sequence[Chosen],
+    target: Layout,
+    local: Array,
+    first: Sequence[int],
+) -> None:
+    """Copy selected elements into this rank's block of another tensor. All ranks call it.
+
+    Parameters
+    ----------
+    source : DistArray
+        The tensor whose elements are selected.
+    chosen : sequence of range or array
+        The indices that are selected in each dimension; an array in at most one of them.
+    target : Layout
+        The layout of the other tensor, which has as many dimensions.
+    local : array
+        This rank's block of it.
+    first : sequence of int
+        The indices there of the first selected element.
+    """
+    comm = source.own_comm
+    block = source.host
+    own_pieces = _pieces_between(source.layout, comm.rank, chosen, target, comm.rank, first)
+    for places_in_target, places_in_source in own_pieces:
+        # An array also of a single element: numpy casts arrays, but refuses some numbers.
+        local[places_in_target] = np.asarray(block[places_in_source])
+    if comm.size == 1:
+        return
+
+    sent: list[Array] = []
+    send_counts = [0] * comm.size
+    targets_of_received: list[tuple[Places, ...]] = []
+    receive_counts = [0] * comm.size
+    for other in range(comm.size):
+        if other == comm.rank:
+            continue
+        pieces = _pieces_between(source.layout, comm.rank, chosen, target, other, first)
+        for _, places_in_source in pieces:
+            elements = block[places_in_source].reshape(-1)
+            sent.append(elements)
+            send_counts[other] += elements.size
+        pieces = _pieces_between(source.layout, other, chosen, target, comm.rank, first)
+        for places_in_target, _ in pieces:
+            targets_of_received.append(places_in_target)
+            receive_counts[other] += prod(_extents_of_box(places_in_target))
+
+    received = exchange_elements(comm, source.dtype, sent, send_counts, receive_counts)
+    start = 0
+    for places_in_target in targets_of_received:
+        extents = _extents_of_box(places_in_target)
+        stop = start + prod(extents)
+        local[places_in_target] = received[start:stop].reshape(extents)
+        start = stop
+
+
+def _pieces_between(
+    source: Layout,
+    sender: int,
+    chosen: Sequence[Chosen],
+    target: Layout,
+    receiver: int,
+    first: Sequence[int],
+) -> Iterator[tuple[tuple[Places, ...], tuple[Places, ...]]]:
+    """Yield what a rank has of the elements that another one, or itself, needs, box by box.
+
+    A box is given by its places in the block of the receiver and in that of the sender.
+    """
+    source_region = source.block(sender)
+    target_region = target.block(receiver)
+    if source_region is None or target_region is None:
+        return
+    if not is_provider(source, sender, receiver):
+        return
+    pieces: list[list[Piece]] = []
+    for dimension, chosen_indices in enumerate(chosen):
+        pieces_of_dimension = _pieces_of_dimension(
+            chosen_indices,
+            target_region[dimension],
+            source_region[dimension],
+            first[dimension],
+        )
+        if not pieces_of_dimension:
+            return
+        pieces.append(pieces_of_dimension)
+    for combination in itertools.product(*pieces):
+        places_in_target = tuple(piece[0] for piece in combination)
+        places_in_source = tuple(piece[1] for piece in combination)
+        yield places_in_target, places_in_source
+
+
+def is_provider(source: Layout, sender: int, receiver: int) -> bool:
+    """Return whether a rank provides its elements to another one, or to itself.
+
+    Of ranks that hold the same, it is the one with the receiver's own digits on the axes that cut
+    nothing, or with the digits 0 if the receiver is not in the mesh.
+    """
+    if sender >= source.mesh.ranks:
+        return False
+    receiver_digits = (0,) * len(source.cuts)
+    if receiver < source.mesh.ranks:
+        receiver_digits = source.mesh.digits(receiver)
+    sender_digits = source.mesh.digits(sender)
+    for axis, cut in enumerate(source.cuts):
+        if cut is None and sender_digits[axis] != receiver_digits[axis]:
+            return False
+    return True
+
+
+def _pieces_of_dimension(
+    chosen: Chosen, target_runs: Runs, source_runs: Runs, first: int
+) -> list[Piece]:
+    """Return where, in one dimension, the elements are that a sender has for a receiver.
+
+    The chosen indices are at the indices of the result from `first` on.
+    """
+    if not isinstance(chosen, range):
+        return _pieces_of_vector(chosen, target_runs, source_runs, first)
+    pieces: list[Piece] = []
+    target_place = 0  # of the start of the run in the block
+    for target_start, target_stop in target_runs:
+        start = max(target_start - first, 0)
+        stop = max(target_stop - first, 0)
+        wanted = chosen[start:stop]
+        place_of_wanted = target_place + max(first - target_start, 0)
+        source_place = 0
+        for source_start, source_stop in source_runs:
+            positions = _positions_inside(wanted, source_start, source_stop)
+            if positions:
+                found = wanted[positions.start : positions.stop]
+                distance = source_place - source_start
+                in_block = range(found.start + distance, found.stop + distance, found.step)
+                in_target = range(
+                    place_of_wanted + positions.start, place_of_wanted + positions.stop
+                )
+                pieces.append((_as_slice(in_target), _as_slice(in_block)))
+            source_place += source_stop - source_start
+        target_place += target_stop - target_start
+    return pieces
+
+
+def _pieces_of_vector(
+    chosen: Integers, target_runs: Runs, source_runs: Runs, first: int
+) -> list[Piece]:
+    """Do the work of `_pieces_of_dimension` for indices in any order."""
+    target_indices = indices(target_runs) - first
+    in_selection = (target_indices >= 0) & (target_indices < len(chosen))
+    places_in_target = np.nonzero(in_selection)[0]
+    wanted = chosen[target_indices[places_in_target]]
+    source_indices = indices(source_runs)
+    if not source_indices.size or not wanted.size:
+        return []
+    places = np.searchsorted(source_indices, wanted)
+    places_in_range = np.minimum(places, len(source_indices) - 1)
+    is_there = source_indices[places_in_range] == wanted
+    if not is_there.any():
+        return []
+    return [(places_in_target[is_there], places[is_there])]
+
+
+def _positions_inside(wanted: range, start: int, stop: int) -> range:
+    """Return the positions of the numbers of an arithmetic progression in [start, stop)."""
+    if not wanted:
+        return range(0)
+    if wanted.step > 0:
+        before = -((wanted.start - start) // wanted.step)
+        up_to = -((wanted.start - stop) // wanted.step)
+    else:
+        before = -((stop - 1 - wanted.start) // -wanted.step)
+        up_to = (wanted.start - start) // -wanted.step + 1
+    first = max(before, 0)
+    last = min(up_to, len(wanted))
+    return range(first, max(first, last))
+
+
+def _as_slice(places: range) -> slice:
+    """Return the slice of an array that has these places."""
+    stop: int | None = places.stop
+    if places.stop < 0:
+        stop = None  # a negative number would count from the end of the array
+    return slice(places.start, stop, places.step)
+
+
+def _extents_of_box(places_in_target: Sequence[Places]) -> list[int]:
+    """Return the shape of a box, given its places in the block of the receiver."""
+    extents: list[int] = []
+    for places in places_in_target:
+        if isinstance(places, slice):
+            extents.append(places.stop - places.start)
+        else:
+            extents.append(len(places))
+    return extents
+
+
+def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
+    """Return the communicator of some DistArrays; refuse those that are on different ones."""
+    comm = arrays[0].own_comm
+    for array in arrays:
+        if array.own_comm is not comm:
+            raise InputError(
+                where, "the operands are on different communicators", "DistArrays on the same ranks"
+            )
+    return comm
+
+
+def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand") -> DistArray:
+    """Return a DistArray as it is, and an array distributed over some ranks.
+
+    `where` and `what` are the words of an error for what is no array.
+    """
+    if isinstance(value, DistArray):
+        return value
+    return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.programs import evaluate_program
-from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
-from einmpi.arrays.reshaping import reshape
-from einmpi.arrays.shapes import concatenate, expand_dims, squeeze, stack, transpose
+from einmpi.arrays.moving import distributed
+from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, evaluate_program, mean, var
+from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
 from einmpi.arrays.sorting import searchsorted, sort
 from einmpi.compiled.dist_array import DistArray
 from einmpi.kernels.given import as_numpy
@@ -252,8 +251,8 @@ def cov(
     """Return the covariances of variables, which are the rows, or the columns."""
     variables = _rows_of_variables(array, rowvar)
     if y is not None:
-        others = y if isinstance(y, DistArray) else DistArray.from_global(y, array.own_comm)
-        variables = concatenate([variables, _rows_of_variables(others, rowvar)], 0)
+        others = _rows_of_variables(distributed(y, array.own_comm), rowvar)
+        variables = concatenate([variables, others], 0)
     variables = _with_dtype(variables, np.result_type(variables.dtype, np.float64))
     centred: Any = variables - mean(variables, 1, keepdims=True)
     if ddof is None:
@@ -312,8 +311,7 @@ def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
             raise ValueError(
                 f"there are weights of shape {np.shape(weights)} for values of {places.shape}"
             )
-        if not isinstance(weights, DistArray):
-            weights = DistArray.from_global(weights, comm)
+        weights = distributed(weights, comm)
         given["w"] = weights.astype(np.result_type(weights.dtype, np.float64))
         value = "w[i]"
     if not length or not places.size:
