@@ -248,7 +248,7 @@ def blocks_of_plan(step: Any, values: Callable[..., Any] = values) -> Mapping[st
     """
     import numpy as np
 
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.runtime.host_memory import aligned_empty
     from einmpi.schedule.regions import indices
     from einmpi.schedule.steps import Load

@@ -19,7 +19,7 @@ IMPORTS = """
 from collections.abc import Sequence
 from typing import Any
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 
 """
 NAMESPACE_IMPORTS = """
@@ -33,7 +33,7 @@ from einmpi.array_api import fft as fft
 from einmpi.array_api import linalg as linalg
 from einmpi.array_api.functions import FloatInfo, IntegerInfo, NamespaceInfo
 from einmpi.arrays.sorting import UniqueAll, UniqueCounts, UniqueInverse
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 
 """
 LINE_LENGTH = 100

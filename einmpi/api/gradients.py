@@ -16,7 +16,7 @@ from einmpi.job.job import Job
 from einmpi.job.program import extended_job
 
 if TYPE_CHECKING:
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
 
 
 def grad(job: Job, loss: str, wrt: Sequence[str]) -> Job:

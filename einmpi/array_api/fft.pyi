@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 
 def fft(
     x: DistArray, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward"

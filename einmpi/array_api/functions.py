@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 from einmpi.kernels.given import as_numpy
 
 API_VERSION = "2024.12"

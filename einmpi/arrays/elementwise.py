@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import (
     block_indices,
+    block_of,
     block_of_idle_rank,
     common_comm,
     cuts_of_last_dimensions,
@@ -17,8 +19,6 @@ from einmpi.arrays.shapes import broadcast_to
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import block_of
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda.driver import cupy, is_device_array
 from einmpi.kernels.given import as_numpy

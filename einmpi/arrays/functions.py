@@ -20,9 +20,9 @@ from einmpi.arrays import (
     statistics,
     whole_axes,
 )
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import Number, on_blocks
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.views import Link, View, refuse_writing, stored_as_numpy, writing
+from einmpi.arrays.views import Link, View, refuse_writing, stored_as_numpy, writing
 from einmpi.kernels.given import is_of_other_library
 
 

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import Number, in_one_memory, on_blocks
+from einmpi.arrays.exchange import flat_indices
 from einmpi.arrays.moving import (
     Chosen,
     block_indices,
@@ -32,10 +34,8 @@ from einmpi.arrays.shapes import (
     with_dimensions,
     with_one_axis,
 )
+from einmpi.arrays.views import Link, View, writing
 from einmpi.comm.agreement import together
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.intervals import flat_indices
-from einmpi.compiled.views import Link, View, writing
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 

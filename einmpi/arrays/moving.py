@@ -10,14 +10,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import Comm, even_nodes
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import exchange_elements, request_elements
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.exchange import exchange_elements, request_elements
+from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import Runs, indices, shape
+from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
+from einmpi.schedule.regions import Region, Runs, indices, shape
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -26,12 +27,6 @@ Chosen: TypeAlias = range | Integers
 # Places in blocks of elements that move, in one dimension: first in the result, then in the source.
 Places: TypeAlias = slice | Integers
 Piece: TypeAlias = tuple[Places, Places]
-
-
-def layout_for(comm: Comm, bound: tuple[int, ...]) -> Layout:
-    """Return a layout for a new tensor: the first dimensions that are long enough are cut."""
-    mesh = Mesh(comm.size, even_nodes(comm) or 1)
-    return even_layout(mesh, bound)
 
 
 def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
@@ -415,3 +410,18 @@ def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand
     if isinstance(value, DistArray):
         return value
     return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
+
+
+def block_of(array: Array, region: Region, dtype: str) -> Array:
+    """Return a block of an array; the array itself, not a copy, if the block is all of it."""
+    if array.ndim:
+        for dimension, runs in enumerate(region):
+            taken: slice | list[int]
+            if len(runs) == 1:
+                taken = slice(*runs[0])
+            else:
+                taken = []
+                for first, last in runs:
+                    taken.extend(range(first, last))
+            array = array[(slice(None),) * dimension + (taken,)]
+    return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension

@@ -1,21 +1,20 @@
-"""Products of DistArrays, each as an einsum: numpy's subscripts become a program, compiled once."""
+"""Small EinSum programs on DistArrays, compiled once: products, einsums, and what others need."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import common_comm
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.local import ALONE
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.known import MOST_PROGRAMS, compiled_once
-from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
 from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
@@ -34,15 +33,50 @@ from einmpi.language.numpy_einsum import (
     program_text,
     split_arguments,
 )
+from einmpi.late import late
+from einmpi.planner.plan import Options
 
+# A compiled job, which takes arrays by name and returns its outputs by name.
+Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, DistArray]]
+MOST_PROGRAMS = 256
 _Operand = TypeVar("_Operand")
 
 
 # Those of arrays in C order, by what identifies them.
-_known_einsums: dict[Hashable, Compiled] = {}
+_known_einsums: dict[Hashable, Program] = {}
 
 
-def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
+def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Program:
+    """Return the compiled job that a key stands for; `make_job` makes it for the first call.
+
+    All ranks ask for the same in the same order, so all have compiled the same.
+    """
+    known: OrderedDict[Hashable, Program] = comm.kept.setdefault("programs", OrderedDict())
+    compiled: Program | None = known.pop(key, None)
+    if compiled is None:
+        job = make_job()
+        compiled = late("Compiled")(job, comm, Options(job.strategy))
+    known[key] = compiled
+    if len(known) > MOST_PROGRAMS:
+        known.popitem(last=False)
+    return compiled
+
+
+def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
+    """Return the tensor `out` of a program. All ranks call it."""
+    kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
+
+    def make_job() -> Job:
+        inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
+        return program_job(text, inputs, {}, "float64", ["out"])
+
+    compiled = compiled_once(comm, (text, kinds), make_job)
+    result = compiled(arrays)["out"]
+    result.origin = None  # the program is not the user's
+    return result
+
+
+def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Program:
     """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
     key = tuple([(array.shape, array.dtype) for array in arrays])
 
@@ -108,7 +142,7 @@ def einsum_of_arrays(
     if distributed:
         comm = distributed[0].own_comm
 
-    def check_and_compile() -> tuple[Compiled | None, str, list[Any]]:
+    def check_and_compile() -> tuple[Program | None, str, list[Any]]:
         subscripts, operands = split_arguments(arguments)
         check_optimize(optimize, len(operands))
         checked_casting = check_choice("casting", casting, CASTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any, TypeAlias
@@ -10,31 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.shapes import concatenate, expand_dims, with_one_axis
-from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.known import compiled_once
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.notation import element_text
-from einmpi.job.job import Job
-from einmpi.job.program import program_job
 
 Axis: TypeAlias = int | tuple[int, ...] | None
-
-
-def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
-    """Return the tensor `out` of a program. All ranks call it."""
-    kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-
-    def make_job() -> Job:
-        inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
-        return program_job(text, inputs, {}, "float64", ["out"])
-
-    compiled = compiled_once(comm, (text, kinds), make_job)
-    result = compiled(arrays)["out"]
-    result.origin = None  # the program is not the user's
-    return result
 
 
 def labels(ndim: int) -> list[str]:

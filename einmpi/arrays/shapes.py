@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
     block_of_idle_rank,
@@ -20,14 +23,11 @@ from einmpi.arrays.moving import (
     distributed,
     empty_block,
     is_provider,
-    layout_for,
     layout_of_selection,
     on_one_rank,
     select_elements,
 )
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.intervals import intervals_of_block, move_between_intervals
-from einmpi.compiled.views import Link, View, stored_as_numpy
+from einmpi.arrays.views import Link, View, stored_as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape as region_shape
 

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays.exchange import exchange_elements
 from einmpi.arrays.indexing import elements_at, nonzero
-from einmpi.arrays.moving import block_indices, distributed, layout_for
+from einmpi.arrays.moving import block_indices, distributed
 from einmpi.arrays.reductions import as_dist_array, cumsum
 from einmpi.arrays.shapes import concatenate, reshape, with_one_axis
 from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import exchange_elements
 from einmpi.kernels.given import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -7,12 +7,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import distributed
-from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, evaluate_program, mean, var
+from einmpi.arrays.products import evaluate_program
+from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
 from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
 from einmpi.arrays.sorting import searchsorted, sort
-from einmpi.compiled.dist_array import DistArray
 from einmpi.kernels.given import as_numpy
 
 Histogram: TypeAlias = tuple[DistArray, np.ndarray[Any, Any]]

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import raise_alike
-from einmpi.arrays.moving import distributed, first_long_enough, layout_for
+from einmpi.arrays.moving import distributed, first_long_enough
 from einmpi.arrays.shapes import concatenate, expand_dims, roll, squeeze
 from einmpi.comm.agreement import together
-from einmpi.compiled.dist_array import DistArray
 from einmpi.schedule.layout import Layout
 
 
