@@ -32,8 +32,8 @@ import numpy as np
 from einmpi.array_api import fft as fft
 from einmpi.array_api import linalg as linalg
 from einmpi.array_api.functions import FloatInfo, IntegerInfo, NamespaceInfo
-from einmpi.arrays.sorting import UniqueAll, UniqueCounts, UniqueInverse
 from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.sorting import UniqueAll, UniqueCounts, UniqueInverse
 
 """
 LINE_LENGTH = 100

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.kernels.given import as_numpy
 
 API_VERSION = "2024.12"
@@ -83,7 +83,7 @@ def _dtype_of(array_or_dtype: Any) -> np.dtype[Any]:
 def astype(x: DistArray, dtype: Any, /, *, copy: bool = True, device: Any = None) -> DistArray:
     """Return the elements converted to another dtype."""
     check_device(device)
-    return _called(np.astype, x, np.dtype(dtype), copy=copy)
+    return call(np.astype, x, np.dtype(dtype), copy=copy)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
@@ -276,7 +276,7 @@ def full_like(
 ) -> DistArray:
     """Return a tensor of equal elements of the shape, and in the layout, of another one."""
     check_device(device)
-    return _called(np.full_like, x, fill_value, dtype=dtype)
+    return call(np.full_like, x, fill_value, dtype=dtype)
 
 
 def arange(
@@ -360,15 +360,9 @@ def _frequencies(values: Any, dtype: Any, device: Any) -> DistArray:
 # ---- functions of tensors ------------------------------------------------------------------------
 
 
-def _called(function: Any, *arguments: Any, **options: Any) -> DistArray:
-    """Call a function of numpy that returns a DistArray."""
-    result: DistArray = function(*arguments, **options)
-    return result
-
-
 def clip(x: DistArray, /, min: Any = None, max: Any = None) -> DistArray:
     """Limit the elements to the range from `min` to `max`; the dtype stays."""
-    clipped = _called(np.clip, x, min, max)
+    clipped = call(np.clip, x, min, max)
     return clipped.astype(x.dtype)
 
 
@@ -387,7 +381,7 @@ def diff(
         options["prepend"] = prepend
     if append is not None:
         options["append"] = append
-    return _called(np.diff, x, **options)
+    return call(np.diff, x, **options)
 
 
 def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
@@ -398,16 +392,12 @@ def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
 
 def argmax(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
     """Return the index of the first greatest element; in row-major order without `axis`."""
-    return _with_all_dimensions(
-        _called(np.argmax, x, axis=axis, keepdims=keepdims), x, axis, keepdims
-    )
+    return _with_all_dimensions(call(np.argmax, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
 
 
 def argmin(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
     """Return the index of the first least element; in row-major order without `axis`."""
-    return _with_all_dimensions(
-        _called(np.argmin, x, axis=axis, keepdims=keepdims), x, axis, keepdims
-    )
+    return _with_all_dimensions(call(np.argmin, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
 
 
 def _with_all_dimensions(
@@ -422,9 +412,9 @@ def sort(
     x: DistArray, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> DistArray:
     """Return the elements in order along a dimension."""
-    ascending = _called(np.sort, x, axis=axis)
+    ascending = call(np.sort, x, axis=axis)
     if descending:
-        return _called(np.flip, ascending, axis)
+        return call(np.flip, ascending, axis)
     return ascending
 
 
@@ -433,11 +423,11 @@ def argsort(
 ) -> DistArray:
     """Return the indices that sort the elements; equal elements keep their order."""
     if not descending:
-        return _called(np.argsort, x, axis=axis)
+        return call(np.argsort, x, axis=axis)
     # The ascending order of the reversed elements, read backwards: equal ones keep their order.
-    backwards = _called(np.argsort, _called(np.flip, x, axis), axis=axis)
+    backwards = call(np.argsort, call(np.flip, x, axis), axis=axis)
     last_index = x.shape[axis] - 1
-    descending_order: DistArray = last_index - _called(np.flip, backwards, axis)
+    descending_order: DistArray = last_index - call(np.flip, backwards, axis)
     return descending_order
 
 
@@ -445,29 +435,29 @@ def cross(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
     """Return the cross products of vectors of three elements."""
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
         raise ValueError("cross products are of vectors of three elements")
-    left = _called(np.moveaxis, x1, axis, -1)
-    right = _called(np.moveaxis, x2, axis, -1)
+    left = call(np.moveaxis, x1, axis, -1)
+    right = call(np.moveaxis, x2, axis, -1)
     components: list[DistArray] = []
     for first, second in ((1, 2), (2, 0), (0, 1)):
         positive = left[..., first] * right[..., second]
         negative = left[..., second] * right[..., first]
         components.append(positive - negative)
-    return _called(np.stack, components, axis=axis)
+    return call(np.stack, components, axis=axis)
 
 
 def trace(x: DistArray, /, *, offset: int = 0, dtype: Any = None) -> DistArray:
     """Return the sum of a diagonal of each matrix of a stack."""
-    return _called(np.sum, np.diagonal(x, offset, -2, -1), axis=-1, dtype=dtype)
+    return call(np.sum, np.diagonal(x, offset, -2, -1), axis=-1, dtype=dtype)
 
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
     """Return the rank of each matrix of a stack."""
-    return _called(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
+    return call(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
 
 
 def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
     """Return the pseudo-inverse of each matrix of a stack."""
-    return _called(np.linalg.pinv, x, rtol=_same_for_all(rtol))
+    return call(np.linalg.pinv, x, rtol=_same_for_all(rtol))
 
 
 def _same_for_all(rtol: Any) -> Any:

@@ -400,17 +400,17 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
     @property
     def mT(self) -> DistArray:
         """The tensor with its last two dimensions swapped. Nothing moves."""
-        return _call(np.swapaxes, self, -1, -2)
+        return call(np.swapaxes, self, -1, -2)
 
     @property
     def real(self) -> DistArray:
         """The real parts."""
-        return _call(np.real, self)
+        return call(np.real, self)
 
     @property
     def imag(self) -> DistArray:
         """The imaginary parts."""
-        return _call(np.imag, self)
+        return call(np.imag, self)
 
     def transpose(self, *axes: Any) -> DistArray:
         """Return the tensor with its dimensions in another order. Nothing moves."""
@@ -419,16 +419,16 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
             order = None  # reversed
         elif len(axes) == 1 and not isinstance(axes[0], int):
             order = axes[0]
-        return _call(np.transpose, self, order)
+        return call(np.transpose, self, order)
 
     def reshape(self, *shape: Any) -> DistArray:
         """Return the elements in another shape, in row-major order: a view, where numpy has one."""
         extents = shape[0] if len(shape) == 1 else shape
-        return _call(np.reshape, self, extents)
+        return call(np.reshape, self, extents)
 
     def ravel(self) -> DistArray:
         """Return the elements as a vector, in row-major order: a view, where numpy has one."""
-        return _call(np.ravel, self)
+        return call(np.ravel, self)
 
     def flatten(self) -> DistArray:
         """Return a copy of the elements as a vector, in row-major order."""
@@ -436,19 +436,19 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
 
     def swapaxes(self, axis1: int, axis2: int) -> DistArray:
         """Return the tensor with two dimensions exchanged. Nothing moves."""
-        return _call(np.swapaxes, self, axis1, axis2)
+        return call(np.swapaxes, self, axis1, axis2)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
         """Return the elements whose two indices are equal, or differ by `offset`."""
-        return _call(np.diagonal, self, offset, axis1, axis2)
+        return call(np.diagonal, self, offset, axis1, axis2)
 
     def take(self, indices: Any, axis: int | None = None) -> DistArray:
         """Return the elements at some indices of a dimension; without one, in row-major order."""
-        return _call(np.take, self, indices, axis)
+        return call(np.take, self, indices, axis)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> DistArray:
         """Return each element repeated along a dimension; without one, in row-major order."""
-        return _call(np.repeat, self, repeats, axis)
+        return call(np.repeat, self, repeats, axis)
 
     def nonzero(self) -> tuple[DistArray, ...]:
         """Return the indices of the elements that are not zero, in row-major order."""
@@ -461,105 +461,105 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
 
     def sort(self, axis: int = -1) -> None:
         """Sort the elements along a dimension, in place."""
-        self[...] = _call(np.sort, self, axis)
+        self[...] = call(np.sort, self, axis)
 
     def argsort(self, axis: int | None = -1) -> DistArray:
         """Return the indices that sort the elements; equal elements keep their order."""
-        return _call(np.argsort, self, axis)
+        return call(np.argsort, self, axis)
 
     def searchsorted(self, v: Any, side: str = "left") -> DistArray:
         """Return where elements would be inserted to keep this vector sorted."""
-        return _call(np.searchsorted, self, v, side)
+        return call(np.searchsorted, self, v, side)
 
     def squeeze(self, axis: Axis = None) -> DistArray:
         """Return the tensor without dimensions of extent 1. Nothing moves."""
-        return _call(np.squeeze, self, axis)
+        return call(np.squeeze, self, axis)
 
     def astype(self, dtype: Any) -> DistArray:
         """Return the elements converted to another dtype. Nothing moves."""
-        return _call(np.astype, self, np.dtype(dtype))
+        return call(np.astype, self, np.dtype(dtype))
 
     def copy(self) -> DistArray:
         """Return a copy whose elements can be changed without changing this tensor."""
-        return _call(np.copy, self)
+        return call(np.copy, self)
 
     def conj(self) -> DistArray:
         """Return the complex conjugates."""
-        return _call(np.conjugate, self)
+        return call(np.conjugate, self)
 
     def round(self, decimals: int = 0) -> DistArray:
         """Return the elements rounded to this many decimals."""
-        return _call(np.round, self, decimals)
+        return call(np.round, self, decimals)
 
     def clip(self, min: Any = None, max: Any = None) -> DistArray:
         """Return the elements limited to the range from `min` to `max`."""
-        return _call(np.clip, self, min, max)
+        return call(np.clip, self, min, max)
 
     # ---- aggregations ---------------------------------------------------------------------------
 
     def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
         """Return the sum over some dimensions, by default over all."""
-        return _call(np.sum, self, axis, dtype, keepdims=keepdims)
+        return call(np.sum, self, axis, dtype, keepdims=keepdims)
 
     def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
         """Return the product over some dimensions, by default over all."""
-        return _call(np.prod, self, axis, dtype, keepdims=keepdims)
+        return call(np.prod, self, axis, dtype, keepdims=keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the greatest element along some dimensions, by default of all."""
-        return _call(np.max, self, axis, keepdims=keepdims)
+        return call(np.max, self, axis, keepdims=keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the least element along some dimensions, by default of all."""
-        return _call(np.min, self, axis, keepdims=keepdims)
+        return call(np.min, self, axis, keepdims=keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return whether any element along some dimensions is not zero, by default of all."""
-        return _call(np.any, self, axis, keepdims=keepdims)
+        return call(np.any, self, axis, keepdims=keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return whether all elements along some dimensions are not zero, by default of all."""
-        return _call(np.all, self, axis, keepdims=keepdims)
+        return call(np.all, self, axis, keepdims=keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
         """Return the mean along some dimensions, by default of all elements."""
-        return _call(np.mean, self, axis, dtype, keepdims=keepdims)
+        return call(np.mean, self, axis, dtype, keepdims=keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
         """Return the variance along some dimensions, by default of all elements."""
-        return _call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
+        return call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
         """Return the standard deviation along some dimensions, by default of all elements."""
-        return _call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
+        return call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
         """Return the index of the first greatest element; in row-major order without `axis`."""
-        return _call(np.argmax, self, axis, keepdims=keepdims)
+        return call(np.argmax, self, axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
         """Return the index of the first least element; in row-major order without `axis`."""
-        return _call(np.argmin, self, axis, keepdims=keepdims)
+        return call(np.argmin, self, axis, keepdims=keepdims)
 
     def cumsum(self, axis: int | None = None, dtype: Any = None) -> DistArray:
         """Return the sums of all elements up to each one; without `axis`, in row-major order."""
-        return _call(np.cumsum, self, axis, dtype)
+        return call(np.cumsum, self, axis, dtype)
 
     def cumprod(self, axis: int | None = None, dtype: Any = None) -> DistArray:
         """Return the products of all elements up to each; without `axis`, in row-major order."""
-        return _call(np.cumprod, self, axis, dtype)
+        return call(np.cumprod, self, axis, dtype)
 
     def trace(self, offset: int = 0) -> DistArray:
         """Return the sum of the diagonal."""
-        return _call(np.trace, self, offset)
+        return call(np.trace, self, offset)
 
     def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the square root of the sum of squares along some dimensions, by default of all."""
-        return _call(np.linalg.norm, self, None, axis, keepdims)
+        return call(np.linalg.norm, self, None, axis, keepdims)
 
     def dot(self, other: Any) -> DistArray:
         """Return the product with another tensor, as `numpy.dot`."""
-        return _call(np.dot, self, other)
+        return call(np.dot, self, other)
 
 
 # The communicator on which pickles are loaded; None for the world.
@@ -578,7 +578,7 @@ def _unpickled(local: Array, layout: Layout, rank: int, ranks: int) -> DistArray
     return DistArray(local, layout, comm)
 
 
-def _call(function: Any, *arguments: Any, **options: Any) -> DistArray:
-    """Call a function of numpy, which comes back through the protocols above."""
+def call(function: Any, *arguments: Any, **options: Any) -> DistArray:
+    """Call a function of numpy that returns a DistArray: it comes back through the protocols."""
     found: DistArray = function(*arguments, **options)
     return found

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import (
     block_indices,
-    block_of,
     block_of_idle_rank,
     common_comm,
     cuts_of_last_dimensions,

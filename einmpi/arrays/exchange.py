@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -18,6 +19,9 @@ from einmpi.schedule.regions import indices
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
+Places: TypeAlias = slice | Integers  # in one dimension of a block
+# Elements that move: their places in the block that they come to, and in that they come from.
+Piece: TypeAlias = tuple[tuple[Places, ...], tuple[Places, ...]]
 
 
 def request_elements(
@@ -81,6 +85,63 @@ def exchange_elements(
     return received
 
 
+def move_pieces(
+    comm: Comm, block: Array, target: Array, pieces_between: Callable[[int, int], Iterable[Piece]]
+) -> None:
+    """Send every rank the elements that it needs and this one has. All ranks call it.
+
+    Parameters
+    ----------
+    comm : Comm
+        The ranks.
+    block : array
+        The elements that this rank has.
+    target : array
+        Where the elements that this rank needs come.
+    pieces_between : callable
+        Takes the rank that sends and the one that receives, and returns what moves between them.
+    """
+    for in_target, in_block in pieces_between(comm.rank, comm.rank):
+        # An array also of a single element: numpy casts arrays, but refuses some numbers.
+        target[in_target] = np.asarray(block[in_block])
+    if comm.size == 1:
+        return
+
+    sent: list[Array] = []
+    send_counts = [0] * comm.size
+    targets_of_received: list[tuple[Places, ...]] = []
+    receive_counts = [0] * comm.size
+    for other in range(comm.size):
+        if other == comm.rank:
+            continue
+        for _, in_block in pieces_between(comm.rank, other):
+            elements = block[in_block].reshape(-1)
+            sent.append(elements)
+            send_counts[other] += elements.size
+        for in_target, _ in pieces_between(other, comm.rank):
+            targets_of_received.append(in_target)
+            receive_counts[other] += prod(_extents_of_box(in_target))
+
+    received = exchange_elements(comm, block.dtype, sent, send_counts, receive_counts)
+    start = 0
+    for in_target in targets_of_received:
+        extents = _extents_of_box(in_target)
+        stop = start + prod(extents)
+        target[in_target] = received[start:stop].reshape(extents)
+        start = stop
+
+
+def _extents_of_box(in_target: Sequence[Places]) -> list[int]:
+    """Return the shape of a box, given its places in the block of the receiver."""
+    extents: list[int] = []
+    for places in in_target:
+        if isinstance(places, slice):
+            extents.append(places.stop - places.start)
+        else:
+            extents.append(len(places))
+    return extents
+
+
 # ---- places in row-major order, as intervals ----------------------------------------------------
 
 
@@ -124,34 +185,17 @@ def move_between_intervals(
     is_provider : callable
         Takes two ranks, and returns whether the first one provides its elements to the second.
     """
-    own_source = source_of(comm.rank)
-    own_target = target_of(comm.rank)
-    sent: list[Array] = []
-    send_counts = [0] * comm.size
-    targets_of_received: list[slice | Integers] = []
-    receive_counts = [0] * comm.size
-    for other in range(comm.size):
-        if other == comm.rank:
-            if is_provider(other, other):
-                source_places, target_places = _common_places(own_source, own_target)
-                target[target_places] = block[source_places]
-            continue
-        if is_provider(comm.rank, other):
-            source_places, _ = _common_places(own_source, target_of(other))
-            elements = block[source_places]
-            sent.append(elements)
-            send_counts[other] = elements.size
-        if is_provider(other, comm.rank):
-            _, target_places = _common_places(source_of(other), own_target)
-            targets_of_received.append(target_places)
-            receive_counts[other] = _length(target_places)
+    # This rank's own intervals are needed again and again, those of another rank twice.
+    source_intervals = lru_cache(2)(source_of)
+    target_intervals = lru_cache(2)(target_of)
 
-    received = exchange_elements(comm, block.dtype, sent, send_counts, receive_counts)
-    start = 0
-    for target_places in targets_of_received:
-        stop = start + _length(target_places)
-        target[target_places] = received[start:stop]
-        start = stop
+    def pieces_between(sender: int, receiver: int) -> list[Piece]:
+        if not is_provider(sender, receiver):
+            return []
+        in_block, in_target = _common_places(source_intervals(sender), target_intervals(receiver))
+        return [((in_target,), (in_block,))]
+
+    move_pieces(comm, block, target, pieces_between)
 
 
 def flat_indices(parts: Sequence[Integers], bound: tuple[int, ...]) -> Integers:
@@ -211,9 +255,3 @@ def _all_places(starts: Integers, lengths: Integers) -> slice | Integers:
     ends = np.cumsum(lengths)
     place_in_interval = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     return np.repeat(starts, lengths) + place_in_interval
-
-
-def _length(places: slice | Integers) -> int:
-    if isinstance(places, slice):
-        return int(places.stop - places.start)
-    return len(places)

@@ -8,25 +8,21 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.exchange import exchange_elements, request_elements
+from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
-from einmpi.schedule.regions import Region, Runs, indices, shape
+from einmpi.schedule.regions import Runs, indices, shape
 
-Array: TypeAlias = npt.NDArray[Any]
-Integers: TypeAlias = npt.NDArray[np.int64]
 # The indices of one dimension of the source, in the order of the result: those of a slice, or any.
 Chosen: TypeAlias = range | Integers
-# Places in blocks of elements that move, in one dimension: first in the result, then in the source.
-Places: TypeAlias = slice | Integers
-Piece: TypeAlias = tuple[Places, Places]
+# Places of elements that move, in one dimension: first in the result, then in the source.
+PlacesInBoth: TypeAlias = tuple[Places, Places]
 
 
 def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
@@ -218,39 +214,11 @@ def copy_selected(
     first : sequence of int
         The indices there of the first selected element.
     """
-    comm = source.own_comm
-    block = source.host
-    own_pieces = _pieces_between(source.layout, comm.rank, chosen, target, comm.rank, first)
-    for places_in_target, places_in_source in own_pieces:
-        # An array also of a single element: numpy casts arrays, but refuses some numbers.
-        local[places_in_target] = np.asarray(block[places_in_source])
-    if comm.size == 1:
-        return
 
-    sent: list[Array] = []
-    send_counts = [0] * comm.size
-    targets_of_received: list[tuple[Places, ...]] = []
-    receive_counts = [0] * comm.size
-    for other in range(comm.size):
-        if other == comm.rank:
-            continue
-        pieces = _pieces_between(source.layout, comm.rank, chosen, target, other, first)
-        for _, places_in_source in pieces:
-            elements = block[places_in_source].reshape(-1)
-            sent.append(elements)
-            send_counts[other] += elements.size
-        pieces = _pieces_between(source.layout, other, chosen, target, comm.rank, first)
-        for places_in_target, _ in pieces:
-            targets_of_received.append(places_in_target)
-            receive_counts[other] += prod(_extents_of_box(places_in_target))
+    def pieces_between(sender: int, receiver: int) -> Iterator[Piece]:
+        return _pieces_between(source.layout, sender, chosen, target, receiver, first)
 
-    received = exchange_elements(comm, source.dtype, sent, send_counts, receive_counts)
-    start = 0
-    for places_in_target in targets_of_received:
-        extents = _extents_of_box(places_in_target)
-        stop = start + prod(extents)
-        local[places_in_target] = received[start:stop].reshape(extents)
-        start = stop
+    move_pieces(source.own_comm, source.host, local, pieces_between)
 
 
 def _pieces_between(
@@ -260,7 +228,7 @@ def _pieces_between(
     target: Layout,
     receiver: int,
     first: Sequence[int],
-) -> Iterator[tuple[tuple[Places, ...], tuple[Places, ...]]]:
+) -> Iterator[Piece]:
     """Yield what a rank has of the elements that another one, or itself, needs, box by box.
 
     A box is given by its places in the block of the receiver and in that of the sender.
@@ -271,7 +239,7 @@ def _pieces_between(
         return
     if not is_provider(source, sender, receiver):
         return
-    pieces: list[list[Piece]] = []
+    pieces: list[list[PlacesInBoth]] = []
     for dimension, chosen_indices in enumerate(chosen):
         pieces_of_dimension = _pieces_of_dimension(
             chosen_indices,
@@ -308,14 +276,14 @@ def is_provider(source: Layout, sender: int, receiver: int) -> bool:
 
 def _pieces_of_dimension(
     chosen: Chosen, target_runs: Runs, source_runs: Runs, first: int
-) -> list[Piece]:
+) -> list[PlacesInBoth]:
     """Return where, in one dimension, the elements are that a sender has for a receiver.
 
     The chosen indices are at the indices of the result from `first` on.
     """
     if not isinstance(chosen, range):
         return _pieces_of_vector(chosen, target_runs, source_runs, first)
-    pieces: list[Piece] = []
+    pieces: list[PlacesInBoth] = []
     target_place = 0  # of the start of the run in the block
     for target_start, target_stop in target_runs:
         start = max(target_start - first, 0)
@@ -340,7 +308,7 @@ def _pieces_of_dimension(
 
 def _pieces_of_vector(
     chosen: Integers, target_runs: Runs, source_runs: Runs, first: int
-) -> list[Piece]:
+) -> list[PlacesInBoth]:
     """Do the work of `_pieces_of_dimension` for indices in any order."""
     target_indices = indices(target_runs) - first
     in_selection = (target_indices >= 0) & (target_indices < len(chosen))
@@ -380,17 +348,6 @@ def _as_slice(places: range) -> slice:
     return slice(places.start, stop, places.step)
 
 
-def _extents_of_box(places_in_target: Sequence[Places]) -> list[int]:
-    """Return the shape of a box, given its places in the block of the receiver."""
-    extents: list[int] = []
-    for places in places_in_target:
-        if isinstance(places, slice):
-            extents.append(places.stop - places.start)
-        else:
-            extents.append(len(places))
-    return extents
-
-
 def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
     """Return the communicator of some DistArrays; refuse those that are on different ones."""
     comm = arrays[0].own_comm
@@ -410,18 +367,3 @@ def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand
     if isinstance(value, DistArray):
         return value
     return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
-
-
-def block_of(array: Array, region: Region, dtype: str) -> Array:
-    """Return a block of an array; the array itself, not a copy, if the block is all of it."""
-    if array.ndim:
-        for dimension, runs in enumerate(region):
-            taken: slice | list[int]
-            if len(runs) == 1:
-                taken = slice(*runs[0])
-            else:
-                taken = []
-                for first, last in runs:
-                    taken.extend(range(first, last))
-            array = array[(slice(None),) * dimension + (taken,)]
-    return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension

@@ -243,23 +243,15 @@ REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
 }
 
 
-def cumsum(array: DistArray, /, axis: int | None = None, dtype: Any = None) -> DistArray:
-    """Return the sums of all elements up to each one; without an axis, in row-major order."""
-    return _scan("cumsum", np.cumsum, array, axis, dtype)
+def scan(name: str, array: DistArray, /, axis: int | None = None, dtype: Any = None) -> DistArray:
+    """Return the sums ("cumsum") or products ("cumprod") of all elements up to each one.
 
-
-def cumprod(array: DistArray, /, axis: int | None = None, dtype: Any = None) -> DistArray:
-    """Return the products of all elements up to each one; without an axis, in row-major order."""
-    return _scan("cumprod", np.cumprod, array, axis, dtype)
-
-
-def _scan(
-    name: str, numpy_function: Any, array: DistArray, axis: int | None, dtype: Any
-) -> DistArray:
+    Without an axis, elements are in row-major order.
+    """
     array, dimension = with_one_axis(array, axis)
-    wanted = (
-        np.dtype(dtype) if dtype is not None else numpy_function(np.empty(0, array.dtype)).dtype
-    )
+    if dtype is None:
+        dtype = getattr(np, name)(np.empty(0, array.dtype)).dtype
+    wanted = np.dtype(dtype)
     source = array if array.dtype == wanted else array.astype(wanted)
     if not array.size:
         return source
@@ -270,30 +262,24 @@ def _scan(
     return result if result.dtype == wanted else result.astype(wanted)
 
 
-def cumulative_sum(
+def cumulative(
+    name: str,
     array: DistArray,
     /,
     axis: int | None = None,
     dtype: Any = None,
     include_initial: bool = False,
 ) -> DistArray:
-    """Return the sums of all elements up to each one, with a zero before them if wanted."""
+    """Return a scan, with a zero (of sums) or a one (of products) before it if wanted."""
     dimension = _axis_of_cumulative(array, axis)
-    totals = cumsum(array, dimension, dtype)
-    return _with_initial(totals, dimension, 0) if include_initial else totals
-
-
-def cumulative_prod(
-    array: DistArray,
-    /,
-    axis: int | None = None,
-    dtype: Any = None,
-    include_initial: bool = False,
-) -> DistArray:
-    """Return the products of all elements up to each one, with a one before them if wanted."""
-    dimension = _axis_of_cumulative(array, axis)
-    totals = cumprod(array, dimension, dtype)
-    return _with_initial(totals, dimension, 1) if include_initial else totals
+    totals = scan(name, array, dimension, dtype)
+    if not include_initial:
+        return totals
+    extents = list(totals.shape)
+    extents[dimension] = 1
+    value = 0 if name == "cumsum" else 1
+    initial = DistArray.full(extents, value, totals.dtype, totals.own_comm)
+    return concatenate([initial, totals], dimension)
 
 
 def _axis_of_cumulative(array: DistArray, axis: int | None) -> int:
@@ -302,13 +288,6 @@ def _axis_of_cumulative(array: DistArray, axis: int | None) -> int:
     if array.ndim != 1:
         raise ValueError(f"axis must be given for a tensor of {array.ndim} dimensions")
     return 0
-
-
-def _with_initial(totals: DistArray, dimension: int, value: int) -> DistArray:
-    extents = list(totals.shape)
-    extents[dimension] = 1
-    initial = DistArray.full(extents, value, totals.dtype, totals.own_comm)
-    return concatenate([initial, totals], dimension)
 
 
 def diff(
@@ -332,4 +311,7 @@ def diff(
 
 
 # The scans that the `accumulate` method of a ufunc computes.
-SCANS: dict[np.ufunc, Callable[..., DistArray]] = {np.add: cumsum, np.multiply: cumprod}
+SCANS: dict[np.ufunc, Callable[..., DistArray]] = {
+    np.add: partial(scan, "cumsum"),
+    np.multiply: partial(scan, "cumprod"),
+}

@@ -13,7 +13,7 @@ from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.exchange import exchange_elements
 from einmpi.arrays.indexing import elements_at, nonzero
 from einmpi.arrays.moving import block_indices, distributed
-from einmpi.arrays.reductions import as_dist_array, cumsum
+from einmpi.arrays.reductions import as_dist_array, scan
 from einmpi.arrays.shapes import concatenate, reshape, with_one_axis
 from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
@@ -198,7 +198,7 @@ def unique_all(array: DistArray, /) -> UniqueAll:
     order = argsort(array, axis=None)
     ascending = elements_at(array, order)
     is_first = _is_first_of_equals(ascending)
-    groups = cumsum(is_first.astype(np.int64), axis=0) - 1
+    groups = scan("cumsum", is_first.astype(np.int64), axis=0) - 1
     # `groups` are in ascending order of the elements: bring them back to the places before.
     places_in_order = argsort(order, axis=0)
     inverse = reshape(elements_at(groups, places_in_order), array.shape)

@@ -40,31 +40,23 @@ def _count(array: DistArray, axis: Axis, keepdims: bool) -> DistArray:
     return aggregate("sum", is_number, axis, keepdims=keepdims)
 
 
-def nansum(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
-    """Return the sum of the elements that are not nan."""
-    source = _without_nans(array, 0) if has_nans(array) else array
-    return aggregate("sum", source, axis, **options)
-
-
-def nanprod(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
-    """Return the product of the elements that are not nan."""
-    source = _without_nans(array, 1) if has_nans(array) else array
-    return aggregate("prod", source, axis, **options)
-
-
-def nanmax(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
-    """Return the greatest element that is not nan; nan if there is none."""
-    return _nan_extreme("max", -np.inf, array, axis, keepdims)
-
-
-def nanmin(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
-    """Return the least element that is not nan; nan if there is none."""
-    return _nan_extreme("min", np.inf, array, axis, keepdims)
-
-
-def _nan_extreme(
-    name: str, neutral_value: float, array: DistArray, axis: Axis, keepdims: bool
+def nan_total(
+    name: str, neutral_value: int, array: DistArray, /, axis: Axis = None, **options: Any
 ) -> DistArray:
+    """Return the "sum" or the "prod" of the elements that are not nan."""
+    source = _without_nans(array, neutral_value) if has_nans(array) else array
+    return aggregate(name, source, axis, **options)
+
+
+def nan_extreme(
+    name: str,
+    neutral_value: float,
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    keepdims: bool = False,
+) -> DistArray:
+    """Return the greatest ("max") or least ("min") element that is not nan; nan if all are."""
     if not has_nans(array):
         return aggregate(name, array, axis, keepdims=keepdims)
     found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
@@ -77,7 +69,7 @@ def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> D
     """Return the mean of the elements that are not nan; nan if there are none."""
     if not has_nans(array):
         return mean(array, axis, keepdims=keepdims)
-    total = nansum(array, axis, keepdims=keepdims)
+    total = nan_total("sum", 0, array, axis, keepdims=keepdims)
     return _with_dtype(total / _count(array, axis, keepdims), array.dtype)
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.moving import block_of
 from einmpi.comm.base import Comm, SharingError
 from einmpi.comm.shared_memory import all_agree
 from einmpi.files.datasets import Dataset

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.moving import block_of
 from einmpi.compiled.inputs import Inputs, resident_key
 from einmpi.compiled.residents import Residents
 from einmpi.job.job import Job
