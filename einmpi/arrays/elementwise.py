@@ -145,6 +145,9 @@ def raise_alike(comm: Comm, kind: type[Exception], function: Callable[[], Any]) 
         raise kind(message) if name == kind.__name__ else error from None
 
 
+# ---- functions of numpy that are no ufuncs ------------------------------------------------------
+
+
 def by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that applies another one to every block of a DistArray.
 

@@ -44,12 +44,11 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 _KEYS = "integers, slices, None, ..., lists of integers, or masks"
-
-
 _INTEGER = (int, np.integer)
-
-
 _SLICE = (slice, EllipsisType, type(None))
+
+
+# ---- keys: which elements they select -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -308,6 +307,9 @@ def _check_mask(shape: tuple[int, ...], mask: Any) -> None:
             )
 
 
+# ---- selections ---------------------------------------------------------------------------------
+
+
 def select(array: DistArray, key: Any) -> DistArray:
     """Return the elements that a key selects: a view, or a copy as numpy's. All ranks call it."""
     if is_basic(key):
@@ -389,6 +391,9 @@ def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArra
     dimension = range(array.ndim)[axis]
     key = (slice(None),) * dimension + (indices,)
     return select(array, key)
+
+
+# ---- assignments, in place ----------------------------------------------------------------------
 
 
 def assign(array: DistArray, key: Any, value: Any) -> None:
@@ -534,6 +539,9 @@ def _assign_box(array: DistArray, selection: Selection, value: DistArray) -> Non
     copy_selected(values, whole_value, array.layout, array.local, first)
 
 
+# ---- indices that are elements of DistArrays ----------------------------------------------------
+
+
 def elements_at(array: DistArray, places: DistArray) -> DistArray:
     """Return the elements at some places in row-major order. All ranks call it.
 
@@ -609,9 +617,6 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     if x is None or y is None:
         raise ValueError("where takes a condition and two values, or a condition alone")
     return on_blocks("where", np.where, (condition, x, y))
-
-
-# ---- sets ---------------------------------------------------------------------------------------
 
 
 def argwhere(array: DistArray, /) -> DistArray:

@@ -25,6 +25,27 @@ Chosen: TypeAlias = range | Integers
 PlacesInBoth: TypeAlias = tuple[Places, Places]
 
 
+def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
+    """Return the communicator of some DistArrays; refuse those that are on different ones."""
+    comm = arrays[0].own_comm
+    for array in arrays:
+        if array.own_comm is not comm:
+            raise InputError(
+                where, "the operands are on different communicators", "DistArrays on the same ranks"
+            )
+    return comm
+
+
+def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand") -> DistArray:
+    """Return a DistArray as it is, and an array distributed over some ranks.
+
+    `where` and `what` are the words of an error for what is no array.
+    """
+    if isinstance(value, DistArray):
+        return value
+    return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
+
+
 def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
     """Return the same cuts for a tensor of `ndim` dimensions, the last of which are the layout's.
 
@@ -63,6 +84,9 @@ def empty_block(layout: Layout, rank: int, dtype: np.dtype[Any]) -> Array:
     if region is None:
         return block_of_idle_rank(layout, dtype)
     return np.empty(shape(region), dtype)
+
+
+# ---- elements that ranks ask for, by their places -----------------------------------------------
 
 
 def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ...]:
@@ -143,6 +167,9 @@ def _local_places(source: DistArray, places: Integers) -> Integers:
         local_positions = np.searchsorted(own_indices, positions)
         local_places = local_places * len(own_indices) + local_positions
     return local_places
+
+
+# ---- selections, which all ranks know, so that no rank asks for anything ------------------------
 
 
 def layout_of_selection(source: Layout, counts: Sequence[int]) -> Layout:
@@ -346,24 +373,3 @@ def _as_slice(places: range) -> slice:
     if places.stop < 0:
         stop = None  # a negative number would count from the end of the array
     return slice(places.start, stop, places.step)
-
-
-def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
-    """Return the communicator of some DistArrays; refuse those that are on different ones."""
-    comm = arrays[0].own_comm
-    for array in arrays:
-        if array.own_comm is not comm:
-            raise InputError(
-                where, "the operands are on different communicators", "DistArrays on the same ranks"
-            )
-    return comm
-
-
-def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand") -> DistArray:
-    """Return a DistArray as it is, and an array distributed over some ranks.
-
-    `where` and `what` are the words of an error for what is no array.
-    """
-    if isinstance(value, DistArray):
-        return value
-    return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)

@@ -39,9 +39,8 @@ from einmpi.planner.plan import Options
 # A compiled job, which takes arrays by name and returns its outputs by name.
 Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, DistArray]]
 MOST_PROGRAMS = 256
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Operand = TypeVar("_Operand")
-
-
 # Those of arrays in C order, by what identifies them.
 _known_einsums: dict[Hashable, Program] = {}
 
@@ -74,6 +73,9 @@ def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> 
     result = compiled(arrays)["out"]
     result.origin = None  # the program is not the user's
     return result
+
+
+# ---- einsums ------------------------------------------------------------------------------------
 
 
 def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Program:
@@ -314,7 +316,7 @@ def product(where: str, subscripts: str, *operands: Any) -> DistArray:
     return compiled(_by_name(arrays))["out"]
 
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# ---- products, each as an einsum ----------------------------------------------------------------
 
 
 def matmul(left: Any, right: Any) -> Any:

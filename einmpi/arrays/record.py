@@ -291,7 +291,7 @@ def _given_away_error() -> InputError:
     return InputError("DistArray", what, "one that was not given away", hint)
 
 
-# ---- where a stored tensor comes from ------------------------------------------------------------
+# ---- where a stored tensor comes from -----------------------------------------------------------
 
 
 def attributes_of(origin: Origin | None, ranks: int) -> dict[str, str]:

@@ -243,6 +243,9 @@ REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
 }
 
 
+# ---- running totals and differences -------------------------------------------------------------
+
+
 def scan(name: str, array: DistArray, /, axis: int | None = None, dtype: Any = None) -> DistArray:
     """Return the sums ("cumsum") or products ("cumprod") of all elements up to each one.
 

@@ -34,6 +34,9 @@ from einmpi.schedule.regions import shape as region_shape
 Array: TypeAlias = npt.NDArray[Any]
 
 
+# ---- reshapes: elements keep their places in row-major order ------------------------------------
+
+
 def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     """Return the elements, in row-major order, in another shape.
 
@@ -128,6 +131,9 @@ def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
     if is_cut or not source.cuts:
         return layout_for(array.own_comm, bound)
     return Layout(source.mesh, bound, source.cuts)
+
+
+# ---- dimensions: none of these moves elements ---------------------------------------------------
 
 
 def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArray:
@@ -247,56 +253,7 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     return DistArray(local, layout, array.own_comm)
 
 
-def concatenate(
-    arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
-) -> DistArray:
-    """Join tensors along a dimension; without one, their elements as vectors."""
-    tensors = _distributed(arrays)
-    if axis is None:
-        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
-        axis = 0
-    joined_dtype = np.result_type(*(tensor.dtype for tensor in tensors))
-    if dtype is not None:
-        if not np.can_cast(joined_dtype, dtype, casting):
-            raise TypeError(f"cannot convert {joined_dtype} to {dtype} with casting={casting!r}")
-        joined_dtype = np.dtype(dtype)
-    joined = normalize_axis_index(axis, tensors[0].ndim)
-    extents_before = tensors[0].shape[:joined]
-    extents_after = tensors[0].shape[joined + 1 :]
-    joined_extent = 0
-    for tensor in tensors:
-        if tensor.ndim != tensors[0].ndim:
-            raise ValueError("the tensors differ in the number of dimensions")
-        extent = tensor.shape[joined]
-        if tensor.shape != (*extents_before, extent, *extents_after):
-            raise ValueError("the tensors differ in other dimensions than the one that is joined")
-        joined_extent += extent
-
-    largest = max(tensors, key=lambda tensor: tensor.size)
-    bound = (*extents_before, joined_extent, *extents_after)
-    layout = layout_of_selection(largest.layout, bound)
-    comm = largest.own_comm
-    local = empty_block(layout, comm.rank, joined_dtype)
-    first = [0] * len(bound)
-    for tensor in tensors:
-        whole_tensor = [range(extent) for extent in tensor.shape]
-        copy_selected(tensor, whole_tensor, layout, local, first)
-        first[joined] += tensor.shape[joined]
-    return DistArray(local, layout, comm)
-
-
-def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
-    """Join tensors of the same shape along a new dimension."""
-    tensors = _distributed(arrays)
-    position = normalize_axis_index(axis, tensors[0].ndim + 1)
-    expanded = [expand_dims(tensor, position) for tensor in tensors]
-    return concatenate(expanded, position)
-
-
-def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
-    """Return DistArrays, and arrays distributed over the same ranks."""
-    comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
-    return [distributed(array, comm, "join") for array in arrays]
+# ---- shifts and turns ---------------------------------------------------------------------------
 
 
 def flip(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
@@ -341,6 +298,24 @@ def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
     first[dimension] = shifted
     copy_selected(array, chosen, array.layout, local, first)
     return DistArray(local, array.layout, array.own_comm)
+
+
+def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
+    """Return the tensor turned by right angles in the plane of two dimensions."""
+    first, second = (normalize_axis_index(axis, array.ndim) for axis in axes)
+    if first == second:
+        raise ValueError("axes must be two different dimensions")
+    turns = k % 4
+    if turns == 2:
+        return flip(array, (first, second))
+    if turns == 1:
+        return swapaxes(flip(array, second), first, second)
+    if turns == 3:
+        return flip(swapaxes(array, first, second), second)
+    return array[...]
+
+
+# ---- elements that occur several times ----------------------------------------------------------
 
 
 def repeat(array: DistArray, repeats: Any, /, axis: int | None = None) -> DistArray:
@@ -405,23 +380,6 @@ def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]
     return tuple(grids)
 
 
-def vstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the first dimension; a vector is a matrix of one row."""
-    parts: list[Any] = []
-    for array in arrays:
-        if np.ndim(array) > 1:
-            parts.append(array)
-        else:
-            parts.append(np.reshape(array, (1, -1)))
-    return concatenate(parts, 0)
-
-
-def hstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the second dimension, and vectors along their only one."""
-    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
-    return concatenate(parts, min(1, parts[0].ndim - 1))
-
-
 # ---- splitting ----------------------------------------------------------------------------------
 
 
@@ -461,6 +419,75 @@ def _parts(
 
 
 # ---- joining ------------------------------------------------------------------------------------
+
+
+def concatenate(
+    arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
+) -> DistArray:
+    """Join tensors along a dimension; without one, their elements as vectors."""
+    tensors = _distributed(arrays)
+    if axis is None:
+        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
+        axis = 0
+    joined_dtype = np.result_type(*(tensor.dtype for tensor in tensors))
+    if dtype is not None:
+        if not np.can_cast(joined_dtype, dtype, casting):
+            raise TypeError(f"cannot convert {joined_dtype} to {dtype} with casting={casting!r}")
+        joined_dtype = np.dtype(dtype)
+    joined = normalize_axis_index(axis, tensors[0].ndim)
+    extents_before = tensors[0].shape[:joined]
+    extents_after = tensors[0].shape[joined + 1 :]
+    joined_extent = 0
+    for tensor in tensors:
+        if tensor.ndim != tensors[0].ndim:
+            raise ValueError("the tensors differ in the number of dimensions")
+        extent = tensor.shape[joined]
+        if tensor.shape != (*extents_before, extent, *extents_after):
+            raise ValueError("the tensors differ in other dimensions than the one that is joined")
+        joined_extent += extent
+
+    largest = max(tensors, key=lambda tensor: tensor.size)
+    bound = (*extents_before, joined_extent, *extents_after)
+    layout = layout_of_selection(largest.layout, bound)
+    comm = largest.own_comm
+    local = empty_block(layout, comm.rank, joined_dtype)
+    first = [0] * len(bound)
+    for tensor in tensors:
+        whole_tensor = [range(extent) for extent in tensor.shape]
+        copy_selected(tensor, whole_tensor, layout, local, first)
+        first[joined] += tensor.shape[joined]
+    return DistArray(local, layout, comm)
+
+
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
+    """Join tensors of the same shape along a new dimension."""
+    tensors = _distributed(arrays)
+    position = normalize_axis_index(axis, tensors[0].ndim + 1)
+    expanded = [expand_dims(tensor, position) for tensor in tensors]
+    return concatenate(expanded, position)
+
+
+def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
+    """Return DistArrays, and arrays distributed over the same ranks."""
+    comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
+    return [distributed(array, comm, "join") for array in arrays]
+
+
+def vstack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the first dimension; a vector is a matrix of one row."""
+    parts: list[Any] = []
+    for array in arrays:
+        if np.ndim(array) > 1:
+            parts.append(array)
+        else:
+            parts.append(np.reshape(array, (1, -1)))
+    return concatenate(parts, 0)
+
+
+def hstack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the second dimension, and vectors along their only one."""
+    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
+    return concatenate(parts, min(1, parts[0].ndim - 1))
 
 
 def column_stack(arrays: Sequence[Any], /) -> DistArray:
@@ -539,21 +566,6 @@ def pad(
                 )
         padded = concatenate(parts, dimension)
     return array.copy() if padded is array else padded
-
-
-def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
-    """Return the tensor turned by right angles in the plane of two dimensions."""
-    first, second = (normalize_axis_index(axis, array.ndim) for axis in axes)
-    if first == second:
-        raise ValueError("axes must be two different dimensions")
-    turns = k % 4
-    if turns == 2:
-        return flip(array, (first, second))
-    if turns == 1:
-        return swapaxes(flip(array, second), first, second)
-    if turns == 3:
-        return flip(swapaxes(array, first, second), second)
-    return array[...]
 
 
 _pad_vector: Any = np.pad  # numpy declares only literal names of modes
