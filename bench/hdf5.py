@@ -26,8 +26,8 @@ from hdf5_read import measure_reading
 from mpi4py import MPI
 from results import write_results
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.mpi import comm_of
-from einmpi.compiled.dist_array import DistArray
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout
 from einmpi.units import parse_bytes, show_bytes

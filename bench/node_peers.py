@@ -224,7 +224,7 @@ def layout_of_cuts(layout: Any) -> Any:
     Unlike a split, a cut has to lie in a window of its dimension. If one does not, each axis cuts
     the first dimension that is long enough. None is for a tensor that is too small for this.
     """
-    from einmpi.arrays.selected import first_long_enough
+    from einmpi.arrays.moving import first_long_enough
     from einmpi.schedule.layout import Layout
 
     mesh, bound = layout.mesh, layout.bound
@@ -248,7 +248,7 @@ def blocks_of_plan(step: Any, values: Callable[..., Any] = values) -> Mapping[st
     """
     import numpy as np
 
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.runtime.host_memory import aligned_empty
     from einmpi.schedule.regions import indices
     from einmpi.schedule.steps import Load

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         value_and_grad,
         vjp,
     )
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.job.job import Job
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
 ]
 # The public names that bring numpy and most of the package along, and the modules that define them.
 _MODULES = {
-    "DistArray": "einmpi.compiled.dist_array",
+    "DistArray": "einmpi.arrays.dist_array",
     "Job": "einmpi.job.job",
     "compile": "einmpi.api",
     "einsum": "einmpi.api",

@@ -10,11 +10,8 @@ from typing import Any
 # programs, which make DistArrays; objects of every room show themselves in a notebook; and a plan
 # for a measured machine is timed by a dry run of its schedule.
 _FUNCTIONS = {
-    "apply_ufunc": "einmpi.arrays.elementwise:apply_ufunc",
-    "apply_function": "einmpi.arrays.functions:apply_function",
-    "select": "einmpi.arrays.indexing:select",
-    "assign": "einmpi.arrays.assignment:assign",
-    "array_namespace": "einmpi.array_api.info:array_namespace",
+    "Compiled": "einmpi.compiled.program:Compiled",
+    "array_namespace": "einmpi.array_api.functions:array_namespace",
     "with_predicted_times": "einmpi.simulate.prediction:with_predicted_times",
     "plan_html": "einmpi.report.notebook:plan_html",
     "job_html": "einmpi.report.notebook:job_html",

@@ -14,7 +14,7 @@ from einmpi.files.formats import find, known_format
 from einmpi.files.specs import InputSpec, SliceEntry
 
 if TYPE_CHECKING:
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
 
 
 def open_dataset(
@@ -66,8 +66,8 @@ def open_dataset(
     >>> einmpi.open_dataset("table.npy", index=np.s_[1:, 2]).gather()
     array([ 6., 10.])
     """
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.comm.programs import comm_of_program
-    from einmpi.compiled.dist_array import DistArray
 
     def find_tensor() -> Dataset:
         return find(_input_spec(file, dataset, rows, follow, index))

@@ -57,7 +57,7 @@ def einsum(
     array([[3., 3.],
            [3., 3.]])
     """
-    from einmpi.arrays.einsums import einsum_of_arrays
+    from einmpi.arrays.products import einsum_of_arrays
 
     return einsum_of_arrays(
         *arguments, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize

@@ -11,11 +11,12 @@ from einmpi.api.running import run
 from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.labels import Names
+from einmpi.graph.notation import element_text
 from einmpi.job.job import Job
 from einmpi.job.program import extended_job
 
 if TYPE_CHECKING:
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
 
 
 def grad(job: Job, loss: str, wrt: Sequence[str]) -> Job:
@@ -147,9 +148,9 @@ def vjp(job: Job, outputs: Mapping[str, str], wrt: Sequence[str]) -> Job:
         names.add(adjoint)
         inputs[adjoint] = vertex.bound, vertex.dtype
         labels = [names.take_new("i") for _ in vertex.bound]
-        product = f"{_element(adjoint, labels)} * {_element(name, labels)}"
+        product = f"{element_text(adjoint, labels)} * {element_text(name, labels)}"
         if vertex.dtype.startswith("complex"):
-            product = f"real(conj({_element(adjoint, labels)}) * {_element(name, labels)})"
+            product = f"real(conj({element_text(adjoint, labels)}) * {element_text(name, labels)})"
         terms.append(f"sum[{','.join(labels)}]({product})" if labels else product)
     loss = names.take_new("product")
     text = f"{loss} = {' + '.join(terms)}"
@@ -187,10 +188,6 @@ def _vertex(job: Job, where: str, name: str) -> Any:
     return job.written[name]
 
 
-def _element(name: str, labels: Sequence[str]) -> str:
-    return f"{name}[{','.join(labels)}]" if labels else name
-
-
 def _gradient_statements(
     job: Job, loss: str, wrt: Sequence[str], where: str, names: Names
 ) -> tuple[dict[str, str], list[str]]:
@@ -209,6 +206,7 @@ def _gradient_statements(
             raise InputError(where, f"{name} is in wrt twice", "each name once")
         gradient = names.take_new(f"d{name}")
         labels = [names.take_new("i") for _ in job.written[name].bound]
-        statements.append(f"{_element(gradient, labels)} = grad({loss}, {_element(name, labels)})")
+        target = element_text(gradient, labels)
+        statements.append(f"{target} = grad({loss}, {element_text(name, labels)})")
         gradients[name] = gradient
     return gradients, statements

@@ -28,9 +28,9 @@ from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.comm.base import Comm
     from einmpi.compiled.calls.known_calls import KnownCall
-    from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.known import KnownJobs
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options

@@ -1,1 +1,1 @@
-"""Numpy's functions on DistArrays: block by block, by small programs, or by moving elements."""
+"""DistArrays, and numpy's functions on them: by blocks, by small programs, by moving elements."""

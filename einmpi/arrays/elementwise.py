@@ -1,4 +1,4 @@
-"""Functions of single elements: numpy computes them on the blocks of a common layout."""
+"""Functions of single elements of DistArrays, which numpy computes on the blocks of a layout."""
 
 from __future__ import annotations
 
@@ -7,116 +7,24 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
-from einmpi.arrays.products import matmul, vecdot
-from einmpi.arrays.programs import common_comm, raise_alike
-from einmpi.arrays.reductions import REDUCTIONS
-from einmpi.arrays.scans import SCANS
+from einmpi.arrays.creation import block_of
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.moving import (
+    block_indices,
+    block_of_idle_rank,
+    common_comm,
+    cuts_of_last_dimensions,
+)
+from einmpi.arrays.shapes import broadcast_to
+from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import block_of
-from einmpi.compiled.views import writing
+from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda.driver import cupy, is_device_array
-from einmpi.kernels.given import as_numpy, is_of_other_library
+from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
 
 Number: TypeAlias = bool | int | float | complex | np.generic
-
-
-def apply_ufunc(
-    ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: dict[str, Any]
-) -> Any:
-    """Apply a numpy ufunc to DistArrays, arrays and numbers.
-
-    A call that DistArrays do not support is left to the other operands, if they have ufuncs of
-    their own; else it raises a TypeError.
-    """
-    targets = options.pop("out", ())
-    if ufunc is np.matmul and method == "__call__" and not options and not targets:
-        return matmul(*inputs)
-    if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
-        return vecdot(*inputs, **options)
-    if method == "reduce" and ufunc in REDUCTIONS and not targets:
-        # The reduce method of a ufunc aggregates over the first dimension by default.
-        reduce_options = {"axis": 0, **options}
-        return REDUCTIONS[ufunc](inputs[0], **reduce_options)
-
-    if method == "accumulate" and ufunc in SCANS and not targets:
-        scan_options = {"axis": 0, **options}
-        return SCANS[ufunc](inputs[0], **scan_options)
-    if method == "outer" and not targets and len(inputs) == 2:
-        left, right = inputs
-        left_extents = np.shape(left) + (1,) * np.ndim(right)
-        return ufunc(np.reshape(left, left_extents), right, **options)
-
-    is_elementwise = method == "__call__" and ufunc.signature is None
-    has_known_options = set(options) <= {"dtype", "casting"}
-    name = ufunc.__name__
-    if not is_elementwise:
-        return _refused(f"{name}.{method} does not take a DistArray", inputs)
-    if not has_known_options:
-        return _refused(f"{name} of a DistArray does not take {', '.join(options)}", inputs)
-    for target in targets:
-        if not isinstance(target, DistArray | None):
-            what = f"{name} of a DistArray cannot be stored in {type(target).__name__}"
-            return _refused(what, [*inputs, *targets])
-    for operand in inputs:
-        is_known = isinstance(operand, DistArray | np.ndarray | list | tuple | Number)
-        if not is_known and not is_of_other_library(operand):
-            return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
-
-    outs = [target for target in targets if target is not None]
-
-    def compute_block(*blocks: Any) -> Any:
-        given = dict(options)
-        if outs:
-            # numpy decides whether what `out` holds can take the results.
-            extents = np.broadcast_shapes(*map(np.shape, blocks))
-            stored = (np.empty_like(block, shape=extents) for block in blocks)
-            given["out"] = tuple(None if target is None else next(stored) for target in targets)
-        return ufunc(*blocks[len(outs) :], **given)
-
-    fails_by_value = ufunc is np.power and _may_be_negative_power(*inputs)
-    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value)
-    if not targets:
-        return computed
-    results = computed if isinstance(computed, tuple) else (computed,)
-    found: list[DistArray] = []
-    for target, result in zip(targets, results, strict=True):
-        if target is not None:
-            store(target, result)
-        found.append(result if target is None else target)
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def _may_be_negative_power(base: Any, exponent: Any) -> bool:
-    """Return whether this may be a power of integers that numpy refuses, on ranks that have it."""
-    for each in (base, exponent):
-        if (getattr(each, "dtype", None) or np.asarray(each).dtype).kind not in "iu":
-            return False
-    return not isinstance(exponent, Number) or bool(np.less(exponent, 0))
-
-
-def _refused(what: str, operands: Sequence[Any]) -> Any:
-    """Raise a TypeError, unless an operand of another kind may know what to do: NotImplemented."""
-    for operand in operands:
-        has_own_ufuncs = hasattr(type(operand), "__array_ufunc__")
-        if has_own_ufuncs and not isinstance(operand, DistArray | np.ndarray | np.generic):
-            return NotImplemented
-    raise TypeError(f"{what}; expected DistArrays, arrays and numbers")
-
-
-def store(target: DistArray, result: DistArray) -> None:
-    """Write a result into an existing tensor, as `x += y` does."""
-    if target.shape != result.shape:
-        raise ValueError(
-            f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
-        )
-    if result.layout != target.layout:
-        result = result.redistribute(target.layout)
-    with writing(target) as changed:
-        np.copyto(changed.local, result.local, casting="same_kind")
 
 
 def on_blocks(
@@ -226,3 +134,126 @@ def _as_dist_array(block: Any, layout: Layout, comm: Comm) -> DistArray:
     if layout.block(comm.rank) is None:
         block = block_of_idle_rank(layout, block.dtype)
     return DistArray(block, layout, comm)
+
+
+def raise_alike(comm: Comm, kind: type[Exception], function: Callable[[], Any]) -> Any:
+    """Call a function on every rank; if some raise an error of a kind, all ranks raise one."""
+    try:
+        return together(comm, function)
+    except EinmpiError as error:  # of another rank
+        name, _, message = str(error).partition(": ")
+        raise kind(message) if name == kind.__name__ else error from None
+
+
+# ---- functions of numpy that are no ufuncs ------------------------------------------------------
+
+
+def by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that applies another one to every block of a DistArray.
+
+    All arguments but the first are the same for every block.
+    """
+
+    def apply_to_array(array: DistArray, /, **options: Any) -> Any:
+        def apply_to_block(block: Any) -> Any:
+            return function(block, **options)
+
+        return on_blocks(function.__name__, apply_to_block, (array,))
+
+    return apply_to_array
+
+
+def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
+    """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
+    lowest = options.pop("min", a_min)
+    highest = options.pop("max", a_max)
+    if options:
+        raise TypeError(f"clip of a DistArray does not take {', '.join(options)}")
+    limits = [limit for limit in (lowest, highest) if limit is not None]
+
+    def clip_block(block: Any, *own_limits: Any) -> Any:
+        # numpy's clip takes numbers that the dtype does not hold; its maximum refuses them.
+        least = None if lowest is None else own_limits[0]
+        greatest = None if highest is None else own_limits[-1]
+        return np.clip(block, least, greatest)
+
+    return on_blocks("clip", clip_block, (array, *limits))
+
+
+def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of equal elements, in the layout of another one."""
+    if dtype is None:
+        dtype = array.dtype
+    element = np.full((), value, dtype)  # blocks of one value: an array is refused
+    local = np.full(array.local.shape, element, dtype)
+    return DistArray(local, array.layout, array.own_comm)
+
+
+def zeros_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of zeros, in the layout of another one."""
+    return full_like(array, 0, dtype)
+
+
+def ones_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of ones, in the layout of another one."""
+    return full_like(array, 1, dtype)
+
+
+def is_close(
+    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    """Return, for each element, whether two tensors are close to each other."""
+
+    def compare_blocks(a_block: Any, b_block: Any) -> Any:
+        return np.isclose(a_block, b_block, rtol, atol, equal_nan)
+
+    return on_blocks("isclose", compare_blocks, (a, b))
+
+
+def all_close(
+    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Return whether two tensors are close to each other everywhere."""
+    return bool(np.all(is_close(a, b, rtol, atol, equal_nan)))
+
+
+def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
+    """Return whether two tensors have the same shape and elements."""
+    if np.shape(a1) != np.shape(a2):
+        return False
+    is_equal = np.equal(a1, a2)
+    if equal_nan:
+        # Only a nan differs from itself.
+        are_both_nan = np.not_equal(a1, a1) & np.not_equal(a2, a2)
+        is_equal = is_equal | are_both_nan
+    return bool(np.all(is_equal))
+
+
+def tril(array: DistArray, /, k: int = 0) -> DistArray:
+    """Return the tensor with zeros above the k-th diagonal of its last two dimensions."""
+    return _triangle(array, lambda rows, columns: columns <= rows + k)
+
+
+def triu(array: DistArray, /, k: int = 0) -> DistArray:
+    """Return the tensor with zeros below the k-th diagonal of its last two dimensions."""
+    return _triangle(array, lambda rows, columns: columns >= rows + k)
+
+
+def _triangle(array: DistArray, is_kept: Callable[[Any, Any], Any]) -> DistArray:
+    if array.ndim == 0:
+        raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
+    if array.ndim == 1:
+        array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
+    rows, columns = block_indices(array.layout, array.own_comm.rank)[-2:]
+    zero = np.zeros((), array.dtype)
+    kept = is_kept(rows[:, np.newaxis], columns)
+    if not array.local.size:
+        return array.copy()
+    return DistArray(np.where(kept, array.host, zero), array.layout, array.own_comm)
+
+
+def size(array: DistArray, /, axis: int | None = None) -> int:
+    """Return the number of elements, or an extent."""
+    if axis is None:
+        return array.size
+    return array.shape[axis]

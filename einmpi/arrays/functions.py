@@ -1,4 +1,4 @@
-"""The functions of numpy that take DistArrays, and what computes each of them."""
+"""The ufuncs and functions of numpy that take DistArrays, and what computes each of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,114 @@ from typing import Any
 import numpy as np
 
 from einmpi.arrays import (
-    by_blocks,
-    einsums,
+    elementwise,
     indexing,
-    places,
     products,
     reductions,
-    repeats,
-    scans,
     shapes,
     sorting,
+    statistics,
+    whole_axes,
 )
-from einmpi.arrays.by_blocks import by_blocks as on_each_block
-from einmpi.arrays.combined import joining, statistics
-from einmpi.arrays.reshaping import as_numpy_reshapes
-from einmpi.arrays.whole_axes import matrices, transforms
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.views import Link, View, refuse_writing, stored_as_numpy
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.elementwise import Number, on_blocks
+from einmpi.arrays.views import Link, View, refuse_writing, stored_as_numpy, writing
+from einmpi.kernels.given import is_of_other_library
+
+
+def apply_ufunc(
+    ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: dict[str, Any]
+) -> Any:
+    """Apply a numpy ufunc to DistArrays, arrays and numbers.
+
+    A call that DistArrays do not support is left to the other operands, if they have ufuncs of
+    their own; else it raises a TypeError.
+    """
+    targets = options.pop("out", ())
+    if ufunc is np.matmul and method == "__call__" and not options and not targets:
+        return products.matmul(*inputs)
+    if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
+        return products.vecdot(*inputs, **options)
+    if method == "reduce" and ufunc in reductions.REDUCTIONS and not targets:
+        # The reduce method of a ufunc aggregates over the first dimension by default.
+        reduce_options = {"axis": 0, **options}
+        return reductions.REDUCTIONS[ufunc](inputs[0], **reduce_options)
+
+    if method == "accumulate" and ufunc in reductions.SCANS and not targets:
+        scan_options = {"axis": 0, **options}
+        return reductions.SCANS[ufunc](inputs[0], **scan_options)
+    if method == "outer" and not targets and len(inputs) == 2:
+        left, right = inputs
+        left_extents = np.shape(left) + (1,) * np.ndim(right)
+        return ufunc(np.reshape(left, left_extents), right, **options)
+
+    is_elementwise = method == "__call__" and ufunc.signature is None
+    has_known_options = set(options) <= {"dtype", "casting"}
+    name = ufunc.__name__
+    if not is_elementwise:
+        return _refused(f"{name}.{method} does not take a DistArray", inputs)
+    if not has_known_options:
+        return _refused(f"{name} of a DistArray does not take {', '.join(options)}", inputs)
+    for target in targets:
+        if not isinstance(target, DistArray | None):
+            what = f"{name} of a DistArray cannot be stored in {type(target).__name__}"
+            return _refused(what, [*inputs, *targets])
+    for operand in inputs:
+        is_known = isinstance(operand, DistArray | np.ndarray | list | tuple | Number)
+        if not is_known and not is_of_other_library(operand):
+            return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
+
+    outs = [target for target in targets if target is not None]
+
+    def compute_block(*blocks: Any) -> Any:
+        given = dict(options)
+        if outs:
+            # numpy decides whether what `out` holds can take the results.
+            extents = np.broadcast_shapes(*map(np.shape, blocks))
+            stored = (np.empty_like(block, shape=extents) for block in blocks)
+            given["out"] = tuple(None if target is None else next(stored) for target in targets)
+        return ufunc(*blocks[len(outs) :], **given)
+
+    fails_by_value = ufunc is np.power and _may_be_negative_power(*inputs)
+    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value)
+    if not targets:
+        return computed
+    results = computed if isinstance(computed, tuple) else (computed,)
+    found: list[DistArray] = []
+    for target, result in zip(targets, results, strict=True):
+        if target is not None:
+            store(target, result)
+        found.append(result if target is None else target)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _may_be_negative_power(base: Any, exponent: Any) -> bool:
+    """Return whether this may be a power of integers that numpy refuses, on ranks that have it."""
+    for each in (base, exponent):
+        if (getattr(each, "dtype", None) or np.asarray(each).dtype).kind not in "iu":
+            return False
+    return not isinstance(exponent, Number) or bool(np.less(exponent, 0))
+
+
+def _refused(what: str, operands: Sequence[Any]) -> Any:
+    """Raise a TypeError, unless an operand of another kind may know what to do: NotImplemented."""
+    for operand in operands:
+        has_own_ufuncs = hasattr(type(operand), "__array_ufunc__")
+        if has_own_ufuncs and not isinstance(operand, DistArray | np.ndarray | np.generic):
+            return NotImplemented
+    raise TypeError(f"{what}; expected DistArrays, arrays and numbers")
+
+
+def store(target: DistArray, result: DistArray) -> None:
+    """Write a result into an existing tensor, as `x += y` does."""
+    if target.shape != result.shape:
+        raise ValueError(
+            f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
+        )
+    if result.layout != target.layout:
+        result = result.redistribute(target.layout)
+    with writing(target) as changed:
+        np.copyto(changed.local, result.local, casting="same_kind")
 
 
 def apply_function(
@@ -104,34 +195,17 @@ def _calling_of(function: Callable[..., Any]) -> _Calling | None:
     )
 
 
-def _vstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the first dimension; a vector is a matrix of one row."""
-    parts: list[Any] = []
-    for array in arrays:
-        if np.ndim(array) > 1:
-            parts.append(array)
-        else:
-            parts.append(np.reshape(array, (1, -1)))
-    return shapes.concatenate(parts, 0)
-
-
-def _hstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the second dimension, and vectors along their only one."""
-    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
-    return shapes.concatenate(parts, min(1, parts[0].ndim - 1))
-
-
 def _ravel(array: DistArray, /, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
     is_copy = isinstance(array, View) and not stored_as_numpy(array).flags.c_contiguous
-    return as_numpy_reshapes(array, (-1,), is_copy)
+    return shapes.as_numpy_reshapes(array, (-1,), is_copy)
 
 
 def _reshape(array: DistArray, shape: Any, /, order: str = "C", copy: Any = None) -> DistArray:
     if order != "C":
         raise TypeError("reshape of a DistArray takes elements in row-major order only")
-    return as_numpy_reshapes(array, shape, copy)
+    return shapes.as_numpy_reshapes(array, shape, copy)
 
 
 def _broadcast_to(array: DistArray, shape: Any, /) -> DistArray:
@@ -147,7 +221,7 @@ def _diagonal(array: DistArray, /, offset: int = 0, axis1: int = 0, axis2: int =
 
 def _part(name: str) -> Callable[..., DistArray]:
     """Return numpy's function `real` or `imag`, for a view of the numbers of complex elements."""
-    read = on_each_block(getattr(np, name))
+    read = elementwise.by_blocks(getattr(np, name))
 
     def view(array: DistArray, /) -> DistArray:
         def write(base: DistArray, values: DistArray) -> None:
@@ -176,6 +250,30 @@ def _astype(array: DistArray, dtype: Any, /, copy: bool = True, device: Any = No
     return DistArray(array.local.astype(dtype), array.layout, array.own_comm)
 
 
+_OF_MATRICES = (
+    np.linalg.cholesky,
+    np.linalg.det,
+    np.linalg.eigh,
+    np.linalg.eigvalsh,
+    np.linalg.inv,
+    np.linalg.matrix_norm,
+    np.linalg.matrix_power,
+    np.linalg.matrix_rank,
+    np.linalg.pinv,
+    np.linalg.qr,
+    np.linalg.slogdet,
+    np.linalg.svd,
+    np.linalg.svdvals,
+)
+_OF_ONE_DIMENSION = (
+    np.fft.fft,
+    np.fft.ifft,
+    np.fft.rfft,
+    np.fft.irfft,
+    np.fft.hfft,
+    np.fft.ihfft,
+)
+_OF_DIMENSIONS = (np.fft.fftn, np.fft.ifftn, np.fft.rfftn, np.fft.irfftn)
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     # aggregations
     np.sum: partial(reductions.aggregate, "sum"),
@@ -189,20 +287,20 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.std: reductions.std,
     np.argmax: partial(reductions.argument_of, "max"),
     np.argmin: partial(reductions.argument_of, "min"),
-    np.cumsum: scans.cumsum,
-    np.cumprod: scans.cumprod,
-    np.cumulative_sum: scans.cumulative_sum,
-    np.cumulative_prod: scans.cumulative_prod,
-    np.diff: scans.diff,
+    np.cumsum: partial(reductions.scan, "cumsum"),
+    np.cumprod: partial(reductions.scan, "cumprod"),
+    np.cumulative_sum: partial(reductions.cumulative, "cumsum"),
+    np.cumulative_prod: partial(reductions.cumulative, "cumprod"),
+    np.diff: reductions.diff,
     np.count_nonzero: reductions.count_nonzero,
     np.ptp: reductions.peak_to_peak,
     np.linalg.norm: reductions.norm,
     np.linalg.vector_norm: reductions.vector_norm,
     # statistics
-    np.nansum: statistics.nansum,
-    np.nanprod: statistics.nanprod,
-    np.nanmax: statistics.nanmax,
-    np.nanmin: statistics.nanmin,
+    np.nansum: partial(statistics.nan_total, "sum", 0),
+    np.nanprod: partial(statistics.nan_total, "prod", 1),
+    np.nanmax: partial(statistics.nan_extreme, "max", -np.inf),
+    np.nanmin: partial(statistics.nan_extreme, "min", np.inf),
     np.nanmean: statistics.nanmean,
     np.nanvar: statistics.nanvar,
     np.nanstd: statistics.nanstd,
@@ -219,14 +317,14 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.sort: sorting.sort,
     np.argsort: sorting.argsort,
     np.searchsorted: sorting.searchsorted,
-    np.nonzero: places.nonzero,
+    np.nonzero: indexing.nonzero,
     np.unique_all: sorting.unique_all,
     np.unique_counts: sorting.unique_counts,
     np.unique_inverse: sorting.unique_inverse,
     np.unique_values: sorting.unique_values,
-    np.unique: joining.unique,
-    np.isin: joining.isin,
-    np.argwhere: joining.argwhere,
+    np.unique: sorting.unique,
+    np.isin: sorting.isin,
+    np.argwhere: indexing.argwhere,
     # products
     np.dot: products.dot,
     np.vdot: products.vdot,
@@ -235,35 +333,14 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.tensordot: products.tensordot,
     np.trace: products.trace,
     np.diagonal: _diagonal,
-    np.einsum: einsums.einsum_of_arrays,
-    # matrices, whole on a rank
-    np.linalg.cholesky: matrices.of_matrices(np.linalg.cholesky),
-    np.linalg.det: matrices.of_matrices(np.linalg.det),
-    np.linalg.eigh: matrices.of_matrices(np.linalg.eigh),
-    np.linalg.eigvalsh: matrices.of_matrices(np.linalg.eigvalsh),
-    np.linalg.inv: matrices.of_matrices(np.linalg.inv),
-    np.linalg.matrix_norm: matrices.of_matrices(np.linalg.matrix_norm),
-    np.linalg.matrix_power: matrices.of_matrices(np.linalg.matrix_power),
-    np.linalg.matrix_rank: matrices.of_matrices(np.linalg.matrix_rank),
-    np.linalg.pinv: matrices.of_matrices(np.linalg.pinv),
-    np.linalg.qr: matrices.of_matrices(np.linalg.qr),
-    np.linalg.slogdet: matrices.of_matrices(np.linalg.slogdet),
-    np.linalg.svd: matrices.of_matrices(np.linalg.svd),
-    np.linalg.svdvals: matrices.of_matrices(np.linalg.svdvals),
-    np.linalg.solve: matrices.solve,
-    # transforms of dimensions that are whole on a rank
-    np.fft.fft: transforms.of_one_dimension(np.fft.fft),
-    np.fft.ifft: transforms.of_one_dimension(np.fft.ifft),
-    np.fft.rfft: transforms.of_one_dimension(np.fft.rfft),
-    np.fft.irfft: transforms.of_one_dimension(np.fft.irfft),
-    np.fft.hfft: transforms.of_one_dimension(np.fft.hfft),
-    np.fft.ihfft: transforms.of_one_dimension(np.fft.ihfft),
-    np.fft.fftn: transforms.of_several_dimensions(np.fft.fftn),
-    np.fft.ifftn: transforms.of_several_dimensions(np.fft.ifftn),
-    np.fft.rfftn: transforms.of_several_dimensions(np.fft.rfftn),
-    np.fft.irfftn: transforms.of_several_dimensions(np.fft.irfftn),
-    np.fft.fftshift: transforms.fftshift,
-    np.fft.ifftshift: transforms.ifftshift,
+    np.einsum: products.einsum_of_arrays,
+    # matrices and transforms of dimensions that are whole on a rank
+    **{function: whole_axes.of_matrices(function) for function in _OF_MATRICES},
+    np.linalg.solve: whole_axes.solve,
+    **{function: whole_axes.of_one_dimension(function) for function in _OF_ONE_DIMENSION},
+    **{function: whole_axes.of_several_dimensions(function) for function in _OF_DIMENSIONS},
+    np.fft.fftshift: whole_axes.fftshift,
+    np.fft.ifftshift: whole_axes.ifftshift,
     # shapes
     np.transpose: shapes.transpose,
     np.permute_dims: shapes.transpose,
@@ -277,53 +354,53 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.ravel: _ravel,
     np.concatenate: shapes.concatenate,
     np.stack: shapes.stack,
-    np.vstack: _vstack,
-    np.hstack: _hstack,
-    np.column_stack: joining.column_stack,
-    np.dstack: joining.dstack,
-    np.append: joining.append,
-    np.atleast_1d: joining.at_least(1),
-    np.atleast_2d: joining.at_least(2),
-    np.atleast_3d: joining.at_least(3),
-    np.split: joining.split,
-    np.array_split: joining.array_split,
-    np.hsplit: joining.hsplit,
-    np.vsplit: joining.vsplit,
-    np.pad: joining.pad,
-    np.rot90: joining.rot90,
+    np.vstack: shapes.vstack,
+    np.hstack: shapes.hstack,
+    np.column_stack: shapes.column_stack,
+    np.dstack: shapes.dstack,
+    np.append: shapes.append,
+    np.atleast_1d: shapes.at_least(1),
+    np.atleast_2d: shapes.at_least(2),
+    np.atleast_3d: shapes.at_least(3),
+    np.split: shapes.split,
+    np.array_split: shapes.array_split,
+    np.hsplit: shapes.hsplit,
+    np.vsplit: shapes.vsplit,
+    np.pad: shapes.pad,
+    np.rot90: shapes.rot90,
     np.flip: shapes.flip,
     np.roll: shapes.roll,
-    np.repeat: repeats.repeat,
-    np.tile: repeats.tile,
-    np.unstack: repeats.unstack,
-    np.broadcast_arrays: repeats.broadcast_arrays,
-    np.meshgrid: repeats.meshgrid,
+    np.repeat: shapes.repeat,
+    np.tile: shapes.tile,
+    np.unstack: shapes.unstack,
+    np.broadcast_arrays: shapes.broadcast_arrays,
+    np.meshgrid: shapes.meshgrid,
     np.take: indexing.take,
-    np.take_along_axis: places.take_along_axis,
+    np.take_along_axis: indexing.take_along_axis,
     np.shape: lambda array, /: array.shape,
     np.ndim: lambda array, /: array.ndim,
-    np.size: by_blocks.size,
+    np.size: elementwise.size,
     # elements
-    np.where: by_blocks.where,
-    np.clip: by_blocks.clip,
-    np.round: on_each_block(np.round),
-    np.around: on_each_block(np.round),
+    np.where: indexing.where,
+    np.clip: elementwise.clip,
+    np.round: elementwise.by_blocks(np.round),
+    np.around: elementwise.by_blocks(np.round),
     np.real: _part("real"),
     np.imag: _part("imag"),
-    np.angle: on_each_block(np.angle),
-    np.nan_to_num: on_each_block(np.nan_to_num),
-    np.tril: by_blocks.tril,
-    np.triu: by_blocks.triu,
+    np.angle: elementwise.by_blocks(np.angle),
+    np.nan_to_num: elementwise.by_blocks(np.nan_to_num),
+    np.tril: elementwise.tril,
+    np.triu: elementwise.triu,
     np.iscomplexobj: lambda array, /: array.dtype.kind == "c",
     np.isrealobj: lambda array, /: array.dtype.kind != "c",
     np.result_type: _result_type,
-    np.copy: on_each_block(lambda block: block.copy()),
+    np.copy: elementwise.by_blocks(lambda block: block.copy()),
     np.astype: _astype,
-    np.isclose: by_blocks.is_close,
-    np.allclose: by_blocks.all_close,
-    np.array_equal: by_blocks.array_equal,
-    np.zeros_like: by_blocks.zeros_like,
-    np.empty_like: by_blocks.zeros_like,
-    np.ones_like: by_blocks.ones_like,
-    np.full_like: by_blocks.full_like,
+    np.isclose: elementwise.is_close,
+    np.allclose: elementwise.all_close,
+    np.array_equal: elementwise.array_equal,
+    np.zeros_like: elementwise.zeros_like,
+    np.empty_like: elementwise.zeros_like,
+    np.ones_like: elementwise.ones_like,
+    np.full_like: elementwise.full_like,
 }

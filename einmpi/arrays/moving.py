@@ -1,27 +1,49 @@
-"""Move elements of DistArrays by their indices: each rank asks their owners for those it needs."""
+"""Move elements of DistArrays: to the ranks that need them, by places or by selections."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from einmpi.comm.base import Comm, even_nodes
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import Integers, request_elements
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
+from einmpi.comm.base import Comm
+from einmpi.errors import InputError
+from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import indices, shape
+from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
+from einmpi.schedule.regions import Runs, indices, shape
 
-Array: TypeAlias = npt.NDArray[Any]
+# The indices of one dimension of the source, in the order of the result: those of a slice, or any.
+Chosen: TypeAlias = range | Integers
+# Places of elements that move, in one dimension: first in the result, then in the source.
+PlacesInBoth: TypeAlias = tuple[Places, Places]
 
 
-def layout_for(comm: Comm, bound: tuple[int, ...]) -> Layout:
-    """Return a layout for a new tensor: the first dimensions that are long enough are cut."""
-    mesh = Mesh(comm.size, even_nodes(comm) or 1)
-    return even_layout(mesh, bound)
+def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
+    """Return the communicator of some DistArrays; refuse those that are on different ones."""
+    comm = arrays[0].own_comm
+    for array in arrays:
+        if array.own_comm is not comm:
+            raise InputError(
+                where, "the operands are on different communicators", "DistArrays on the same ranks"
+            )
+    return comm
+
+
+def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand") -> DistArray:
+    """Return a DistArray as it is, and an array distributed over some ranks.
+
+    `where` and `what` are the words of an error for what is no array.
+    """
+    if isinstance(value, DistArray):
+        return value
+    return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
 
 
 def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
@@ -62,6 +84,9 @@ def empty_block(layout: Layout, rank: int, dtype: np.dtype[Any]) -> Array:
     if region is None:
         return block_of_idle_rank(layout, dtype)
     return np.empty(shape(region), dtype)
+
+
+# ---- elements that ranks ask for, by their places -----------------------------------------------
 
 
 def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ...]:
@@ -142,3 +167,209 @@ def _local_places(source: DistArray, places: Integers) -> Integers:
         local_positions = np.searchsorted(own_indices, positions)
         local_places = local_places * len(own_indices) + local_positions
     return local_places
+
+
+# ---- selections, which all ranks know, so that no rank asks for anything ------------------------
+
+
+def layout_of_selection(source: Layout, counts: Sequence[int]) -> Layout:
+    """Return a layout in which most of the selected elements stay where they are.
+
+    Each axis of the mesh cuts the dimension that it cuts in the source. If too few indices of that
+    one are left, it cuts the first dimension that is long enough.
+    """
+    cuts: list[int | None] = []
+    for axis, source_cut in enumerate(source.cuts):
+        if source_cut is None:
+            cuts.append(None)
+        else:
+            candidates = [source_cut, *range(len(counts))]
+            cuts.append(first_long_enough(source.mesh, counts, cuts, axis, candidates))
+    return Layout(source.mesh, tuple(counts), tuple(cuts))
+
+
+def first_long_enough(
+    mesh: Mesh,
+    bound: Sequence[int],
+    cuts: Sequence[int | None],
+    axis: int,
+    candidates: Sequence[int],
+) -> int | None:
+    """Return the first of some dimensions that one more axis can cut, None if there is none.
+
+    `cuts` are those of the axes before it.
+    """
+    for dimension in candidates:
+        axes = {*axes_that_cut(tuple(cuts), dimension), axis}
+        for window in mesh.windows(bound[dimension]):
+            if axes <= set(window):
+                return dimension
+    return None
+
+
+def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
+    """Return the elements at all combinations of some indices. All ranks call it.
+
+    The result has as many dimensions as the source.
+    """
+    counts = [len(chosen_indices) for chosen_indices in chosen]
+    layout = layout_of_selection(source.layout, counts)
+    local = empty_block(layout, source.own_comm.rank, source.dtype)
+    copy_selected(source, chosen, layout, local, (0,) * len(counts))
+    return DistArray(local, layout, source.own_comm)
+
+
+def copy_selected(
+    source: DistArray,
+    chosen: Sequence[Chosen],
+    target: Layout,
+    local: Array,
+    first: Sequence[int],
+) -> None:
+    """Copy selected elements into this rank's block of another tensor. All ranks call it.
+
+    Parameters
+    ----------
+    source : DistArray
+        The tensor whose elements are selected.
+    chosen : sequence of range or array
+        The indices that are selected in each dimension; an array in at most one of them.
+    target : Layout
+        The layout of the other tensor, which has as many dimensions.
+    local : array
+        This rank's block of it.
+    first : sequence of int
+        The indices there of the first selected element.
+    """
+
+    def pieces_between(sender: int, receiver: int) -> Iterator[Piece]:
+        return _pieces_between(source.layout, sender, chosen, target, receiver, first)
+
+    move_pieces(source.own_comm, source.host, local, pieces_between)
+
+
+def _pieces_between(
+    source: Layout,
+    sender: int,
+    chosen: Sequence[Chosen],
+    target: Layout,
+    receiver: int,
+    first: Sequence[int],
+) -> Iterator[Piece]:
+    """Yield what a rank has of the elements that another one, or itself, needs, box by box.
+
+    A box is given by its places in the block of the receiver and in that of the sender.
+    """
+    source_region = source.block(sender)
+    target_region = target.block(receiver)
+    if source_region is None or target_region is None:
+        return
+    if not is_provider(source, sender, receiver):
+        return
+    pieces: list[list[PlacesInBoth]] = []
+    for dimension, chosen_indices in enumerate(chosen):
+        pieces_of_dimension = _pieces_of_dimension(
+            chosen_indices,
+            target_region[dimension],
+            source_region[dimension],
+            first[dimension],
+        )
+        if not pieces_of_dimension:
+            return
+        pieces.append(pieces_of_dimension)
+    for combination in itertools.product(*pieces):
+        places_in_target = tuple(piece[0] for piece in combination)
+        places_in_source = tuple(piece[1] for piece in combination)
+        yield places_in_target, places_in_source
+
+
+def is_provider(source: Layout, sender: int, receiver: int) -> bool:
+    """Return whether a rank provides its elements to another one, or to itself.
+
+    Of ranks that hold the same, it is the one with the receiver's own digits on the axes that cut
+    nothing, or with the digits 0 if the receiver is not in the mesh.
+    """
+    if sender >= source.mesh.ranks:
+        return False
+    receiver_digits = (0,) * len(source.cuts)
+    if receiver < source.mesh.ranks:
+        receiver_digits = source.mesh.digits(receiver)
+    sender_digits = source.mesh.digits(sender)
+    for axis, cut in enumerate(source.cuts):
+        if cut is None and sender_digits[axis] != receiver_digits[axis]:
+            return False
+    return True
+
+
+def _pieces_of_dimension(
+    chosen: Chosen, target_runs: Runs, source_runs: Runs, first: int
+) -> list[PlacesInBoth]:
+    """Return where, in one dimension, the elements are that a sender has for a receiver.
+
+    The chosen indices are at the indices of the result from `first` on.
+    """
+    if not isinstance(chosen, range):
+        return _pieces_of_vector(chosen, target_runs, source_runs, first)
+    pieces: list[PlacesInBoth] = []
+    target_place = 0  # of the start of the run in the block
+    for target_start, target_stop in target_runs:
+        start = max(target_start - first, 0)
+        stop = max(target_stop - first, 0)
+        wanted = chosen[start:stop]
+        place_of_wanted = target_place + max(first - target_start, 0)
+        source_place = 0
+        for source_start, source_stop in source_runs:
+            positions = _positions_inside(wanted, source_start, source_stop)
+            if positions:
+                found = wanted[positions.start : positions.stop]
+                distance = source_place - source_start
+                in_block = range(found.start + distance, found.stop + distance, found.step)
+                in_target = range(
+                    place_of_wanted + positions.start, place_of_wanted + positions.stop
+                )
+                pieces.append((_as_slice(in_target), _as_slice(in_block)))
+            source_place += source_stop - source_start
+        target_place += target_stop - target_start
+    return pieces
+
+
+def _pieces_of_vector(
+    chosen: Integers, target_runs: Runs, source_runs: Runs, first: int
+) -> list[PlacesInBoth]:
+    """Do the work of `_pieces_of_dimension` for indices in any order."""
+    target_indices = indices(target_runs) - first
+    in_selection = (target_indices >= 0) & (target_indices < len(chosen))
+    places_in_target = np.nonzero(in_selection)[0]
+    wanted = chosen[target_indices[places_in_target]]
+    source_indices = indices(source_runs)
+    if not source_indices.size or not wanted.size:
+        return []
+    places = np.searchsorted(source_indices, wanted)
+    places_in_range = np.minimum(places, len(source_indices) - 1)
+    is_there = source_indices[places_in_range] == wanted
+    if not is_there.any():
+        return []
+    return [(places_in_target[is_there], places[is_there])]
+
+
+def _positions_inside(wanted: range, start: int, stop: int) -> range:
+    """Return the positions of the numbers of an arithmetic progression in [start, stop)."""
+    if not wanted:
+        return range(0)
+    if wanted.step > 0:
+        before = -((wanted.start - start) // wanted.step)
+        up_to = -((wanted.start - stop) // wanted.step)
+    else:
+        before = -((stop - 1 - wanted.start) // -wanted.step)
+        up_to = (wanted.start - start) // -wanted.step + 1
+    first = max(before, 0)
+    last = min(up_to, len(wanted))
+    return range(first, max(first, last))
+
+
+def _as_slice(places: range) -> slice:
+    """Return the slice of an array that has these places."""
+    stop: int | None = places.stop
+    if places.stop < 0:
+        stop = None  # a negative number would count from the end of the array
+    return slice(places.start, stop, places.step)

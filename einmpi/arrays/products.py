@@ -1,14 +1,322 @@
-"""Products of DistArrays: matmul, dot, tensordot and the like, each as an einsum."""
+"""Small EinSum programs on DistArrays, compiled once: products, einsums, and what others need."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from einmpi.arrays.einsums import product
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.moving import common_comm
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
+from einmpi.comm.local import ALONE
+from einmpi.errors import InputError
+from einmpi.graph.arithmetic import result_type
+from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
+from einmpi.job.job import Job
+from einmpi.job.program import program_job
+from einmpi.kernels.cpu.blas import numpy_einsum
+from einmpi.kernels.given import as_numpy
+from einmpi.language.numpy_einsum import (
+    CASTINGS,
+    ORDERS,
+    EinsumTypeError,
+    check_choice,
+    check_optimize,
+    label_extents,
+    parse_subscripts,
+    program_text,
+    split_arguments,
+)
+from einmpi.late import late
+from einmpi.planner.plan import Options
 
+# A compiled job, which takes arrays by name and returns its outputs by name.
+Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, DistArray]]
+MOST_PROGRAMS = 256
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_Operand = TypeVar("_Operand")
+# Those of arrays in C order, by what identifies them.
+_known_einsums: dict[Hashable, Program] = {}
+
+
+def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Program:
+    """Return the compiled job that a key stands for; `make_job` makes it for the first call.
+
+    All ranks ask for the same in the same order, so all have compiled the same.
+    """
+    known: OrderedDict[Hashable, Program] = comm.kept.setdefault("programs", OrderedDict())
+    compiled: Program | None = known.pop(key, None)
+    if compiled is None:
+        job = make_job()
+        compiled = late("Compiled")(job, comm, Options(job.strategy))
+    known[key] = compiled
+    if len(known) > MOST_PROGRAMS:
+        known.popitem(last=False)
+    return compiled
+
+
+def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
+    """Return the tensor `out` of a program. All ranks call it."""
+    kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
+
+    def make_job() -> Job:
+        inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
+        return program_job(text, inputs, {}, "float64", ["out"])
+
+    compiled = compiled_once(comm, (text, kinds), make_job)
+    result = compiled(arrays)["out"]
+    result.origin = None  # the program is not the user's
+    return result
+
+
+# ---- einsums ------------------------------------------------------------------------------------
+
+
+def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Program:
+    """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
+    key = tuple([(array.shape, array.dtype) for array in arrays])
+
+    def make_job() -> Job:
+        kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+        common_dtype = ""
+        if arrays:
+            common_dtype = _common_dtype([array.dtype for array in arrays])
+        text = program_text(subscripts, kinds, common_dtype)
+        return program_job(text, _by_name(kinds), {}, common_dtype, None)
+
+    return compiled_once(comm, ("einsum", subscripts, key), make_job)
+
+
+def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:
+    """Return the dtype of a product of operands; numpy does not know it for bfloat16."""
+    if not any(map(is_bfloat16, dtypes)):
+        return np.result_type(*dtypes).name
+    common: Type = dtypes[0]
+    for dtype in dtypes[1:]:
+        common = result_type("*", (common, dtype))
+    return np.dtype(common).name
+
+
+def _by_name(operands: Sequence[_Operand]) -> dict[str, _Operand]:
+    """Return operands of an einsum by the names that its program gives them."""
+    return {f"x{number}": operand for number, operand in enumerate(operands)}
+
+
+def _key_of_arrays(arguments: Sequence[Any]) -> Hashable:
+    """Return what identifies an einsum of arrays in C order, None for all others.
+
+    Its result has the order in which it was computed.
+    """
+    if not arguments or type(arguments[0]) is not str:
+        return None
+    key: list[Hashable] = [arguments[0]]
+    for array in arguments[1:]:
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            return None
+        key.append((array.shape, array.dtype))
+    return tuple(key)
+
+
+def einsum_of_arrays(
+    *arguments: Any,
+    out: npt.NDArray[Any] | None = None,
+    dtype: Any = None,
+    order: str = "K",
+    casting: str = "safe",
+    optimize: Any = False,
+) -> Any:
+    """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
+    key = None
+    is_plain = out is None and dtype is None and optimize is False
+    if is_plain and isinstance(order, str) and isinstance(casting, str):
+        key = _key_of_arrays(arguments) if order == "K" and casting == "safe" else None
+    if key is not None and key in _known_einsums:
+        known = _known_einsums[key]
+        return known(_by_name(arguments[1:]))["out"].local
+    distributed = [argument for argument in arguments if isinstance(argument, DistArray)]
+    comm: Comm = ALONE
+    if distributed:
+        comm = distributed[0].own_comm
+
+    def check_and_compile() -> tuple[Program | None, str, list[Any]]:
+        subscripts, operands = split_arguments(arguments)
+        check_optimize(optimize, len(operands))
+        checked_casting = check_choice("casting", casting, CASTINGS)
+        if check_choice("order", order, ORDERS) == "F" and distributed:
+            raise InputError("einsum", "order F is given with a DistArray", "arrays only")
+        _check_out(out, distributed)
+        arrays = _converted(operands, dtype, checked_casting)
+        if out is None and _is_view(subscripts, arrays):
+            return None, subscripts, arrays
+        return compile_einsum(subscripts, arrays, comm), subscripts, arrays
+
+    compiled, subscripts, arrays = together(comm, check_and_compile)
+    numpy_order: Any = order.upper()
+    if compiled is None:
+        (labels,), output = parse_subscripts(subscripts, [arrays[0].shape])
+        view: Any = _view(arrays[0], labels, output)
+        return np.asarray(view, order=numpy_order)
+    result = compiled(_by_name(arrays))["out"]
+    if distributed:
+        return result
+    are_used = all(map(operator.is_, arrays, arguments[1:]))
+    if key is not None and are_used:
+        if len(_known_einsums) >= MOST_PROGRAMS:
+            _known_einsums.clear()
+        _known_einsums[key] = compiled
+    if out is None:
+        return _in_order(numpy_order, subscripts, arrays, result.local)
+    # As in numpy, a product in several steps is assigned to `out` whatever its dtype.
+    _assign(out, result.local, "unsafe" if optimize else casting)
+    return out
+
+
+def _check_out(out: Any, distributed: Sequence[DistArray]) -> None:
+    """Refuse an `out` that cannot take the result, and DistArrays on different ranks."""
+    if distributed:
+        common_comm("einsum", distributed)
+        if out is not None:
+            raise InputError("einsum", "out is given with a DistArray", "arrays only")
+    elif out is not None and not isinstance(out, np.ndarray):
+        raise EinsumTypeError("einsum", f"out is {type(out).__name__}", "an array")
+
+
+def _assign(out: npt.NDArray[Any], result: npt.NDArray[Any], casting: Any) -> None:
+    """Copy a result into the array that the caller has given for it."""
+    if out.shape != result.shape:
+        what = f"out is an array of shape {out.shape}"
+        raise InputError("einsum", what, f"an array of shape {result.shape}")
+    if not np.can_cast(result.dtype, out.dtype, casting):
+        what = f"out is {out.dtype.name}, which does not hold {result.dtype.name}"
+        raise EinsumTypeError("einsum", what, "another dtype", 'or use casting="unsafe"')
+    np.copyto(out, result, casting="unsafe")
+
+
+def _converted(operands: Sequence[Any], dtype: Any, casting: str) -> list[Any]:
+    """Return operands as arrays or DistArrays, in the dtype that is asked for, if any."""
+    wanted = None
+    if dtype is not None:
+        wanted = _dtype_of(dtype)
+    arrays: list[Any] = []
+    for number, operand in enumerate(operands):
+        array: Any = operand
+        if not isinstance(operand, DistArray):
+            array = as_numpy("einsum", f"operand {number}", operand)
+        arrays.append(_cast(number, array, wanted, casting))
+    return arrays
+
+
+def _is_view(subscripts: str, arrays: Sequence[Any]) -> bool:
+    """Return whether the result is a view of the only operand, as in numpy: nothing is summed."""
+    if len(arrays) != 1 or not isinstance(arrays[0], np.ndarray):
+        return False
+    shapes = [arrays[0].shape]
+    terms, output = parse_subscripts(subscripts, shapes)
+    label_extents(terms, shapes)  # refuses a label with two extents
+    return set(terms[0]) == set(output) and arrays[0].dtype.name in DTYPES
+
+
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(given)
+    except TypeError:
+        raise EinsumTypeError("einsum", f"{given!r:.60} is not a dtype", "a dtype") from None
+    return dtype
+
+
+def _cast(number: int, array: Any, dtype: np.dtype[Any] | None, casting: Any) -> Any:
+    """Return an operand in the dtype in which the einsum is computed, if one is given."""
+    if dtype is None or array.dtype == dtype:
+        return array
+    if not np.can_cast(array.dtype, dtype, casting):
+        what = f"operand {number} is {array.dtype.name}, which is not cast to {dtype.name}"
+        raise EinsumTypeError("einsum", what, "another dtype", 'or use casting="unsafe"')
+    return array.astype(dtype)
+
+
+def _view(
+    array: npt.NDArray[Any], labels: Sequence[str], output: Sequence[str]
+) -> npt.NDArray[Any]:
+    """Return a view of an array with its dimensions permuted, or its diagonals."""
+    axes = [output.index(label) for label in labels]
+    view: npt.NDArray[Any] = numpy_einsum(array, axes, list(range(len(output))))
+    return view
+
+
+def _in_order(
+    order: Any, subscripts: str, arrays: Sequence[npt.NDArray[Any]], result: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return the result in a memory order of numpy."""
+    if order == "A":
+        order = "F" if all(array.flags.f_contiguous for array in arrays) else "C"
+    if order in ("C", "F"):
+        ordered: npt.NDArray[Any] = np.asarray(result, order=order)
+        return ordered
+    if result.ndim < 2 or all(array.flags.c_contiguous for array in arrays):
+        return result
+    ordered = _like_operands(subscripts, arrays, result)
+    ordered[...] = result
+    return ordered
+
+
+def _like_operands(
+    subscripts: str, arrays: Sequence[npt.NDArray[Any]], result: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return an empty array whose dimensions lie in memory as those of the operands do.
+
+    numpy's iterator decides about it, for operands that are broadcast as in the einsum.
+    """
+    terms, output = parse_subscripts(subscripts, [array.shape for array in arrays])
+    labels = list(output)
+    for term in terms:
+        labels += [label for label in term if label not in labels]
+    axes: list[list[int]] = []
+    diagonals = []
+    for array, term in zip(arrays, terms, strict=True):
+        own_labels = list(dict.fromkeys(term))
+        diagonals.append(_view(array, term, own_labels))
+        own_axes = dict.fromkeys(labels, -1)
+        own_axes.update({label: axis for axis, label in enumerate(own_labels)})
+        axes.append(list(own_axes.values()))
+    axes.append([*range(len(output)), *[-1] * (len(labels) - len(output))])
+    operand_flags: list[Any] = [["readonly"]] * len(arrays)
+    try:
+        iterator = np.nditer(
+            [*diagonals, None],
+            flags=["reduce_ok", "external_loop", "zerosize_ok"],
+            op_flags=[*operand_flags, ["readwrite", "allocate"]],
+            op_dtypes=[*[array.dtype for array in arrays], result.dtype],
+            op_axes=axes,
+            order="K",
+        )
+    except ValueError:  # there are too many elements or dimensions for an iterator
+        return np.empty_like(result)
+    found: npt.NDArray[Any] = iterator.operands[-1]
+    return found
+
+
+def product(where: str, subscripts: str, *operands: Any) -> DistArray:
+    """Return an einsum of operands, at least one of which is a DistArray."""
+    arrays: list[Any] = []
+    distributed: list[DistArray] = []
+    for operand in operands:
+        if isinstance(operand, DistArray):
+            arrays.append(operand)
+            distributed.append(operand)
+        else:
+            arrays.append(as_numpy(where, "an operand", operand))
+    comm = common_comm(where, distributed)
+    compiled = compile_einsum(subscripts, arrays, comm)
+    return compiled(_by_name(arrays))["out"]
+
+
+# ---- products, each as an einsum ----------------------------------------------------------------
 
 
 def matmul(left: Any, right: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Aggregations of DistArrays over some of their dimensions, as EinSum programs."""
+"""Aggregations and running totals of DistArrays, as EinSum programs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.programs import element, evaluate_program, labels
-from einmpi.arrays.shapes import expand_dims
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.products import evaluate_program
+from einmpi.arrays.shapes import concatenate, expand_dims, with_one_axis
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.notation import element_text
 
 Axis: TypeAlias = int | tuple[int, ...] | None
+
+
+def labels(ndim: int) -> list[str]:
+    """Return a label for each dimension."""
+    return [f"i{dimension}" for dimension in range(ndim)]
 
 
 def as_dist_array(result: Any) -> DistArray:
@@ -78,9 +84,9 @@ def aggregate(
     all_labels = labels(array.ndim)
     aggregated_labels = [all_labels[number] for number in axes]
     remaining_labels = [label for label in all_labels if label not in aggregated_labels]
-    operand = element("x", all_labels)
+    operand = element_text("x", all_labels)
     call = f"{name}[{','.join(aggregated_labels)}]({operand})"
-    text = f"{element('out', remaining_labels)} = {call}"
+    text = f"{element_text('out', remaining_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": source})
 
     wanted = result.dtype
@@ -236,4 +242,81 @@ REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
     np.minimum: partial(aggregate, "min"),
     np.logical_or: partial(aggregate, "any"),
     np.logical_and: partial(aggregate, "all"),
+}
+
+
+# ---- running totals and differences -------------------------------------------------------------
+
+
+def scan(name: str, array: DistArray, /, axis: int | None = None, dtype: Any = None) -> DistArray:
+    """Return the sums ("cumsum") or products ("cumprod") of all elements up to each one.
+
+    Without an axis, elements are in row-major order.
+    """
+    array, dimension = with_one_axis(array, axis)
+    if dtype is None:
+        dtype = getattr(np, name)(np.empty(0, array.dtype)).dtype
+    wanted = np.dtype(dtype)
+    source = array if array.dtype == wanted else array.astype(wanted)
+    if not array.size:
+        return source
+    all_labels = labels(array.ndim)
+    call = f"{name}[{all_labels[dimension]}]({element_text('x', all_labels)})"
+    text = f"{element_text('out', all_labels)} = {call}"
+    result = evaluate_program(array.own_comm, text, {"x": with_known_dtype(source, name)})
+    return result if result.dtype == wanted else result.astype(wanted)
+
+
+def cumulative(
+    name: str,
+    array: DistArray,
+    /,
+    axis: int | None = None,
+    dtype: Any = None,
+    include_initial: bool = False,
+) -> DistArray:
+    """Return a scan, with a zero (of sums) or a one (of products) before it if wanted."""
+    dimension = _axis_of_cumulative(array, axis)
+    totals = scan(name, array, dimension, dtype)
+    if not include_initial:
+        return totals
+    extents = list(totals.shape)
+    extents[dimension] = 1
+    value = 0 if name == "cumsum" else 1
+    initial = DistArray.full(extents, value, totals.dtype, totals.own_comm)
+    return concatenate([initial, totals], dimension)
+
+
+def _axis_of_cumulative(array: DistArray, axis: int | None) -> int:
+    if axis is not None:
+        return normalize_axis_index(axis, array.ndim)
+    if array.ndim != 1:
+        raise ValueError(f"axis must be given for a tensor of {array.ndim} dimensions")
+    return 0
+
+
+def diff(
+    array: DistArray, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None
+) -> DistArray:
+    """Return the differences of neighbouring elements along a dimension, `n` times."""
+    if n < 0:
+        raise ValueError(f"n is {n}; differences are taken 0 times or more")
+    if array.ndim == 0:
+        raise ValueError("diff takes a tensor of at least one dimension")
+    dimension = normalize_axis_index(axis, array.ndim)
+    parts = [part for part in (prepend, array, append) if part is not None]
+    result = concatenate(parts, dimension) if len(parts) > 1 else array
+    before = (slice(None),) * dimension
+    for _ in range(n):
+        later = result[(*before, slice(1, None))]
+        earlier = result[(*before, slice(None, -1))]
+        differences: Any = np.not_equal if result.dtype == bool else np.subtract
+        result = differences(later, earlier)
+    return result
+
+
+# The scans that the `accumulate` method of a ufunc computes.
+SCANS: dict[np.ufunc, Callable[..., DistArray]] = {
+    np.add: partial(scan, "cumsum"),
+    np.multiply: partial(scan, "cumprod"),
 }

@@ -1,28 +1,140 @@
-"""Changes of shape of DistArrays. Joins and shifts move elements; a transpose renames cuts."""
+"""Shapes of DistArrays: reshapes, reordered dimensions, joins, parts, shifts, repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from math import prod
+from operator import index
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
+    Chosen,
     block_of_idle_rank,
+    common_comm,
+    copy_selected,
     cuts_of_last_dimensions,
+    distributed,
     empty_block,
+    is_provider,
+    layout_of_selection,
     on_one_rank,
+    select_elements,
 )
-from einmpi.arrays.programs import common_comm
-from einmpi.arrays.reshaping import reshape
-from einmpi.arrays.selected import copy_selected, layout_of_selection
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.views import Link, View
-from einmpi.kernels.given import as_numpy
+from einmpi.arrays.views import Link, View, stored_as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape as region_shape
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+# ---- reshapes: elements keep their places in row-major order ------------------------------------
+
+
+def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
+    """Return the elements, in row-major order, in another shape.
+
+    One extent may be -1: it follows from the number of elements.
+    """
+    bound = _bound(array, shape)
+    if array.is_alone():
+        return on_one_rank(array, array.local.reshape(bound).copy())
+    if bound == array.shape:
+        return DistArray(array.local.copy(), array.layout, array.own_comm)
+    return _moved_to_shape(array, bound)
+
+
+def view_in_shape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
+    """Return a view of the elements, in row-major order, in another shape."""
+    bound = _bound(array, shape)
+
+    def read(base: DistArray) -> DistArray:
+        if base.is_alone():
+            return on_one_rank(base, base.local.reshape(bound))
+        return reshape(base, bound)
+
+    def write(base: DistArray, values: DistArray) -> None:
+        base[...] = reshape(values, base.shape)
+
+    shares = array.is_alone() and array.local.flags.c_contiguous
+    return View(array, Link(read, write, partial(_stored_in_shape, bound), shares))
+
+
+def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) -> DistArray:
+    """Return the elements in another shape: a view where numpy has one, else a copy."""
+    bound = _bound(array, shape)
+    is_view = not copy
+    if is_view and isinstance(array, View):
+        try:
+            _stored_in_shape(bound, stored_as_numpy(array))
+        except ValueError:
+            is_view = False
+    if copy is False and not is_view:
+        raise ValueError(f"reshape of a tensor of shape {array.shape} to {bound} is a copy")
+    return view_in_shape(array, bound) if is_view else reshape(array, bound)
+
+
+def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
+    """Return a block in another shape; raise a ValueError if its elements had to move."""
+    return np.reshape(block, bound, copy=False)
+
+
+def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape that has as many elements as a tensor."""
+    extents = [shape] if isinstance(shape, int) else list(map(index, shape))
+    if extents.count(-1) == 1 and 0 not in extents:
+        unknown = extents.index(-1)
+        known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
+        extents[unknown] = array.size // known_elements
+    bound = tuple(extents)
+    if prod(bound) != array.size or min(bound, default=0) < 0:
+        raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
+    return bound
+
+
+def with_one_axis(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
+    """Return the tensor and one of its dimensions, counted from 0.
+
+    Without an axis, return the elements as a vector, as most functions of numpy do.
+    """
+    if axis is None:
+        return reshape(array, (-1,)), 0
+    return array, normalize_axis_index(axis, array.ndim)
+
+
+def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
+    """Return the tensor in another shape. Each rank sends the others what they lack."""
+    comm = array.own_comm
+    layout = _layout_of_reshape(array, bound)
+    local = empty_block(layout, comm.rank, array.dtype)
+    move_between_intervals(
+        comm,
+        np.ascontiguousarray(array.host).reshape(-1),
+        local.reshape(-1),
+        partial(intervals_of_block, array.layout),
+        partial(intervals_of_block, layout),
+        partial(is_provider, array.layout),
+    )
+    return DistArray(local, layout, comm)
+
+
+def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
+    """Return the layout of the result; a tensor that every rank has whole stays so."""
+    source = array.layout
+    is_cut = any(cut is not None for cut in source.cuts)
+    if is_cut or not source.cuts:
+        return layout_for(array.own_comm, bound)
+    return Layout(source.mesh, bound, source.cuts)
+
+
+# ---- dimensions: none of these moves elements ---------------------------------------------------
 
 
 def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArray:
@@ -142,63 +254,7 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     return DistArray(local, layout, array.own_comm)
 
 
-def concatenate(
-    arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
-) -> DistArray:
-    """Join tensors along a dimension; without one, their elements as vectors."""
-    tensors = distributed(arrays)
-    if axis is None:
-        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
-        axis = 0
-    joined_dtype = np.result_type(*(tensor.dtype for tensor in tensors))
-    if dtype is not None:
-        if not np.can_cast(joined_dtype, dtype, casting):
-            raise TypeError(f"cannot convert {joined_dtype} to {dtype} with casting={casting!r}")
-        joined_dtype = np.dtype(dtype)
-    joined = normalize_axis_index(axis, tensors[0].ndim)
-    extents_before = tensors[0].shape[:joined]
-    extents_after = tensors[0].shape[joined + 1 :]
-    joined_extent = 0
-    for tensor in tensors:
-        if tensor.ndim != tensors[0].ndim:
-            raise ValueError("the tensors differ in the number of dimensions")
-        extent = tensor.shape[joined]
-        if tensor.shape != (*extents_before, extent, *extents_after):
-            raise ValueError("the tensors differ in other dimensions than the one that is joined")
-        joined_extent += extent
-
-    largest = max(tensors, key=lambda tensor: tensor.size)
-    bound = (*extents_before, joined_extent, *extents_after)
-    layout = layout_of_selection(largest.layout, bound)
-    comm = largest.own_comm
-    local = empty_block(layout, comm.rank, joined_dtype)
-    first = [0] * len(bound)
-    for tensor in tensors:
-        whole_tensor = [range(extent) for extent in tensor.shape]
-        copy_selected(tensor, whole_tensor, layout, local, first)
-        first[joined] += tensor.shape[joined]
-    return DistArray(local, layout, comm)
-
-
-def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
-    """Join tensors of the same shape along a new dimension."""
-    tensors = distributed(arrays)
-    position = normalize_axis_index(axis, tensors[0].ndim + 1)
-    expanded = [expand_dims(tensor, position) for tensor in tensors]
-    return concatenate(expanded, position)
-
-
-def distributed(arrays: Sequence[Any]) -> list[DistArray]:
-    """Return DistArrays, and arrays distributed over the same ranks."""
-    comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
-    tensors: list[DistArray] = []
-    for array in arrays:
-        if isinstance(array, DistArray):
-            tensors.append(array)
-        else:
-            whole = as_numpy("join", "an operand", array)
-            tensors.append(DistArray.from_global(whole, comm))
-    return tensors
+# ---- shifts and turns ---------------------------------------------------------------------------
 
 
 def flip(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
@@ -243,3 +299,274 @@ def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
     first[dimension] = shifted
     copy_selected(array, chosen, array.layout, local, first)
     return DistArray(local, array.layout, array.own_comm)
+
+
+def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
+    """Return the tensor turned by right angles in the plane of two dimensions."""
+    first, second = (normalize_axis_index(axis, array.ndim) for axis in axes)
+    if first == second:
+        raise ValueError("axes must be two different dimensions")
+    turns = k % 4
+    if turns == 2:
+        return flip(array, (first, second))
+    if turns == 1:
+        return swapaxes(flip(array, second), first, second)
+    if turns == 3:
+        return flip(swapaxes(array, first, second), second)
+    return array[...]
+
+
+# ---- elements that occur several times ----------------------------------------------------------
+
+
+def repeat(array: DistArray, repeats: Any, /, axis: int | None = None) -> DistArray:
+    """Return each element repeated along a dimension; without one, in row-major order."""
+    array, dimension = with_one_axis(array, axis)
+    if isinstance(repeats, DistArray):
+        repeats = repeats.gather()
+    return _with_indices(array, dimension, np.repeat(np.arange(array.shape[dimension]), repeats))
+
+
+def tile(array: DistArray, repetitions: int | Sequence[int], /) -> DistArray:
+    """Return the whole tensor repeated along its dimensions, as `numpy.tile`."""
+    counts = [repetitions] if isinstance(repetitions, int) else list(repetitions)
+    ndim = max(array.ndim, len(counts))
+    counts = [1] * (ndim - len(counts)) + counts
+    tiled = reshape(array, (1,) * (ndim - array.ndim) + array.shape)
+    for dimension, count in enumerate(counts):
+        if count != 1:
+            indices = np.tile(np.arange(tiled.shape[dimension]), count)
+            tiled = _with_indices(tiled, dimension, indices)
+    return tiled
+
+
+def _with_indices(array: DistArray, dimension: int, indices: Any) -> DistArray:
+    """Return the elements at some indices of one dimension."""
+    chosen: list[Chosen] = [range(extent) for extent in array.shape]
+    chosen[dimension] = indices
+    return select_elements(array, chosen)
+
+
+def unstack(array: DistArray, /, axis: int = 0) -> tuple[DistArray, ...]:
+    """Return the parts of a tensor along a dimension, without that dimension."""
+    dimension = normalize_axis_index(axis, array.ndim)
+    before = (slice(None),) * dimension
+    return tuple(array[(*before, place)] for place in range(array.shape[dimension]))
+
+
+def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
+    """Return tensors with their elements repeated so that all have the same shape."""
+    shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
+    views: Any = [np.broadcast_to(array, shape) for array in _distributed(arrays)]
+    return tuple(views)
+
+
+def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]:
+    """Return, for each vector of coordinates, its values at all points of the grid."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"indexing is {indexing!r}; it is 'xy' or 'ij'")
+    ndim = len(vectors)
+    dimensions = list(range(ndim))
+    if indexing == "xy" and ndim > 1:
+        dimensions[0] = 1
+        dimensions[1] = 0
+    grid_shape = [1] * ndim
+    for vector, dimension in zip(vectors, dimensions, strict=True):
+        grid_shape[dimension] = vector.size
+    grids: list[DistArray] = []
+    for vector, dimension in zip(vectors, dimensions, strict=True):
+        extents = [1] * ndim
+        extents[dimension] = vector.size
+        grids.append(broadcast_to(reshape(vector, extents), grid_shape))
+    return tuple(grids)
+
+
+# ---- splitting ----------------------------------------------------------------------------------
+
+
+def split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
+    """Return equal parts along a dimension, or those between some indices."""
+    return _parts(np.split, array, sections, axis)
+
+
+def array_split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
+    """Return nearly equal parts along a dimension, or those between some indices."""
+    return _parts(np.array_split, array, sections, axis)
+
+
+def hsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
+    """Return equal parts along the second dimension; of a vector, along its only one."""
+    return _parts(np.split, array, sections, min(1, array.ndim - 1))
+
+
+def vsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
+    """Return equal parts along the first of several dimensions."""
+    if array.ndim < 2:
+        raise ValueError("vsplit takes a tensor of at least two dimensions")
+    return _parts(np.split, array, sections, 0)
+
+
+def _parts(
+    split_indices: Callable[..., Any], array: DistArray, sections: Any, axis: int
+) -> list[DistArray]:
+    """Return the parts into which numpy splits the indices of a dimension."""
+    dimension = normalize_axis_index(axis, array.ndim)
+    before = (slice(None),) * dimension
+    parts: list[DistArray] = []
+    for indices in split_indices(np.arange(array.shape[dimension]), sections):
+        start = int(indices[0]) if len(indices) else 0
+        parts.append(array[(*before, slice(start, start + len(indices)))])
+    return parts
+
+
+# ---- joining ------------------------------------------------------------------------------------
+
+
+def concatenate(
+    arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
+) -> DistArray:
+    """Join tensors along a dimension; without one, their elements as vectors."""
+    tensors = _distributed(arrays)
+    if axis is None:
+        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
+        axis = 0
+    joined_dtype = np.result_type(*(tensor.dtype for tensor in tensors))
+    if dtype is not None:
+        if not np.can_cast(joined_dtype, dtype, casting):
+            raise TypeError(f"cannot convert {joined_dtype} to {dtype} with casting={casting!r}")
+        joined_dtype = np.dtype(dtype)
+    joined = normalize_axis_index(axis, tensors[0].ndim)
+    extents_before = tensors[0].shape[:joined]
+    extents_after = tensors[0].shape[joined + 1 :]
+    joined_extent = 0
+    for tensor in tensors:
+        if tensor.ndim != tensors[0].ndim:
+            raise ValueError("the tensors differ in the number of dimensions")
+        extent = tensor.shape[joined]
+        if tensor.shape != (*extents_before, extent, *extents_after):
+            raise ValueError("the tensors differ in other dimensions than the one that is joined")
+        joined_extent += extent
+
+    largest = max(tensors, key=lambda tensor: tensor.size)
+    bound = (*extents_before, joined_extent, *extents_after)
+    layout = layout_of_selection(largest.layout, bound)
+    comm = largest.own_comm
+    local = empty_block(layout, comm.rank, joined_dtype)
+    first = [0] * len(bound)
+    for tensor in tensors:
+        whole_tensor = [range(extent) for extent in tensor.shape]
+        copy_selected(tensor, whole_tensor, layout, local, first)
+        first[joined] += tensor.shape[joined]
+    return DistArray(local, layout, comm)
+
+
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
+    """Join tensors of the same shape along a new dimension."""
+    tensors = _distributed(arrays)
+    position = normalize_axis_index(axis, tensors[0].ndim + 1)
+    expanded = [expand_dims(tensor, position) for tensor in tensors]
+    return concatenate(expanded, position)
+
+
+def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
+    """Return DistArrays, and arrays distributed over the same ranks."""
+    comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
+    return [distributed(array, comm, "join") for array in arrays]
+
+
+def vstack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the first dimension; a vector is a matrix of one row."""
+    parts: list[Any] = []
+    for array in arrays:
+        if np.ndim(array) > 1:
+            parts.append(array)
+        else:
+            parts.append(np.reshape(array, (1, -1)))
+    return concatenate(parts, 0)
+
+
+def hstack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the second dimension, and vectors along their only one."""
+    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
+    return concatenate(parts, min(1, parts[0].ndim - 1))
+
+
+def column_stack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the second dimension; a vector is a column."""
+    columns = []
+    for array in arrays:
+        if np.ndim(array) > 1:
+            columns.append(array)
+        else:
+            columns.append(np.reshape(array, (-1, 1)))
+    return concatenate(columns, 1)
+
+
+def dstack(arrays: Sequence[Any], /) -> DistArray:
+    """Join tensors along the third dimension."""
+    return concatenate([_at_least(3, array) for array in arrays], 2)
+
+
+def append(array: Any, values: Any, /, axis: int | None = None) -> DistArray:
+    """Join a tensor and values along a dimension; without one, both as vectors."""
+    if axis is None:
+        return concatenate([np.reshape(array, (-1,)), np.reshape(values, (-1,))])
+    return concatenate([array, values], axis)
+
+
+def at_least(ndim: int) -> Callable[..., Any]:
+    """Return numpy's function atleast_1d, atleast_2d or atleast_3d for DistArrays."""
+
+    def give_dimensions(*arrays: Any) -> Any:
+        found = tuple(_at_least(ndim, array) for array in arrays)
+        return found[0] if len(found) == 1 else found
+
+    return give_dimensions
+
+
+def _at_least(ndim: int, array: Any) -> Any:
+    """Return a tensor with dimensions of extent 1 added where numpy adds them."""
+    shape = np.shape(array)
+    if len(shape) >= ndim:
+        return array
+    if not shape:
+        return np.reshape(array, (1,) * ndim)
+    if len(shape) == 1:
+        extents = (1, *shape)  # a row, in a single layer
+        return np.reshape(array, extents if ndim == 2 else (*extents, 1))
+    return np.reshape(array, (*shape, 1))
+
+
+def pad(
+    array: DistArray, pad_width: Any, /, mode: str = "constant", constant_values: Any = 0
+) -> DistArray:
+    """Return the tensor with a border: of a constant, or of elements as `mode` says."""
+    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
+        raise TypeError(f"pad of a DistArray does not take mode={mode!r}")
+    if np.ndim(constant_values):
+        raise TypeError("pad of a DistArray takes one constant value")
+    widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
+    padded = array
+    for dimension, (before, after) in enumerate(widths):
+        if before < 0 or after < 0:
+            raise ValueError("a border is not negative")
+        if mode != "constant":
+            all_indices = np.arange(padded.shape[dimension])
+            indices = _pad_vector(all_indices, (before, after), mode=mode)
+            padded = _with_indices(padded, dimension, indices)
+            continue
+        parts: list[DistArray] = []
+        for width, part in ((before, None), (0, padded), (after, None)):
+            extents = list(padded.shape)
+            extents[dimension] = width
+            if part is not None:
+                parts.append(part)
+            elif width:
+                parts.append(
+                    DistArray.full(extents, constant_values, padded.dtype, padded.own_comm)
+                )
+        padded = concatenate(parts, dimension)
+    return array.copy() if padded is array else padded
+
+
+_pad_vector: Any = np.pad  # numpy declares only literal names of modes

@@ -1,4 +1,4 @@
-"""Sorted DistArrays: rows that are whole on a rank, and vectors by a sort of all ranks."""
+"""Sorted DistArrays and sets: rows that are whole on a rank, and vectors by a sort of all ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.moving import block_indices, layout_for
-from einmpi.arrays.places import elements_at, nonzero
-from einmpi.arrays.reshaping import reshape, with_one_axis
-from einmpi.arrays.scans import cumsum
-from einmpi.arrays.shapes import concatenate
-from einmpi.arrays.whole_axes.layout import along_axes
+from einmpi.arrays.exchange import exchange_elements
+from einmpi.arrays.indexing import elements_at, nonzero
+from einmpi.arrays.moving import block_indices, distributed
+from einmpi.arrays.reductions import as_dist_array, scan
+from einmpi.arrays.shapes import concatenate, reshape, with_one_axis
+from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import exchange_elements
 from einmpi.kernels.given import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -198,7 +198,7 @@ def unique_all(array: DistArray, /) -> UniqueAll:
     order = argsort(array, axis=None)
     ascending = elements_at(array, order)
     is_first = _is_first_of_equals(ascending)
-    groups = cumsum(is_first.astype(np.int64), axis=0) - 1
+    groups = scan("cumsum", is_first.astype(np.int64), axis=0) - 1
     # `groups` are in ascending order of the elements: bring them back to the places before.
     places_in_order = argsort(order, axis=0)
     inverse = reshape(elements_at(groups, places_in_order), array.shape)
@@ -238,11 +238,60 @@ def searchsorted(
     else:
         comm = values.own_comm
         whole = as_numpy("searchsorted", "the sorted vector", sorted_values)
-    if not isinstance(values, DistArray):
-        values = DistArray.from_global(values, comm)
+    values = distributed(values, comm)
 
     def search(block: Array) -> Array:
         return np.asarray(np.searchsorted(whole, block, side=side, sorter=sorter))  # type: ignore[call-overload]
 
     found: DistArray = on_blocks("searchsorted", search, (values,))
     return found
+
+
+def isin(
+    elements: Any, test_elements: Any, /, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    """Return whether each element is one of some others, which every rank gets whole."""
+    if isinstance(test_elements, DistArray):
+        test_elements = test_elements.gather()
+
+    def look_up(block: Any) -> Any:
+        return np.isin(block, test_elements, invert=invert)
+
+    if not isinstance(elements, DistArray):
+        return look_up(elements)
+    return on_blocks("isin", look_up, (elements,))
+
+
+def unique(
+    array: DistArray,
+    /,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    equal_nan: bool = True,
+) -> Any:
+    """Return the different elements in ascending order; nans are equal to each other."""
+    found = unique_all(array)
+    values = found.values
+    places = found.indices
+    inverse = found.inverse_indices
+    counts = found.counts
+    nan_count = 0
+    if array.dtype.kind in "fc":
+        nan_count = int(np.isnan(values).sum())
+    if equal_nan and nan_count > 1:
+        length = len(values) - nan_count + 1
+        nans = DistArray.full(1, nan_count, counts.dtype, array.own_comm)
+        values = values[:length]
+        places = places[:length]
+        limited: Any = np.minimum(inverse, length - 1)
+        inverse = as_dist_array(limited)
+        counts = concatenate([counts[: length - 1], nans])
+    results: list[DistArray] = [values]
+    if return_index:
+        results.append(places)
+    if return_inverse:
+        results.append(reshape(inverse, array.shape))
+    if return_counts:
+        results.append(counts)
+    return results[0] if len(results) == 1 else tuple(results)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.checkpoint.folder import CheckpointFolder
     from einmpi.comm.base import Comm
-    from einmpi.compiled.dist_array import DistArray
     from einmpi.files.claims import Claim
     from einmpi.files.datasets import Dataset
     from einmpi.job.job import Job

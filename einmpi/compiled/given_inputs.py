@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arguments import named_values
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset
 from einmpi.files.hdf5.datasets import find_given

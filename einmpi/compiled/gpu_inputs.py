@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Inputs, OnDevice, resident_key
 from einmpi.files.reading import Reading
 from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array

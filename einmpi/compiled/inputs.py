@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.creation import block_of
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm, SharingError
 from einmpi.comm.shared_memory import all_agree
-from einmpi.compiled.dist_array import DistArray
 from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
@@ -301,18 +302,3 @@ def is_own_memory(array: Array) -> bool:
     flags = array.flags
     is_aligned = address_of(array) % ALIGNMENT == 0
     return bool(flags.writeable and flags.c_contiguous) and is_aligned
-
-
-def block_of(array: Array, region: Region, dtype: str) -> Array:
-    """Return a block of an array; the array itself, not a copy, if the block is all of it."""
-    if array.ndim:
-        for dimension, runs in enumerate(region):
-            taken: slice | list[int]
-            if len(runs) == 1:
-                taken = slice(*runs[0])
-            else:
-                taken = []
-                for first, last in runs:
-                    taken.extend(range(first, last))
-            array = array[(slice(None),) * dimension + (taken,)]
-    return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension

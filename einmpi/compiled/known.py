@@ -11,11 +11,8 @@ from typing import Any
 from einmpi.comm.agreement import KNOWN, all_say
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
-from einmpi.job.job import Job
-from einmpi.planner.plan import Options
 
 MOST_JOBS = 32
-MOST_PROGRAMS = 256
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,3 @@ def known_jobs(comm: Comm) -> KnownJobs:
     if known is None:
         known = comm.kept.setdefault("jobs", KnownJobs())
     return known
-
-
-def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Compiled:
-    """Return the compiled job that a key stands for; `make_job` makes it for the first call.
-
-    All ranks ask for the same in the same order, so all have compiled the same.
-    """
-    known: OrderedDict[Hashable, Compiled] = comm.kept.setdefault("programs", OrderedDict())
-    compiled = known.pop(key, None)
-    if compiled is None:
-        job = make_job()
-        compiled = Compiled(job, comm, Options(job.strategy))
-    known[key] = compiled
-    if len(known) > MOST_PROGRAMS:
-        known.popitem(last=False)
-    return compiled

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.actions import InputSource
 from einmpi.schedule.steps import Load

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.record import Origin, attributes_of
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.origin import Origin, attributes_of
 from einmpi.errors import InputError
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset

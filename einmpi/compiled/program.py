@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from einmpi.arguments import named_inputs
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
@@ -19,7 +20,6 @@ from einmpi.compiled.calls.planning import Planning
 from einmpi.compiled.calls.prepared_runs import PreparedRun, prepare_run
 from einmpi.compiled.calls.results import Results
 from einmpi.compiled.calls.running import Runner
-from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.given_inputs import (
     as_plain_arrays,
     checked_inputs,

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum, einsum_type
+from einmpi.graph.notation import element_text
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Vertex:
         labels = []
         for label, extent in zip(self.computed_einsum.output, self.bound, strict=True):
             labels.append(label if label in bounded else f"{label}:{extent}")
-        return f"{self.name}[{','.join(labels)}]" if labels else self.name
+        return element_text(self.name, labels)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.notation import element_text
 from einmpi.units import counted
 
 # In the order of implicit outputs.
@@ -83,7 +84,7 @@ def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]],
         for label, size in zip(term, shape, strict=True):
             # As in numpy, an operand of extent 1 is repeated along its label.
             index.append(label if size == extents[label] else "0")
-        element = _element(f"x{k}", index)
+        element = element_text(f"x{k}", index)
         own_dtype = operands[k][1]
         wraps_before = len(operands) > 2 and DTYPES[own_dtype].kind in "iu"
         if wraps_before and own_dtype != product_dtype:
@@ -97,12 +98,8 @@ def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]],
         body = f"{aggregation}[{','.join(summed)}]({body})"
     if product_dtype != dtype or (kind in "iu" and not summed):
         body = f"{dtype}({body})"  # numpy.einsum keeps small integers; a sum would widen them
-    target = _element("out", [f"{label}:{extents[label]}" for label in output])
+    target = element_text("out", [f"{label}:{extents[label]}" for label in output])
     return f"{target} = {body}"
-
-
-def _element(name: str, index: Sequence[str]) -> str:
-    return f"{name}[{','.join(index)}]" if index else name
 
 
 def label_extents(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.backends import backend_names

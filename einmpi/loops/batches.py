@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.measured import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, files_as_read

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.checkpoint.contents import EndedLoop, LoopContents, LoopKinds, history_name
 from einmpi.checkpoint.folder import SAVE, Array, CheckpointFolder
 from einmpi.checkpoint.load import Block, Identity, SavedTensor
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.files.claims import Claim
 from einmpi.planner.plan import Plan
 from einmpi.runtime.gpu.copies import on_host

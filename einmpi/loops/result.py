@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
-from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.measured import Measured

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.checkpoint.contents import EndedLoop, LoopKinds, SavedKind
 from einmpi.checkpoint.load import SavedTensor
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError, nearest_of
 from einmpi.job.job import Job, loop_of
 from einmpi.loops.arrival import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 from einmpi.job.batches import EPOCH
 from einmpi.job.loop import STEP
 from einmpi.job.validation import Validation

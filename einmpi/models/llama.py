@@ -46,8 +46,8 @@ from einmpi.models.sampling import Sampling, Tokens, check_sampling, choose_toke
 from einmpi.models.settings import Settings, checked_settings, config_of
 
 if TYPE_CHECKING:
+    from einmpi.arrays.dist_array import DistArray
     from einmpi.comm.base import Comm
-    from einmpi.compiled.dist_array import DistArray
     from einmpi.planner.plan import Plan
 
 CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused

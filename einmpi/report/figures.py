@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 
 NORM_BLOCK_ELEMENTS = 2**20
 

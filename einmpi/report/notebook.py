@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 from einmpi.compiled.program import Compiled
 from einmpi.errors import printable
 from einmpi.job.job import Job

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.notation import element_text
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.language.vocabulary import GRADIENT, called_name
 
@@ -96,7 +97,7 @@ def written_statement(item: Statement | Declaration, value: ast.expr | None = No
     labels = []
     for label, extent in item.labels:
         labels.append(label if extent is None else f"{label}:{ast.unparse(extent)}")
-    target = f"{item.name}[{','.join(labels)}]" if labels else item.name
+    target = element_text(item.name, labels)
     text = ast.unparse(item.value if value is None else value)
     return f"{target} = {_without_spaces_in_brackets(text)}"
 

@@ -10,6 +10,7 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import Names
+from einmpi.graph.notation import element_text
 from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program
@@ -69,7 +70,7 @@ class _Parameter:
 
     def element(self, name: str) -> str:
         """Return the element of a tensor with the labels of the parameter."""
-        return f"{name}[{','.join(self.labels)}]" if self.labels else name
+        return element_text(name, self.labels)
 
     def number(self, name: str) -> str:
         """Return a tensor without dimensions in the precision in which the parameter changes."""

@@ -1,9 +1,11 @@
 """The namespace of the array API standard: its names, and some of each kind of its functions."""
 
 import inspect
+import runpy
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 import einmpi
 import einmpi.array_api as xp
@@ -27,6 +29,25 @@ def test_functions_have_documentation(name):
     value = getattr(xp, name)
     if inspect.isfunction(value):
         assert value.__doc__ and value.__doc__.endswith(".")
+
+
+def test_stubs_have_the_signatures_and_documentation_of_all_functions():
+    script = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"), run_name="make_stubs")
+    stubs = script["stubs"]()
+    assert {file.name for file in stubs} == {"__init__.pyi", "linalg.pyi", "fft.pyi"}
+    for file, text in stubs.items():
+        assert file.read_text() == text, "python docs/make_stubs.py writes it"
+
+
+def test_arguments_by_position_and_by_name_are_those_of_the_standard():
+    x = xp.ones((2, 3))
+    with pytest.raises(TypeError, match=r"^sum\(\) .*positional"):
+        xp.sum(x, 0)
+    with pytest.raises(TypeError, match="positional-only"):
+        xp.linalg.det(x=x)
+    assert xp.reshape(x, shape=(3, 2)).shape == (3, 2)
+    assert xp.expand_dims(x, axis=1).shape == (2, 1, 3)
+    assert xp.linalg.matmul is xp.matmul and xp.sum.__module__ == "einmpi.array_api"
 
 
 def test_creation():

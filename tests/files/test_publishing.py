@@ -21,10 +21,10 @@ from mpi_helpers import environment, finished, needs_mpirun, run_mpi
 from paths import ROOT
 
 import einmpi
+from einmpi.arrays.dist_array import DistArray
 from einmpi.cli.main import main
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError
 from einmpi.files import claims, fill
 from einmpi.files import writing as outputs

@@ -21,10 +21,10 @@ from mpi_helpers import needs_mpirun, run_mpi
 from plan_oracle import R, layouts
 from refusals import error
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
-from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files import fill, formats
 from einmpi.files import writing as outputs

@@ -21,8 +21,8 @@ from numcodecs import Blosc, Zstd
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 import einmpi
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.dist_array import DistArray
 from einmpi.files import fill
 from einmpi.files.formats import ZARR
 from einmpi.graph.dtypes import numpy_dtypes

@@ -12,8 +12,8 @@ from in_process import einmpi_here
 from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.local import ALONE
-from einmpi.compiled.dist_array import DistArray
 from einmpi.files import atomic, journal, publishing, writing
 from einmpi.files.claims import claimed
 from einmpi.files.formats import HDF5, ZARR

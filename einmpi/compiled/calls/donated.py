@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.views import View
 from einmpi.compiled.given_inputs import is_array
-from einmpi.compiled.views import View
 from einmpi.kernels.cuda.driver import is_device_array
 
 

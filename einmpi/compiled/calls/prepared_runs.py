@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.inputs import Inputs, block_of, resident_key
+from einmpi.arrays.creation import block_of
+from einmpi.arrays.dist_array import DistArray
+from einmpi.compiled.inputs import Inputs, resident_key
 from einmpi.compiled.residents import Residents
 from einmpi.job.job import Job
 from einmpi.kernels.prepared import address_of, stored_as

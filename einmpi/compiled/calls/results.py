@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.record import Origin
 from einmpi.comm.base import Comm
-from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.origin import Origin
 from einmpi.files.datasets import Dataset
 from einmpi.files.specs import Number
 from einmpi.job.job import Job

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from einmpi.compiled.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -1,39 +1,41 @@
-"""Ways to make a DistArray: from arrays, blocks and functions, or filled with numbers."""
+"""Ways to make a DistArray: from arrays, blocks, functions and files, or filled with numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import together
-from einmpi.comm.base import Comm
-from einmpi.comm.programs import comm_of_program
+from einmpi.arrays.exchange import intervals_of_block, move_between_intervals, one_interval
+from einmpi.arrays.record import ArrayRecord
+from einmpi.comm.agreement import find_first_failure, together
+from einmpi.comm.base import Comm, even_nodes
+from einmpi.comm.programs import abort_on_divergence, comm_of_program
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
-from einmpi.compiled.array_layouts import layout_with_parts
-from einmpi.compiled.local_blocks import evened_out, shapes_of_blocks, whole_shape
-from einmpi.errors import InputError
+from einmpi.errors import EinmpiError, InputError
+from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
+from einmpi.files.reading import Reading
 from einmpi.files.specs import InputSpec
 from einmpi.kernels.given import as_numpy
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.placement import place
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.schedule.layout import Layout
+from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
+from einmpi.units import counted
 
 if TYPE_CHECKING:
-    from einmpi.compiled.dist_array import DistArray
+    from einmpi.arrays.dist_array import DistArray
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class ArrayCreation:
+class ArrayCreation(ArrayRecord):
     """The part of a DistArray that makes new ones. All ranks make these calls together."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, local: Array, layout: Layout, comm: Comm) -> None: ...
 
     @classmethod
     def from_global(
@@ -75,7 +77,7 @@ class ArrayCreation:
 
         def lay_out() -> tuple[Array, Layout]:
             whole = as_numpy("from_global", "array", on_host(array))
-            return whole, layout_with_parts(own_comm, whole.shape, parts)
+            return whole, layout_for(own_comm, whole.shape, parts)
 
         def fingerprint(found: tuple[Array, Layout]) -> str:
             whole, layout = found
@@ -90,7 +92,7 @@ class ArrayCreation:
         local = np.empty(shape(block), whole.dtype.newbyteorder("="))
         for there, here in boxes(block, packed(block)):
             local[here] = whole[there]
-        return made_as(cls, local, layout, own_comm)
+        return _made_as(cls, local, layout, own_comm)
 
     @classmethod
     def from_local(
@@ -133,16 +135,16 @@ class ArrayCreation:
             return own.astype(own.dtype.newbyteorder("="), copy=False)
 
         own = together(own_comm, check_block, lambda _: f"from_local {parts}")
-        shapes = shapes_of_blocks(own, own_comm)
+        shapes = _shapes_of_blocks(own, own_comm)
         if parts is None:
-            local, layout = evened_out(own, shapes, own_comm)
-            return made_as(cls, local, layout, own_comm)
+            local, layout = _evened_out(own, shapes, own_comm)
+            return _made_as(cls, local, layout, own_comm)
 
         def check_shape() -> Layout:
             if isinstance(parts, Layout):
                 layout = parts
             else:
-                layout = layout_with_parts(own_comm, whole_shape(shapes, parts), parts)
+                layout = layout_for(own_comm, _whole_shape(shapes, parts), parts)
             region = layout.block(own_comm.rank)
             expected = (0,) * own.ndim if region is None else shape(region)
             if own.shape != expected and (region is not None or own.size):
@@ -153,7 +155,7 @@ class ArrayCreation:
         layout = together(own_comm, check_shape, lambda found: f"{found.bound} {found}")
         if layout.block(own_comm.rank) is None:
             own = np.empty((0,) * (len(layout.bound) or 1), own.dtype)
-        return made_as(cls, own, layout, own_comm)
+        return _made_as(cls, own, layout, own_comm)
 
     @classmethod
     def from_function(
@@ -308,8 +310,55 @@ class ArrayCreation:
 
         return _filled(cls, bound, dtype, comm, parts, fill)
 
+    @classmethod
+    def from_dataset(
+        cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None
+    ) -> DistArray:
+        """Read a dataset that was found in a file; `einmpi.open_dataset` finds and reads.
 
-def made_as(cls: Any, local: Array, layout: Layout, comm: Comm) -> DistArray:
+        Parameters
+        ----------
+        dataset : Dataset
+            Where the tensor is in a file.
+        comm : Comm
+            The ranks. All of them call it.
+        parts : sequence of int, optional
+            As for `from_global`.
+
+        Returns
+        -------
+        DistArray
+            The distributed tensor.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read, or the ranks cannot be divided into these parts.
+        """
+        layout = together(
+            comm,
+            lambda: layout_for(comm, dataset.selected_shape, parts),
+            lambda found: f"{found.bound} {found}",
+        )
+        # A number is read as a vector of one element.
+        vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        block = vector.block(comm.rank)
+        assert block is not None
+        local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
+        failure: Exception | None = None
+        with abort_on_divergence(comm), ThreadPoolExecutor(1) as background:
+            reading = Reading(dataset, vector, comm.rank, local, block, packed(block))
+            try:
+                reading.finish(comm, background)
+            except (EinmpiError, OSError) as error:  # after all messages
+                failure = error
+            failure = find_first_failure(comm, failure, 0)
+        if failure is not None:
+            raise failure
+        return _made_as(cls, local, layout, comm)
+
+
+def _made_as(cls: Any, local: Array, layout: Layout, comm: Comm) -> DistArray:
     """Return an array of a class, which is DistArray or derived from it."""
     made: DistArray = cls(local, layout, comm)
     return made
@@ -335,7 +384,7 @@ def _filled(
     own_comm = comm_of_program(comm)
 
     def make() -> tuple[Array, Layout]:
-        layout = layout_with_parts(own_comm, _extents(shape_given), parts)
+        layout = layout_for(own_comm, _extents(shape_given), parts)
         block = layout.block(own_comm.rank)
         assert block is not None
         local = np.empty(shape(block), np.dtype(dtype))
@@ -346,4 +395,134 @@ def _filled(
         return f"{found[0].dtype} {found[1].bound} {found[1]}"
 
     local, layout = together(own_comm, make, fingerprint)
-    return made_as(cls, local, layout, own_comm)
+    return _made_as(cls, local, layout, own_comm)
+
+
+def block_of(array: Array, region: Region, dtype: str) -> Array:
+    """Return a block of an array; the array itself, not a copy, if the block is all of it."""
+    if array.ndim:
+        for dimension, runs in enumerate(region):
+            taken: slice | list[int]
+            if len(runs) == 1:
+                taken = slice(*runs[0])
+            else:
+                taken = []
+                for first, last in runs:
+                    taken.extend(range(first, last))
+            array = array[(slice(None),) * dimension + (taken,)]
+    return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension
+
+
+# ---- layouts ------------------------------------------------------------------------------------
+
+
+def layout_for(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None = None) -> Layout:
+    """Return a layout over all ranks: with these parts, or the first long dimensions are cut."""
+    mesh = Mesh(comm.size, even_nodes(comm) or 1)
+    if parts is None:
+        return even_layout(mesh, bound)
+    return _cut_into_parts(mesh, bound, parts)
+
+
+def _cut_into_parts(mesh: Mesh, bound: tuple[int, ...], given: Sequence[int]) -> Layout:
+    """Return a layout with this many parts of each dimension; other ranks hold copies."""
+    parts = tuple(given) if isinstance(given, Sequence) else (given,)
+    are_positive = all(type(part) is int and part > 0 for part in parts)
+    if len(parts) == len(bound) and are_positive:
+        cuts = place(mesh, bound, parts)
+        if mesh.parts(cuts, range(len(bound))) == parts:
+            return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))
+    extents = "×".join(map(str, bound))
+    shown = "×".join(map(str, parts))
+    raise InputError(
+        "parts",
+        f"{extents} cannot be cut {shown} over {counted(mesh.ranks, 'rank')}",
+        mesh.possible_parts(bound),
+    )
+
+
+# ---- blocks that the ranks have, as parts of one tensor -----------------------------------------
+
+
+def _shapes_of_blocks(own: Array, comm: Comm) -> list[tuple[int, ...]]:
+    """Return the shapes of all ranks' blocks, which have one dtype and number of dimensions."""
+    dtypes: list[str] = []
+    shapes: list[tuple[int, ...]] = []
+    for text in comm.allgather_text(f"{own.dtype.name} {' '.join(map(str, own.shape))}"):
+        dtype, *extents = text.split()
+        dtypes.append(dtype)
+        shapes.append(tuple(map(int, extents)))
+    for rank, block_shape in enumerate(shapes):
+        if dtypes[rank] != dtypes[0]:
+            what = f"the block of rank {rank} is {dtypes[rank]}"
+            raise InputError("from_local", what, f"{dtypes[0]}, as on rank 0")
+        if len(block_shape) != len(shapes[0]):
+            what = f"the block of rank {rank} has shape {block_shape}"
+            expected = f"{counted(len(shapes[0]), 'dimension')}, as on rank 0"
+            raise InputError("from_local", what, expected)
+    return shapes
+
+
+def _whole_shape(shapes: Sequence[tuple[int, ...]], parts: Sequence[int]) -> tuple[int, ...]:
+    """Return the extents of a tensor, given those of all blocks.
+
+    In each dimension, every part is on the same number of ranks.
+    """
+    ndim = len(shapes[0])
+    if not isinstance(parts, Sequence) or len(parts) != ndim:
+        raise InputError("from_local", f"parts are {parts!r}", f"{ndim} positive integers")
+    extents = []
+    for dimension in range(ndim):
+        total = sum(block[dimension] for block in shapes)
+        extents.append(total * int(parts[dimension]) // len(shapes))
+    return tuple(extents)
+
+
+def _evened_out(own: Array, shapes: Sequence[tuple[int, ...]], comm: Comm) -> tuple[Array, Layout]:
+    """Even out blocks that follow one another in the first dimension.
+
+    Return this rank's new block, and the layout of the tensor.
+    """
+    lengths = np.array([block[0] for block in shapes])
+    inner = shapes[int(lengths.argmax())][1:]
+
+    def check_blocks() -> Layout:
+        if own.size and own.shape[1:] != inner:
+            problem = f"the block of rank {comm.rank} has shape {own.shape}"
+            expected = f"shape ({', '.join(['n', *map(str, inner)])})"
+            raise InputError("from_local", problem, expected)
+        return layout_for(comm, (int(lengths.sum()), *inner))
+
+    layout = together(comm, check_blocks)
+    block = layout.block(comm.rank)
+    assert block is not None
+    width = int(np.prod(inner, dtype=np.int64))
+    first_places = np.concatenate(([0], np.cumsum(lengths))) * width
+    if shape(block) == own.shape and all(_is_in_place(layout, first_places, width, comm.size)):
+        return own, layout
+    even = np.empty(shape(block), own.dtype)
+    move_between_intervals(
+        comm,
+        np.ascontiguousarray(own).reshape(-1),
+        even.reshape(-1),
+        lambda rank: one_interval(first_places[rank], first_places[rank + 1]),
+        lambda rank: intervals_of_block(layout, rank),
+        # Ranks of an axis that cuts nothing have the same block, and all get it.
+        lambda _sender, _receiver: True,
+    )
+    return even, layout
+
+
+def _is_in_place(
+    layout: Layout, first_places: npt.NDArray[np.int64], width: int, ranks: int
+) -> list[bool]:
+    """Return for each rank whether its block is where the layout wants it."""
+    found = []
+    for rank in range(ranks):
+        block = layout.block(rank)
+        first = int(first_places[rank])
+        last = int(first_places[rank + 1])
+        rows = ((first // max(width, 1), last // max(width, 1)),)
+        whole_inside = tuple(((0, extent),) for extent in layout.bound[1:])
+        found.append(block == (rows, *whole_inside))
+    return found

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.programs import evaluate_program
+from einmpi.arrays.moving import distributed
+from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
-from einmpi.arrays.reshaping import reshape
-from einmpi.arrays.shapes import concatenate, expand_dims, squeeze, stack, transpose
+from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
 from einmpi.arrays.sorting import searchsorted, sort
-from einmpi.compiled.dist_array import DistArray
 from einmpi.kernels.given import as_numpy
 
 Histogram: TypeAlias = tuple[DistArray, np.ndarray[Any, Any]]
@@ -40,31 +40,23 @@ def _count(array: DistArray, axis: Axis, keepdims: bool) -> DistArray:
     return aggregate("sum", is_number, axis, keepdims=keepdims)
 
 
-def nansum(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
-    """Return the sum of the elements that are not nan."""
-    source = _without_nans(array, 0) if has_nans(array) else array
-    return aggregate("sum", source, axis, **options)
-
-
-def nanprod(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
-    """Return the product of the elements that are not nan."""
-    source = _without_nans(array, 1) if has_nans(array) else array
-    return aggregate("prod", source, axis, **options)
-
-
-def nanmax(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
-    """Return the greatest element that is not nan; nan if there is none."""
-    return _nan_extreme("max", -np.inf, array, axis, keepdims)
-
-
-def nanmin(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
-    """Return the least element that is not nan; nan if there is none."""
-    return _nan_extreme("min", np.inf, array, axis, keepdims)
-
-
-def _nan_extreme(
-    name: str, neutral_value: float, array: DistArray, axis: Axis, keepdims: bool
+def nan_total(
+    name: str, neutral_value: int, array: DistArray, /, axis: Axis = None, **options: Any
 ) -> DistArray:
+    """Return the "sum" or the "prod" of the elements that are not nan."""
+    source = _without_nans(array, neutral_value) if has_nans(array) else array
+    return aggregate(name, source, axis, **options)
+
+
+def nan_extreme(
+    name: str,
+    neutral_value: float,
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    keepdims: bool = False,
+) -> DistArray:
+    """Return the greatest ("max") or least ("min") element that is not nan; nan if all are."""
     if not has_nans(array):
         return aggregate(name, array, axis, keepdims=keepdims)
     found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
@@ -77,7 +69,7 @@ def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> D
     """Return the mean of the elements that are not nan; nan if there are none."""
     if not has_nans(array):
         return mean(array, axis, keepdims=keepdims)
-    total = nansum(array, axis, keepdims=keepdims)
+    total = nan_total("sum", 0, array, axis, keepdims=keepdims)
     return _with_dtype(total / _count(array, axis, keepdims), array.dtype)
 
 
@@ -254,8 +246,8 @@ def cov(
     """Return the covariances of variables, which are the rows, or the columns."""
     variables = _rows_of_variables(array, rowvar)
     if y is not None:
-        others = y if isinstance(y, DistArray) else DistArray.from_global(y, array.own_comm)
-        variables = concatenate([variables, _rows_of_variables(others, rowvar)], 0)
+        others = _rows_of_variables(distributed(y, array.own_comm), rowvar)
+        variables = concatenate([variables, others], 0)
     variables = _with_dtype(variables, np.result_type(variables.dtype, np.float64))
     centred: Any = variables - mean(variables, 1, keepdims=True)
     if ddof is None:
@@ -314,8 +306,7 @@ def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
             raise ValueError(
                 f"there are weights of shape {np.shape(weights)} for values of {places.shape}"
             )
-        if not isinstance(weights, DistArray):
-            weights = DistArray.from_global(weights, comm)
+        weights = distributed(weights, comm)
         given["w"] = weights.astype(np.result_type(weights.dtype, np.float64))
         value = "w[i]"
     if not length or not places.size:

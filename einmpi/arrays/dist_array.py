@@ -1,62 +1,259 @@
-"""What a DistArray can do as numpy's arrays do: operators, ufuncs, functions, methods, numbers."""
+"""DistArray: a tensor in blocks on the ranks of a communicator, which follows numpy's arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from einmpi.comm.agreement import call_alike
+from einmpi.arrays.creation import ArrayCreation
+from einmpi.arrays.record import Origin
+from einmpi.comm.agreement import call_alike, together
+from einmpi.comm.base import Comm
+from einmpi.comm.programs import abort_on_divergence, comm_of_program
+from einmpi.errors import InputError
 from einmpi.late import late
+from einmpi.planner.mesh import Mesh
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.gpu.copies import on_host
+from einmpi.runtime.transfer import transfer
+from einmpi.schedule.layout import Layout
+from einmpi.schedule.moves import redistribution
+from einmpi.schedule.regions import shape, show_region
+from einmpi.schedule.steps import Exchange, Slot
+from einmpi.units import counted
 
-if TYPE_CHECKING:
-    from einmpi.comm.base import Comm
-    from einmpi.compiled.dist_array import DistArray
-    from einmpi.compiled.origin import Origin
-
+Array: TypeAlias = npt.NDArray[Any]
 Axis: TypeAlias = int | tuple[int, ...] | None
 _DISTRIBUTED = "a DistArray is distributed over the ranks; gather() returns an array"
 
 
-class ArrayMethods(NDArrayOperatorsMixin):
-    """The part of a DistArray that follows numpy. All ranks make these calls together.
+@cache
+def _functions() -> Any:
+    """Return the module that computes numpy's functions; it imports this one."""
+    from einmpi.arrays import functions
 
-    Elementwise operations are computed block by block, by numpy. What combines elements of
-    different indices is a small EinSum program, planned once for each kind of operands.
+    return functions
+
+
+class DistArray(ArrayCreation, NDArrayOperatorsMixin):
+    """A tensor in blocks on the ranks of a communicator.
+
+    Runs, `from_global` and `open_dataset` make it. Slices, reshapes and transposes of it are views,
+    as in numpy: a change of either is seen in the other. Indices by lists and masks, `copy` and
+    `flatten` make copies.
+
+    Parameters
+    ----------
+    local : array
+        This rank's block: a numpy array, or a CuPy array if a GPU has computed it. It has no
+        elements on a rank that holds no block.
+    layout : Layout
+        Which elements of the whole tensor each rank has.
+    comm : Comm
+        The ranks.
+
+    Examples
+    --------
+    >>> X = einmpi.DistArray.from_global(np.arange(6.0).reshape(2, 3))
+    >>> X.shape, X.local.shape, str(X.layout)
+    ((2, 3), (2, 3), '[1,1] on 1 rank')
     """
 
-    if TYPE_CHECKING:
+    @classmethod
+    def _of_run(
+        cls, local: Array, layout: Layout, comm: Comm, origin: Origin | None, tensor: str
+    ) -> DistArray:
+        """Return an output of a run, whose block is known to have the shape of the layout."""
+        found = cls.__new__(cls)
+        found._local = local
+        found._dtype = local.dtype
+        found.layout = layout
+        found.own_comm = comm
+        found.origin = origin
+        found.tensor = tensor
+        return found
 
-        @property
-        def local(self) -> npt.NDArray[Any]: ...
+    def __repr__(self) -> str:
+        if self._local is None:
+            return f"DistArray(given away, shape={self.shape}, dtype={self.dtype})"
+        if self.region is None:
+            own = "nothing"
+        elif self.ndim:
+            own = show_region(self.region)
+        else:
+            own = "it"
+        values = np.array2string(
+            self.host, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2
+        )
+        return (
+            f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
+            f"rank {self.own_comm.rank} of {self.own_comm.size} holds {own})"
+        )
 
-        origin: Origin | None
-        own_comm: Comm
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = late("array_html")(self)
+        return text
 
-        @property
-        def shape(self) -> tuple[int, ...]: ...
-        @property
-        def ndim(self) -> int: ...
-        @property
-        def size(self) -> int: ...
-        @property
-        def dtype(self) -> np.dtype[Any]: ...
-        def gather(self, root: int | None = None) -> Any: ...
-        def is_alone(self) -> bool: ...
-        def is_on_all_ranks(self) -> bool: ...
-        @property
-        def region(self) -> Any: ...
+    def _share_origin(self, array: DistArray) -> DistArray:
+        """Return another array with the same values, which come from the same run."""
+        array.origin = self.origin
+        array.tensor = self.tensor
+        return array
+
+    # ---- copies and pickles ---------------------------------------------------------------------
+
+    def __copy__(self) -> DistArray:
+        return self.__deepcopy__(None)
+
+    def __deepcopy__(self, _: Any) -> DistArray:
+        return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))
+
+    def __reduce__(self) -> Any:
+        """Pickle this rank's block. No messages are sent."""
+        rank = self.own_comm.rank
+        return _unpickled, (self.host, self.layout, rank, self.own_comm.size)
+
+    @staticmethod
+    @contextmanager
+    def unpickle_on(comm: Any) -> Iterator[None]:
+        """Unpickle DistArrays in the `with` block on another communicator than the world.
+
+        A pickle has the block of one rank. It is loaded by the same rank of a communicator with
+        equally many ranks; each rank loads its own pickle.
+
+        Parameters
+        ----------
+        comm : mpi4py communicator
+            The ranks.
+
+        Examples
+        --------
+        >>> import pickle
+        >>> x = einmpi.DistArray.ones(3)
+        >>> with einmpi.DistArray.unpickle_on(x.comm):
+        ...     y = pickle.loads(pickle.dumps(x))
+        >>> y.gather()
+        array([1., 1., 1.])
+        """
+        token = _pickle_comm.set(comm)
+        try:
+            yield
+        finally:
+            _pickle_comm.reset(token)
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def gather(self, root: int | None = None) -> Any:
+        """Collect the whole tensor. All ranks call it.
+
+        Parameters
+        ----------
+        root : int, optional
+            The only rank to get it; by default every rank does.
+
+        Returns
+        -------
+        array or None
+            The whole tensor; None on ranks other than `root`.
+
+        Raises
+        ------
+        InputError
+            There is no such rank.
+
+        Examples
+        --------
+        >>> einmpi.DistArray.from_global([1.0, 2.0]).gather()
+        array([1., 2.])
+        """
+        rank = self.own_comm.rank
+
+        def check_root() -> int | None:
+            self._check_is_here()
+            is_integer = isinstance(root, int | np.integer)
+            if root is not None and not (is_integer and 0 <= root < self.own_comm.size):
+                expected = f"a rank from 0 to {self.own_comm.size - 1}"
+                raise InputError("gather", f"there is no rank {root!r}", expected)
+            return root
+
+        together(self.own_comm, check_root, lambda checked: f"gather {checked} {self.layout}")
+        mesh = Mesh(self.own_comm.size if root is None else 1)
+        uncut = Layout(mesh, self.shape, (None,) * len(mesh.factors))
+        with abort_on_divergence(self.own_comm):
+            whole = self._moved_to(uncut).local
+            if root is None:
+                return whole
+            # A mesh of one rank is rank 0, which sends the tensor on.
+            if root != 0 and rank == 0:
+                self.own_comm.sendrecv(root, whole.reshape(-1), None, None)
+            elif root != 0 and rank == root:
+                whole = np.empty(self.shape, self.dtype)
+                self.own_comm.sendrecv(None, None, 0, whole.reshape(-1))
+        return whole if rank == root else None
+
+    def redistribute(self, layout: Layout) -> DistArray:
+        """Move the tensor to another layout. All ranks call it.
+
+        Parameters
+        ----------
+        layout : Layout
+            The new layout, such as that of another DistArray of the same shape.
+
+        Returns
+        -------
+        DistArray
+            The same tensor in this layout.
+
+        Raises
+        ------
+        InputError
+            The layout is for another shape or for more ranks.
+        """
+
+        def check_layout() -> None:
+            self._check_is_here()
+            if not isinstance(layout, Layout):
+                problem = f"{type(layout).__name__} is not a layout"
+                raise InputError("redistribute", problem, "the layout of a DistArray")
+            if layout.bound != self.shape or layout.mesh.ranks > self.own_comm.size:
+                raise InputError(
+                    "redistribute",
+                    f"the layout {layout} is for a tensor of shape {layout.bound}",
+                    f"shape {self.shape} on at most {counted(self.own_comm.size, 'rank')}",
+                )
+
+        together(self.own_comm, check_layout, lambda _: f"redistribute {self.layout} {layout!r}")
+        with abort_on_divergence(self.own_comm):
+            return self._moved_to(layout)
+
+    def _moved_to(self, layout: Layout) -> DistArray:
+        block = layout.block(self.own_comm.rank)
+        extents = (0,) * (self.ndim or 1) if block is None else shape(block)
+        source = Slot("before", self.local.shape, self.dtype.name)
+        target = Slot("after", extents, self.dtype.name)
+        buffers = Buffers(NumpyBackend())
+        buffers.put(source, np.ascontiguousarray(self.host))
+        before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
+        after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
+        transfer(Exchange("", source, target, moves), buffers, self.own_comm)
+        return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
 
     # ---- numpy's protocols ----------------------------------------------------------------------
 
     __pandas_priority__ = 5000  # above that of pandas' own classes, so that they leave + to us
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        function = late("apply_ufunc")
+        function = _functions().apply_ufunc
         if not self.ndim and not any(getattr(each, "ndim", 0) for each in inputs):
             # Every rank has these numbers, and one rank alone may compute with them to print them.
             return function(ufunc, method, inputs, options)
@@ -68,7 +265,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
         shown = (*arguments, options) if options else arguments
-        apply = late("apply_function")
+        apply = _functions().apply_function
         name = function.__name__
         return call_alike(self.own_comm, name, shown, apply, function, arguments, options)
 
@@ -115,13 +312,13 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> DistArray:
         selected: DistArray = call_alike(
-            self.own_comm, "getitem", (self, key), late("select"), self, key
+            self.own_comm, "getitem", (self, key), _functions().indexing.select, self, key
         )
         return selected
 
     def __setitem__(self, key: Any, value: Any) -> None:
         shown = (self, key, value)
-        call_alike(self.own_comm, "setitem", shown, late("assign"), *shown)
+        call_alike(self.own_comm, "setitem", shown, _functions().indexing.assign, *shown)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -158,7 +355,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
             chosen = chosen[index]
         if chosen.size != 1:
             raise ValueError("can only convert a tensor with one element to a Python number")
-        if isinstance(chosen, ArrayMethods):
+        if isinstance(chosen, DistArray):
             chosen = chosen.gather()
         return chosen.item()
 
@@ -203,17 +400,17 @@ class ArrayMethods(NDArrayOperatorsMixin):
     @property
     def mT(self) -> DistArray:
         """The tensor with its last two dimensions swapped. Nothing moves."""
-        return _call(np.swapaxes, self, -1, -2)
+        return call(np.swapaxes, self, -1, -2)
 
     @property
     def real(self) -> DistArray:
         """The real parts."""
-        return _call(np.real, self)
+        return call(np.real, self)
 
     @property
     def imag(self) -> DistArray:
         """The imaginary parts."""
-        return _call(np.imag, self)
+        return call(np.imag, self)
 
     def transpose(self, *axes: Any) -> DistArray:
         """Return the tensor with its dimensions in another order. Nothing moves."""
@@ -222,16 +419,16 @@ class ArrayMethods(NDArrayOperatorsMixin):
             order = None  # reversed
         elif len(axes) == 1 and not isinstance(axes[0], int):
             order = axes[0]
-        return _call(np.transpose, self, order)
+        return call(np.transpose, self, order)
 
     def reshape(self, *shape: Any) -> DistArray:
         """Return the elements in another shape, in row-major order: a view, where numpy has one."""
         extents = shape[0] if len(shape) == 1 else shape
-        return _call(np.reshape, self, extents)
+        return call(np.reshape, self, extents)
 
     def ravel(self) -> DistArray:
         """Return the elements as a vector, in row-major order: a view, where numpy has one."""
-        return _call(np.ravel, self)
+        return call(np.ravel, self)
 
     def flatten(self) -> DistArray:
         """Return a copy of the elements as a vector, in row-major order."""
@@ -239,19 +436,19 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def swapaxes(self, axis1: int, axis2: int) -> DistArray:
         """Return the tensor with two dimensions exchanged. Nothing moves."""
-        return _call(np.swapaxes, self, axis1, axis2)
+        return call(np.swapaxes, self, axis1, axis2)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
         """Return the elements whose two indices are equal, or differ by `offset`."""
-        return _call(np.diagonal, self, offset, axis1, axis2)
+        return call(np.diagonal, self, offset, axis1, axis2)
 
     def take(self, indices: Any, axis: int | None = None) -> DistArray:
         """Return the elements at some indices of a dimension; without one, in row-major order."""
-        return _call(np.take, self, indices, axis)
+        return call(np.take, self, indices, axis)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> DistArray:
         """Return each element repeated along a dimension; without one, in row-major order."""
-        return _call(np.repeat, self, repeats, axis)
+        return call(np.repeat, self, repeats, axis)
 
     def nonzero(self) -> tuple[DistArray, ...]:
         """Return the indices of the elements that are not zero, in row-major order."""
@@ -264,108 +461,124 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def sort(self, axis: int = -1) -> None:
         """Sort the elements along a dimension, in place."""
-        self[...] = _call(np.sort, self, axis)
+        self[...] = call(np.sort, self, axis)
 
     def argsort(self, axis: int | None = -1) -> DistArray:
         """Return the indices that sort the elements; equal elements keep their order."""
-        return _call(np.argsort, self, axis)
+        return call(np.argsort, self, axis)
 
     def searchsorted(self, v: Any, side: str = "left") -> DistArray:
         """Return where elements would be inserted to keep this vector sorted."""
-        return _call(np.searchsorted, self, v, side)
+        return call(np.searchsorted, self, v, side)
 
     def squeeze(self, axis: Axis = None) -> DistArray:
         """Return the tensor without dimensions of extent 1. Nothing moves."""
-        return _call(np.squeeze, self, axis)
+        return call(np.squeeze, self, axis)
 
     def astype(self, dtype: Any) -> DistArray:
         """Return the elements converted to another dtype. Nothing moves."""
-        return _call(np.astype, self, np.dtype(dtype).newbyteorder("="))
+        return call(np.astype, self, np.dtype(dtype).newbyteorder("="))
 
     def copy(self) -> DistArray:
         """Return a copy whose elements can be changed without changing this tensor."""
-        return _call(np.copy, self)
+        return call(np.copy, self)
 
     def conj(self) -> DistArray:
         """Return the complex conjugates."""
-        return _call(np.conjugate, self)
+        return call(np.conjugate, self)
 
     def round(self, decimals: int = 0) -> DistArray:
         """Return the elements rounded to this many decimals."""
-        return _call(np.round, self, decimals)
+        return call(np.round, self, decimals)
 
     def clip(self, min: Any = None, max: Any = None) -> DistArray:
         """Return the elements limited to the range from `min` to `max`."""
-        return _call(np.clip, self, min, max)
+        return call(np.clip, self, min, max)
 
     # ---- aggregations ---------------------------------------------------------------------------
 
     def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
         """Return the sum over some dimensions, by default over all."""
-        return _call(np.sum, self, axis, dtype, keepdims=keepdims)
+        return call(np.sum, self, axis, dtype, keepdims=keepdims)
 
     def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
         """Return the product over some dimensions, by default over all."""
-        return _call(np.prod, self, axis, dtype, keepdims=keepdims)
+        return call(np.prod, self, axis, dtype, keepdims=keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the greatest element along some dimensions, by default of all."""
-        return _call(np.max, self, axis, keepdims=keepdims)
+        return call(np.max, self, axis, keepdims=keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the least element along some dimensions, by default of all."""
-        return _call(np.min, self, axis, keepdims=keepdims)
+        return call(np.min, self, axis, keepdims=keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return whether any element along some dimensions is not zero, by default of all."""
-        return _call(np.any, self, axis, keepdims=keepdims)
+        return call(np.any, self, axis, keepdims=keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return whether all elements along some dimensions are not zero, by default of all."""
-        return _call(np.all, self, axis, keepdims=keepdims)
+        return call(np.all, self, axis, keepdims=keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
         """Return the mean along some dimensions, by default of all elements."""
-        return _call(np.mean, self, axis, dtype, keepdims=keepdims)
+        return call(np.mean, self, axis, dtype, keepdims=keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
         """Return the variance along some dimensions, by default of all elements."""
-        return _call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
+        return call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
 
     def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
         """Return the standard deviation along some dimensions, by default of all elements."""
-        return _call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
+        return call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
         """Return the index of the first greatest element; in row-major order without `axis`."""
-        return _call(np.argmax, self, axis, keepdims=keepdims)
+        return call(np.argmax, self, axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
         """Return the index of the first least element; in row-major order without `axis`."""
-        return _call(np.argmin, self, axis, keepdims=keepdims)
+        return call(np.argmin, self, axis, keepdims=keepdims)
 
     def cumsum(self, axis: int | None = None, dtype: Any = None) -> DistArray:
         """Return the sums of all elements up to each one; without `axis`, in row-major order."""
-        return _call(np.cumsum, self, axis, dtype)
+        return call(np.cumsum, self, axis, dtype)
 
     def cumprod(self, axis: int | None = None, dtype: Any = None) -> DistArray:
         """Return the products of all elements up to each; without `axis`, in row-major order."""
-        return _call(np.cumprod, self, axis, dtype)
+        return call(np.cumprod, self, axis, dtype)
 
     def trace(self, offset: int = 0) -> DistArray:
         """Return the sum of the diagonal."""
-        return _call(np.trace, self, offset)
+        return call(np.trace, self, offset)
 
     def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the square root of the sum of squares along some dimensions, by default of all."""
-        return _call(np.linalg.norm, self, None, axis, keepdims)
+        return call(np.linalg.norm, self, None, axis, keepdims)
 
     def dot(self, other: Any) -> DistArray:
         """Return the product with another tensor, as `numpy.dot`."""
-        return _call(np.dot, self, other)
+        return call(np.dot, self, other)
 
 
-def _call(function: Any, *arguments: Any, **options: Any) -> DistArray:
-    """Call a function of numpy, which comes back through the protocols above."""
+# The communicator on which pickles are loaded; None for the world.
+_pickle_comm: ContextVar[Any] = ContextVar("pickle_comm", default=None)
+
+
+def _unpickled(local: Array, layout: Layout, rank: int, ranks: int) -> DistArray:
+    comm = comm_of_program(_pickle_comm.get())
+    if (comm.rank, comm.size) != (rank, ranks):
+        raise InputError(
+            "pickle",
+            f"the block of rank {rank} of {ranks} is loaded by rank {comm.rank} of {comm.size}",
+            "the same rank of equally many",
+            "with DistArray.unpickle_on(comm) names another communicator than the world",
+        )
+    return DistArray(local, layout, comm)
+
+
+def call(function: Any, *arguments: Any, **options: Any) -> DistArray:
+    """Call a function of numpy that returns a DistArray: it comes back through the protocols."""
     found: DistArray = function(*arguments, **options)
     return found

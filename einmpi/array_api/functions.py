@@ -1,0 +1,469 @@
+"""The functions of the array API standard that are more than a call of numpy's, and its dtypes.
+
+All ranks call them together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from einmpi.arrays.dist_array import DistArray, call
+from einmpi.kernels.given import as_numpy
+
+API_VERSION = "2024.12"
+CPU = "cpu"  # the only device of new DistArrays: the memory of the ranks
+DEFAULT_FLOAT = np.dtype("float64")
+
+
+def _dtypes(*names: str) -> tuple[np.dtype[Any], ...]:
+    return tuple(np.dtype(name) for name in names)
+
+
+_SIGNED = _dtypes("int8", "int16", "int32", "int64")
+_UNSIGNED = _dtypes("uint8", "uint16", "uint32", "uint64")
+_REAL = _dtypes("float32", "float64")
+_COMPLEX = _dtypes("complex64", "complex128")
+# The dtypes of each kind that the standard names.
+KINDS: dict[str, tuple[np.dtype[Any], ...]] = {
+    "bool": _dtypes("bool"),
+    "signed integer": _SIGNED,
+    "unsigned integer": _UNSIGNED,
+    "integral": _SIGNED + _UNSIGNED,
+    "real floating": _REAL,
+    "complex floating": _COMPLEX,
+    "numeric": _SIGNED + _UNSIGNED + _REAL + _COMPLEX,
+}
+
+
+def check_device(device: Any) -> None:
+    """Refuse devices other than the ranks' own memory."""
+    if device is not None and device != CPU:
+        raise ValueError(f"there is no device {device!r}; new DistArrays are on {CPU!r}")
+
+
+# ---- dtypes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FloatInfo:
+    """The limits of a floating-point dtype, as Python numbers."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class IntegerInfo:
+    """The limits of an integer dtype, as Python numbers."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: np.dtype[Any]
+
+
+def _dtype_of(array_or_dtype: Any) -> np.dtype[Any]:
+    if isinstance(array_or_dtype, DistArray):
+        return array_or_dtype.dtype
+    dtype: np.dtype[Any] = np.dtype(array_or_dtype)
+    return dtype
+
+
+def astype(x: DistArray, dtype: Any, /, *, copy: bool = True, device: Any = None) -> DistArray:
+    """Return the elements converted to another dtype."""
+    check_device(device)
+    return call(np.astype, x, np.dtype(dtype), copy=copy)
+
+
+def can_cast(from_: Any, to: Any, /) -> bool:
+    """Return whether a dtype is converted to another one by the rules of promotion."""
+    return np.can_cast(_dtype_of(from_), _dtype_of(to))
+
+
+def finfo(type: Any, /) -> FloatInfo:
+    """Return the limits of a floating-point dtype, or of the parts of a complex one."""
+    limits = np.finfo(_dtype_of(type))
+    return FloatInfo(
+        bits=limits.bits,
+        eps=float(limits.eps),
+        max=float(limits.max),
+        min=float(limits.min),
+        smallest_normal=float(limits.smallest_normal),
+        dtype=limits.dtype,
+    )
+
+
+def iinfo(type: Any, /) -> IntegerInfo:
+    """Return the limits of an integer dtype."""
+    limits = np.iinfo(_dtype_of(type))
+    return IntegerInfo(
+        bits=limits.bits, max=int(limits.max), min=int(limits.min), dtype=limits.dtype
+    )
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Return whether a dtype is of a kind: a dtype, the name of a kind, or a tuple of these."""
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, one_kind) for one_kind in kind)
+    if isinstance(kind, str):
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of dtypes {kind!r}; there are {', '.join(KINDS)}")
+        return np.dtype(dtype) in KINDS[kind]
+    return bool(np.dtype(dtype) == np.dtype(kind))
+
+
+def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """Return the dtype of a result of tensors, dtypes and Python numbers."""
+    return np.result_type(*arrays_and_dtypes)
+
+
+# ---- the namespace -------------------------------------------------------------------------------
+
+
+class NamespaceInfo:
+    """What `__array_namespace_info__()` returns."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """Return what this namespace is able to do."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 32}
+
+    def default_device(self) -> str:
+        """Return the device of new tensors."""
+        return CPU
+
+    def devices(self) -> list[str]:
+        """Return all devices."""
+        return [CPU]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
+        """Return the dtypes of new tensors, by kind."""
+        check_device(device)
+        return {
+            "real floating": np.dtype("float64"),
+            "complex floating": np.dtype("complex128"),
+            "integral": np.dtype("int64"),
+            "indexing": np.dtype("int64"),
+        }
+
+    def dtypes(
+        self, *, device: Any = None, kind: str | tuple[str, ...] | None = None
+    ) -> dict[str, np.dtype[Any]]:
+        """Return the dtypes of some kinds by their names; by default all."""
+        check_device(device)
+        if kind is None:
+            kind = ("bool", "numeric")
+        kinds = (kind,) if isinstance(kind, str) else kind
+        found: dict[str, np.dtype[Any]] = {}
+        for one_kind in kinds:
+            for dtype in KINDS[one_kind]:
+                found[dtype.name] = dtype
+        return found
+
+
+def __array_namespace_info__() -> NamespaceInfo:
+    """Return what this namespace has: dtypes, devices, abilities."""
+    return NamespaceInfo()
+
+
+def array_namespace(api_version: str | None) -> ModuleType:
+    """Return this namespace, for a version of the standard that it follows."""
+    if api_version is not None and api_version not in (
+        "2021.12",
+        "2022.12",
+        "2023.12",
+        API_VERSION,
+    ):
+        raise ValueError(f"einmpi.array_api follows version {API_VERSION}, not {api_version}")
+    return importlib.import_module("einmpi.array_api")
+
+
+# ---- new tensors ---------------------------------------------------------------------------------
+
+
+def asarray(
+    obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
+) -> DistArray:
+    """Return a tensor of numbers, nested lists of numbers or an array that every rank has."""
+    check_device(device)
+    if isinstance(obj, DistArray):
+        return _converted(obj, dtype, copy)
+    if copy is False:
+        raise ValueError("a new tensor has copies of the elements; copy=False is not possible")
+    return DistArray.from_global(as_numpy("asarray", "obj", _with_numbers(obj), dtype))
+
+
+def _with_numbers(obj: Any) -> Any:
+    """Return nested lists with numbers in place of tensors without dimensions."""
+    if isinstance(obj, list | tuple):
+        return [_with_numbers(part) for part in obj]
+    if isinstance(obj, DistArray):
+        return obj.gather()
+    return obj
+
+
+def _converted(array: DistArray, dtype: Any, copy: bool | None) -> DistArray:
+    is_same_dtype = dtype is None or array.dtype == dtype
+    if copy is False and not is_same_dtype:
+        raise ValueError("another dtype needs a copy of the elements")
+    if not is_same_dtype:
+        return array.astype(dtype)
+    if copy:
+        return array.copy()
+    return array
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> DistArray:
+    """Return the tensor of an object of another library, which every rank has."""
+    check_device(device)
+    if isinstance(x, DistArray):
+        return _converted(x, None, copy)
+    return DistArray.from_global(x)
+
+
+def empty(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of zeros: no element is left to chance."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of zeros."""
+    check_device(device)
+    return DistArray.zeros(shape, DEFAULT_FLOAT if dtype is None else dtype)
+
+
+def ones(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of ones."""
+    check_device(device)
+    return DistArray.ones(shape, DEFAULT_FLOAT if dtype is None else dtype)
+
+
+def full(
+    shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, device: Any = None
+) -> DistArray:
+    """Return a tensor of equal elements."""
+    check_device(device)
+    return DistArray.full(shape, fill_value, dtype)
+
+
+def empty_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of zeros of the shape, and in the layout, of another one."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def zeros_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of zeros of the shape, and in the layout, of another one."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def ones_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return a tensor of ones of the shape, and in the layout, of another one."""
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+def full_like(
+    x: DistArray, /, fill_value: Any, *, dtype: Any = None, device: Any = None
+) -> DistArray:
+    """Return a tensor of equal elements of the shape, and in the layout, of another one."""
+    check_device(device)
+    return call(np.full_like, x, fill_value, dtype=dtype)
+
+
+def arange(
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+) -> DistArray:
+    """Return numbers from `start` up to `stop`, which is not among them."""
+    check_device(device)
+    if stop is None:
+        stop = start
+        start = 0
+    if step == 0:
+        raise ValueError("arange: the step is 0")
+    count = max(math.ceil((stop - start) / step), 0)
+    if dtype is None:
+        dtype = np.result_type(type(start), type(stop), type(step))
+
+    def value(index: Any) -> Any:
+        return start + index * step
+
+    return DistArray.from_function(value, count, dtype)
+
+
+def linspace(
+    start: complex,
+    stop: complex,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    endpoint: bool = True,
+) -> DistArray:
+    """Return evenly spaced numbers from `start` to `stop`."""
+    check_device(device)
+    return DistArray.from_global(np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
+
+
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: Any = None,
+) -> DistArray:
+    """Return a matrix with ones on its k-th diagonal and zeros elsewhere."""
+    check_device(device)
+    columns = n_rows if n_cols is None else n_cols
+    wanted = DEFAULT_FLOAT if dtype is None else dtype
+    return DistArray.from_function(lambda i, j: j == i + k, (n_rows, columns), wanted)
+
+
+def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> list[DistArray]:
+    """Return, for each vector of coordinates, its values at all points of the grid."""
+    grids: Any = np.meshgrid(*arrays, indexing=indexing)
+    return list(grids)
+
+
+def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return the frequencies of a transform of `n` elements, a distance `d` apart."""
+    return _frequencies(np.fft.fftfreq(n, d), dtype, device)
+
+
+def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> DistArray:
+    """Return the frequencies of a transform of `n` real elements, a distance `d` apart."""
+    return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
+
+
+def _frequencies(values: Any, dtype: Any, device: Any) -> DistArray:
+    check_device(device)
+    return DistArray.from_global(values.astype(DEFAULT_FLOAT if dtype is None else dtype))
+
+
+# ---- functions of tensors ------------------------------------------------------------------------
+
+
+def clip(x: DistArray, /, min: Any = None, max: Any = None) -> DistArray:
+    """Limit the elements to the range from `min` to `max`; the dtype stays."""
+    clipped = call(np.clip, x, min, max)
+    return clipped.astype(x.dtype)
+
+
+def diff(
+    x: DistArray,
+    /,
+    *,
+    axis: int = -1,
+    n: int = 1,
+    prepend: DistArray | None = None,
+    append: DistArray | None = None,
+) -> DistArray:
+    """Return the differences of neighbouring elements along a dimension, `n` times."""
+    options: dict[str, Any] = {"n": n, "axis": axis}
+    if prepend is not None:
+        options["prepend"] = prepend
+    if append is not None:
+        options["append"] = append
+    return call(np.diff, x, **options)
+
+
+def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
+    """Return tensors with their elements repeated so that all have the same shape."""
+    repeated: Any = np.broadcast_arrays(*arrays)
+    return list(repeated)
+
+
+def argmax(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
+    """Return the index of the first greatest element; in row-major order without `axis`."""
+    return _with_all_dimensions(call(np.argmax, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
+
+
+def argmin(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
+    """Return the index of the first least element; in row-major order without `axis`."""
+    return _with_all_dimensions(call(np.argmin, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
+
+
+def _with_all_dimensions(
+    found: DistArray, x: DistArray, axis: int | None, keepdims: bool
+) -> DistArray:
+    if axis is None and keepdims:
+        return found.reshape((1,) * x.ndim)
+    return found
+
+
+def sort(
+    x: DistArray, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> DistArray:
+    """Return the elements in order along a dimension."""
+    ascending = call(np.sort, x, axis=axis)
+    if descending:
+        return call(np.flip, ascending, axis)
+    return ascending
+
+
+def argsort(
+    x: DistArray, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> DistArray:
+    """Return the indices that sort the elements; equal elements keep their order."""
+    if not descending:
+        return call(np.argsort, x, axis=axis)
+    # The ascending order of the reversed elements, read backwards: equal ones keep their order.
+    backwards = call(np.argsort, call(np.flip, x, axis), axis=axis)
+    last_index = x.shape[axis] - 1
+    descending_order: DistArray = last_index - call(np.flip, backwards, axis)
+    return descending_order
+
+
+def cross(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
+    """Return the cross products of vectors of three elements."""
+    if x1.shape[axis] != 3 or x2.shape[axis] != 3:
+        raise ValueError("cross products are of vectors of three elements")
+    left = call(np.moveaxis, x1, axis, -1)
+    right = call(np.moveaxis, x2, axis, -1)
+    components: list[DistArray] = []
+    for first, second in ((1, 2), (2, 0), (0, 1)):
+        positive = left[..., first] * right[..., second]
+        negative = left[..., second] * right[..., first]
+        components.append(positive - negative)
+    return call(np.stack, components, axis=axis)
+
+
+def trace(x: DistArray, /, *, offset: int = 0, dtype: Any = None) -> DistArray:
+    """Return the sum of a diagonal of each matrix of a stack."""
+    return call(np.sum, np.diagonal(x, offset, -2, -1), axis=-1, dtype=dtype)
+
+
+def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
+    """Return the rank of each matrix of a stack."""
+    return call(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
+
+
+def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
+    """Return the pseudo-inverse of each matrix of a stack."""
+    return call(np.linalg.pinv, x, rtol=_same_for_all(rtol))
+
+
+def _same_for_all(rtol: Any) -> Any:
+    """Return a relative tolerance as a number; one for each matrix is refused."""
+    if not isinstance(rtol, DistArray):
+        return rtol
+    if rtol.ndim:
+        raise TypeError("rtol of DistArrays is the same number for all matrices")
+    return rtol.item()

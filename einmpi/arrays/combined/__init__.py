@@ -1,1 +1,0 @@
-"""Functions of numpy on DistArrays that are combinations of other such functions."""
