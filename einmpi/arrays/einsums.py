@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
 from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
-from einmpi.job.job import Job
+from einmpi.job.job import Job, with_settings
 from einmpi.job.program import program_job
 from einmpi.kernels.cpu.blas import numpy_einsum
 from einmpi.kernels.given import as_numpy
@@ -40,7 +40,9 @@ _Operand = TypeVar("_Operand")
 _known_einsums: dict[Hashable, Compiled] = {}
 
 
-def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
+def compile_einsum(
+    subscripts: str, arrays: Sequence[Any], comm: Comm, settings: Mapping[str, Any] | None = None
+) -> Compiled:
     """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
     key = tuple([(array.shape, array.dtype) for array in arrays])
 
@@ -50,9 +52,11 @@ def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compil
         if arrays:
             common_dtype = _common_dtype([array.dtype for array in arrays])
         text = program_text(subscripts, kinds, common_dtype)
-        return program_job(text, _by_name(kinds), {}, common_dtype, None)
+        job = program_job(text, _by_name(kinds), {}, common_dtype, None)
+        return with_settings(job, settings or {})
 
-    return compiled_once(comm, ("einsum", subscripts, key), make_job)
+    shown = repr(settings) if settings else ""
+    return compiled_once(comm, ("einsum", subscripts, key, shown), make_job)
 
 
 def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:
@@ -92,10 +96,11 @@ def einsum_of_arrays(
     order: str = "K",
     casting: str = "safe",
     optimize: Any = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
     key = None
-    is_plain = out is None and dtype is None and optimize is False
+    is_plain = out is None and dtype is None and optimize is False and not settings
     if is_plain and isinstance(order, str) and isinstance(casting, str):
         key = _key_of_arrays(arguments) if order == "K" and casting == "safe" else None
     if key is not None and key in _known_einsums:
@@ -116,7 +121,7 @@ def einsum_of_arrays(
         arrays = _converted(operands, dtype, checked_casting)
         if out is None and _is_view(subscripts, arrays):
             return None, subscripts, arrays
-        return compile_einsum(subscripts, arrays, comm), subscripts, arrays
+        return compile_einsum(subscripts, arrays, comm, settings), subscripts, arrays
 
     compiled, subscripts, arrays = together(comm, check_and_compile)
     numpy_order: Any = order.upper()

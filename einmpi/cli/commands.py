@@ -130,10 +130,9 @@ def _memory_curve(options: argparse.Namespace) -> None:
         check_plot(file)
     job = load_job(options)
     check_files(options, job)
-    settings = {"strategy": options.strategy, "nodes": options.nodes, "machine": options.machine}
     without_limit = replace(job, memory=None)
     points = memory_curve(
-        lambda limit: api.plan(without_limit, options.ranks, memory=limit, **settings)
+        lambda limit: api.plan(without_limit, options.ranks, memory=limit, nodes=options.nodes)
     )
     if file:
         title = printable(job.title or job.source.name)
@@ -154,11 +153,12 @@ def _explain(options: argparse.Namespace) -> None:
     check_files(options, job)
     if options.plot and job.loops:
         raise InputError("--plot", "several loops follow one another", "a job with one loop")
-    settings = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     comparison = None
     data: object
     if options.compare:
-        comparison = compare(lambda name: api.plan(job, options.ranks, strategy=name, **settings))
+        comparison = compare(
+            lambda name: api.plan(job, options.ranks, strategy=name, nodes=options.nodes)
+        )
         text = comparison_text(comparison)
         data = [as_json(each) for each in comparison.plans]
         shown = comparison.plans[0]
@@ -166,7 +166,7 @@ def _explain(options: argparse.Namespace) -> None:
             if each.strategy == job.strategy:
                 shown = each
     else:
-        shown = api.plan(job, options.ranks, strategy=options.strategy, **settings)
+        shown = api.plan(job, options.ranks, nodes=options.nodes)
         text = plan_text(shown, options.full)
         data = as_json(shown)
         if options.show_relations:

@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import replace
+from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError
 from einmpi.files.specs import Number
-from einmpi.job.backends import backend_names
-from einmpi.job.job import (
-    SHARED_MODES,
-    Job,
-    loop_of,
-    with_half,
-    with_overlap_mode,
-    with_shared,
-    with_strict,
-)
+from einmpi.job.job import Job, loop_of, with_settings
 from einmpi.job.job_file import read_job
 from einmpi.job.parameters import parse_number
-from einmpi.language.half_steps import HALF_MODES
-from einmpi.planner.moving.overlap import MODES
+from einmpi.job.settings import SETTINGS
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the settings, the dtype, --strict, --half and --overlap."""
+    """Return the job file with the numbers, the dtype and the settings of the command line."""
     from einmpi.files.load import describe
 
-    settings: dict[str, Number] = {}
+    numbers: dict[str, Number] = {}
     for setting in options.set:
         name, _, text = setting.partition("=")
         value = parse_number(text)
         if value is None:
             problem = f"{text!r} is not a number"
             raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
-        settings[name] = value
-    job = read_job(options.job, describe, settings, options.dtype, options.steps)
-    if options.half is not None:
-        if options.half not in HALF_MODES:
-            problem = f"unknown mode {options.half!r}"
-            raise InputError("--half", problem, one_of(HALF_MODES, options.half))
-        job = with_half(job, options.half)
-    if options.overlap is not None:
-        if options.overlap not in MODES:
-            problem = f"unknown mode {options.overlap!r}"
-            raise InputError("--overlap", problem, one_of(MODES, options.overlap))
-        job = with_overlap_mode(job, options.overlap)
-    return with_strict(job, True) if options.strict else job
+        numbers[name] = value
+    job = read_job(options.job, describe, numbers, options.dtype, options.steps)
+    return with_flags(job, options)
+
+
+def with_flags(job: Job, options: argparse.Namespace) -> Job:
+    """Return the job with the settings that flags give."""
+    return with_settings(job, given_settings(options), as_flags=True)
+
+
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings among the options of a command, without those that are not given."""
+    found = {}
+    for name in SETTINGS:
+        value = getattr(options, name, None)
+        if value not in (None, False):  # a switch that is not given
+            found[name] = value
+    return found
 
 
 def checked_job(options: argparse.Namespace) -> Job:
@@ -58,7 +53,7 @@ def checked_job(options: argparse.Namespace) -> Job:
 
     if options.command == "run":
         _check_run_flags(options)
-    job = with_run_flags(load_job(options), options)
+    job = load_job(options)
     if job.loop is not None and options.command == "run":
         _check_loop_flags(options, job)
     elif options.command == "run":
@@ -67,27 +62,6 @@ def checked_job(options: argparse.Namespace) -> Job:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
     return job
-
-
-def with_backend(job: Job, options: argparse.Namespace) -> Job:
-    """Return the job with the backend of the command line, if there is one."""
-    if options.backend is None:
-        return job
-    if options.backend not in backend_names():
-        problem = f"unknown backend {options.backend!r}"
-        raise InputError("--backend", problem, one_of(backend_names(), options.backend))
-    return replace(job, backend=options.backend)
-
-
-def with_run_flags(job: Job, options: argparse.Namespace) -> Job:
-    """Return the job with the --backend, --shared and --fast-math of the command line."""
-    job = with_backend(job, options)
-    if options.shared is not None:
-        if options.shared not in SHARED_MODES:
-            problem = f"unknown mode {options.shared!r}"
-            raise InputError("--shared", problem, one_of(SHARED_MODES, options.shared))
-        job = with_shared(job, options.shared)
-    return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
 def checkpoint_interval(options: argparse.Namespace) -> float:

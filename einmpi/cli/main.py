@@ -119,7 +119,7 @@ def _without_ranks(words: Sequence[str]) -> list[str]:
     for word in words:
         if is_value:
             is_value = False
-        elif word in RANKS_FLAGS:
+        elif word in RANKS_FLAGS.split():
             is_value = True
         elif not re.match(r"-n[\d=]|-np=|--ranks=", word):
             kept.append(word)

@@ -41,6 +41,8 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
 
 def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tuple[str, str]]:
     """Yield the files that the command reads or writes anyway, and what they are."""
+    if job is not None and isinstance(job.machine, str):
+        yield job.machine, "the machine file of the job"
     if options.checkpoint is not None:
         yield options.checkpoint, "the folder of --checkpoint"
     if options.machine is not None:
@@ -50,8 +52,6 @@ def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tupl
     if job is None:
         return
     yield job.path, "the job file"
-    if job.machine is not None:
-        yield job.machine, "the machine file of the job"
     for source in job.inputs:
         if source.file is not None:
             yield source.file, f"the file of {source.name} in the job"

@@ -75,12 +75,7 @@ def _run_schedule(
     from einmpi.report.recording.observe import Observer
 
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
-    compiled, plan, schedule, given = prepare(
-        job,
-        comm,
-        lambda job: options_of(job, options.strategy, options.memory, machine=options.machine),
-        checkpoints,
-    )
+    compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints)
     should_record = _should_record(options, comm, schedule)
     wait = compiled.backend.wait
     observer = Observer(

@@ -49,10 +49,7 @@ def run_loops(
     from einmpi.report.progress import LoopProgress
 
     def plan_options(of_job: Job) -> Options:
-        return together(
-            comm,
-            lambda: options_of(of_job, options.strategy, options.memory, machine=options.machine),
-        )
+        return together(comm, lambda: options_of(of_job))
 
     note = activity_writer(comm.rank)
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)

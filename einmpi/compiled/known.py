@@ -11,8 +11,7 @@ from typing import Any
 from einmpi.comm.agreement import KNOWN, all_say
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
-from einmpi.job.job import Job
-from einmpi.planner.plan import Options
+from einmpi.job.job import Job, options_of
 
 MOST_JOBS = 32
 MOST_PROGRAMS = 256
@@ -77,7 +76,7 @@ def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Com
     compiled = known.pop(key, None)
     if compiled is None:
         job = make_job()
-        compiled = Compiled(job, comm, Options(job.strategy))
+        compiled = Compiled(job, comm, options_of(job))
     known[key] = compiled
     if len(known) > MOST_PROGRAMS:
         known.popitem(last=False)

@@ -13,7 +13,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
-from einmpi.job.recompute import checked_recompute
+from einmpi.job.settings import checked_recompute
 from einmpi.job.train_table import ReadInputs, TrainTable
 from einmpi.language.toml_document import (
     Document,

@@ -18,14 +18,14 @@ KINDS: tuple[tuple[type, str, str], ...] = (
     (float, "a real number", "float64"),
     (complex, "a complex number", "complex128"),
 )
-Settings: TypeAlias = Mapping[str, Number]
+Numbers: TypeAlias = Mapping[str, Number]
 
 _INTEGER = r"[+-]?[0-9]{1,20}"
 _REAL = r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?|[+-]?(?:inf|nan)"
 
 
 def read_parameters(
-    document: Document, sizes: Mapping[str, int], settings: Settings
+    document: Document, sizes: Mapping[str, int], settings: Numbers
 ) -> tuple[InputSpec, ...]:
     """Return the [parameters] of a job file as inputs without dimensions.
 

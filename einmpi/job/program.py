@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.files.specs import InputSpec
-from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, with_half
+from einmpi.job.job import Job, with_settings
 from einmpi.language.parse import build_graphs
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source, Statement, statements
-from einmpi.planner.strategies import DEFAULT_STRATEGY
 
 
 def program_job(
@@ -43,10 +41,6 @@ def program_job(
         sizes=sizes,
         inputs=tuple(specs),
         outputs=(),
-        strategy=DEFAULT_STRATEGY,
-        memory=None,
-        backend=backend_names()[0],
-        fast_math=False,
         roles=roles or {},
         graph=graphs.rewritten,
         written=graphs.written,
@@ -76,7 +70,7 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         graph=graphs.rewritten,
         written=graphs.written,
     )
-    return with_half(changed, job.half)
+    return with_settings(changed, {"half": job.half})
 
 
 def inputs_of(job: Job) -> dict[str, tuple[Sequence[int], str]]:

@@ -18,7 +18,7 @@ from mpi_helpers import environment, needs_mpirun, run_mpi
 from safetensors.numpy import save_file
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.cli.sbatch.estimate import estimate
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads

@@ -14,7 +14,7 @@ from in_process import einmpi_here
 from mpi_helpers import environment, needs_mpirun, run_mpi
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files.load import load_array

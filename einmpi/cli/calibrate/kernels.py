@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from einmpi.api import program
 from einmpi.cli.calibrate.clock import Action, Figure
-from einmpi.cli.job_options import with_backend
+from einmpi.cli.job_options import with_flags
 from einmpi.compiled.backends import Workplace
 from einmpi.graph.einsum import EinSum
 from einmpi.job.job import Job
@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 def job_to_measure(options: argparse.Namespace) -> Job:
     """Return a job that asks for the backend of the command line."""
     job = program(PRODUCT, A=(1, 1), B=(1, 1))
-    return with_backend(replace(job, path="--backend"), options)
+    return with_flags(replace(job, path="--backend"), options)
 
 
 def products(workplace: Workplace, budget: float) -> dict[str, Figure]:

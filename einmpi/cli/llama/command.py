@@ -6,10 +6,9 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from einmpi.errors import InputError, one_of
-from einmpi.job.backends import backend_names
-from einmpi.planner.strategies import STRATEGIES
-from einmpi.units import parse_bytes
+from einmpi.cli.job_options import given_settings
+from einmpi.errors import InputError
+from einmpi.job.settings import SETTINGS
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -69,17 +68,10 @@ def check_flags(options: argparse.Namespace) -> None:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     check_sampling(sampling, as_flags=True)
-    if options.backend not in backend_names():
-        problem = f"unknown backend {options.backend!r}"
-        raise InputError("--backend", problem, one_of(backend_names(), options.backend))
-    strategies = [("--compare", name) for name in options.compare or ()]
-    if options.strategy is not None:
-        strategies.append(("--strategy", options.strategy))
-    for flag, name in strategies:
-        if name not in STRATEGIES:
-            raise InputError(flag, f"unknown strategy {name!r}", one_of(STRATEGIES, name))
-    if options.memory is not None:
-        parse_bytes(options.memory, "--memory")
+    for name in options.compare or ():
+        SETTINGS["strategy"].check("--compare", name)
+    for name, value in given_settings(options).items():
+        SETTINGS[name].check(SETTINGS[name].flag, value)
 
 
 def _check_goal(options: argparse.Namespace) -> None:

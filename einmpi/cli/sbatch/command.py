@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from einmpi.cli.job_options import checkpoint_interval, load_job, loop_interval, with_run_flags
+from einmpi.cli.job_options import checkpoint_interval, given_settings, load_job, loop_interval
 from einmpi.cli.output_files import check_files
 from einmpi.cli.sbatch.time_limit import MAX_SECONDS, parse_limit
 from einmpi.errors import InputError
@@ -44,20 +44,13 @@ def make_script(options: argparse.Namespace) -> Script:
     from einmpi.cli.sbatch.script import Script
 
     limit = _check_flags(options)
-    job = with_run_flags(load_job(options), options)
+    job = load_job(options)
     if job.loop is None:
         checkpoint_interval(options)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
-    plan = api.plan(
-        job,
-        ranks,
-        strategy=options.strategy,
-        memory=options.memory,
-        nodes=options.nodes,
-        machine=options.machine,
-    )
+    plan = api.plan(job, ranks, nodes=options.nodes)
     needs = estimate(plan, job.backend, options.cpus_per_task)
     if limit is None and needs.seconds > MAX_SECONDS:  # Slurm misreads such numbers
         problem = f"the plan predicts {needs.seconds // 86400:,} days on {ranks_text}"
@@ -141,17 +134,17 @@ def _command_words(options: argparse.Namespace) -> list[str]:
     words = [os.path.abspath(options.job)]
     for setting in options.set:
         words += ["--set", setting]
-    flags = ("dtype", "steps", "half", "overlap", "strategy", "memory", "backend", "shared")
-    for flag in (*flags, "every"):
-        if getattr(options, flag) is not None:
-            words += [f"--{flag}", str(getattr(options, flag))]
-    for flag in ("machine", "checkpoint"):
-        if getattr(options, flag) is not None:
-            words += [f"--{flag}", os.path.abspath(getattr(options, flag))]
-    if options.strict:
-        words.append("--strict")
-    if options.fast_math:
-        words.append("--fast-math")
+    given = given_settings(options)
+    for name in ("dtype", "steps", "checkpoint", "every"):
+        given[name] = getattr(options, name)
+    for name, value in given.items():
+        if value is None:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if name in ("machine", "checkpoint"):
+            words.append(os.path.abspath(value))
+        elif value is not True:
+            words.append(str(value))
     if options.checkpoint is not None:
         words.append("--resume")
     return words

@@ -16,7 +16,6 @@ from einmpi.units import counted, show_bytes, show_count, show_seconds
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.job.job import Job
-    from einmpi.planner.machine import Machine
     from einmpi.simulate.simulation import Place, Simulated
 
 
@@ -68,7 +67,7 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
     from einmpi.planner.strategies import STRATEGIES
 
     if options.compare is None:
-        return [options.strategy]
+        return [None]
     for name in options.compare:
         if name not in STRATEGIES:
             raise InputError("--compare", f"unknown strategy {name!r}", one_of(STRATEGIES, name))
@@ -77,11 +76,12 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
 
 def _place(options: argparse.Namespace, job: Job) -> Place:
     """Return where the ranks are simulated."""
+    from einmpi.planner.machine import read_machine
     from einmpi.simulate.cluster import make_cluster
     from einmpi.simulate.platform_file import read_platform
     from einmpi.simulate.simulation import Place
 
-    machine = _machine(options, job)
+    machine = None if job.machine is None else read_machine(str(job.machine))
     if options.platform is None:
         cluster = make_cluster(options.cluster or "", options.ranks, machine)
         text, hosts, cores = cluster.platform(), cluster.hosts(), cluster.cores
@@ -101,13 +101,6 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
     return Place(text, hosts[:nodes], machine)
 
 
-def _machine(options: argparse.Namespace, job: Job) -> Machine | None:
-    from einmpi.planner.machine import read_machine
-
-    file = options.machine or job.machine
-    return None if file is None else read_machine(file)
-
-
 def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
@@ -121,7 +114,6 @@ def _simulate_strategy(
         job,
         options.ranks,
         strategy=strategy,
-        memory=options.memory,
         nodes=len(place.hosts),
         machine=place.machine,
     )
