@@ -10,8 +10,7 @@ from einmpi.files.formats import all_formats
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
-from einmpi.job.backends import all_backends
-from einmpi.job.settings import SETTINGS
+from einmpi.job.settings import SETTINGS, all_backends
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES

@@ -18,13 +18,10 @@ from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.inputs import FIT, check_dtype
 from einmpi.job.job import Job, with_settings
-from einmpi.job.job_file import read_job
+from einmpi.job.job_file import check_no_batches, parameter, read_job, read_roles, read_tensors
 from einmpi.job.loop_table import has_word
-from einmpi.job.parameters import parameter
-from einmpi.job.program import program_job
-from einmpi.job.python_values import python_values
+from einmpi.job.program import program_job, python_values
 from einmpi.job.settings import split_settings, takes_settings
-from einmpi.job.tensors import check_no_batches, read_roles, read_tensors
 from einmpi.language.statements import Inputs
 
 if TYPE_CHECKING:

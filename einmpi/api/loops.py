@@ -14,18 +14,22 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.load import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
-from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.job import Job, options_of, with_settings
 from einmpi.job.loop import (
+    EPOCH,
+    ROWS,
+    Batches,
     Loop,
     StepProgram,
+    Validation,
+    make_batches,
     make_loop,
+    make_validation,
     numbers_of_steps,
     refuse_step_as_input,
 )
+from einmpi.job.program import trained_job
 from einmpi.job.settings import only_settings, split_settings, takes_settings
-from einmpi.job.trained import trained_job
-from einmpi.job.validation import Validation, make_validation
 from einmpi.language.syntax import Source
 from einmpi.training.settings import Training, make_training
 

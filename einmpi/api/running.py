@@ -19,7 +19,7 @@ from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import dtype_name
 from einmpi.job.job import Job, options_of, with_settings
-from einmpi.job.parameters import parameter
+from einmpi.job.job_file import parameter
 from einmpi.job.settings import (
     only_settings,
     split_settings,

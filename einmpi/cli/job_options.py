@@ -10,8 +10,7 @@ from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError
 from einmpi.files.specs import Number
 from einmpi.job.job import Job, loop_of, with_settings
-from einmpi.job.job_file import read_job
-from einmpi.job.parameters import parse_number
+from einmpi.job.job_file import parse_number, read_job
 from einmpi.job.settings import SETTINGS
 from einmpi.units import parse_seconds
 

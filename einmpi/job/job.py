@@ -10,13 +10,13 @@ from einmpi.errors import InputError
 from einmpi.files.load import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.backends import backend_record
-from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
+from einmpi.job.outputs import HistorySpec
 from einmpi.job.settings import (
     SETTINGS,
     SHARED_MODES,
     Settings,
+    backend_record,
     checked_recompute,
     with_settings_listed,
 )

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.files.load import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.labels import MAX_EXTENT, unique
-from einmpi.job.history import check_separate_histories
 from einmpi.job.inputs import (
     check_dtype,
     check_name,
+    check_parts,
+    in_batches,
     read_dtype,
     read_inputs,
 )
 from einmpi.job.job import Job, with_settings
-from einmpi.job.loop_table import LoopTable
-from einmpi.job.outputs import check_outputs, read_outputs
-from einmpi.job.parameters import Numbers, read_parameters
-from einmpi.job.program_text import ProgramText, read_program_text
+from einmpi.job.loop_table import LoopTable, ReadInputs
+from einmpi.job.outputs import check_outputs, check_separate_histories, read_outputs
+from einmpi.job.program_text import (
+    ProgramText,
+    maker_of,
+    read_loop_texts,
+    read_program_text,
+    with_results,
+)
 from einmpi.job.settings import SETTINGS, checked_recompute, read_settings, settings_in
-from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
-from einmpi.job.tensors import Describe, check_no_batches, described, read_roles, read_tensors
-from einmpi.job.train_table import ReadInputs
 from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
     get,
+    lookup,
     read_document,
     show,
     table,
     whole_number,
 )
+from einmpi.planner.strategies import ROLES
 
 _KEYS = (
     "title",
@@ -233,3 +240,143 @@ def _read_sizes(document: Document, overrides: Numbers) -> dict[str, int]:
             raise InputError(place, what, f"an integer from 1 to 2**39 = {MAX_EXTENT}")
         sizes[name] = value
     return sizes
+
+
+# ---- inputs and roles ----------------------------------------------------------------------------
+
+
+# Looks up the shape and dtype of an input in its file.
+Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
+
+
+def read_tensors(
+    document: Document,
+    sizes: Mapping[str, int],
+    dtype: str,
+    describe: Describe,
+    parameters: Sequence[InputSpec],
+) -> list[InputSpec]:
+    """Return the inputs with their shapes and dtypes, those in files as the files say."""
+    inputs = []
+    for spec in read_inputs(document, ("inputs",), sizes, dtype):
+        spec = in_batches(document, described(spec, describe), sizes)
+        if spec.rows is not None:
+            spec = replace(spec, chunk_rows=rows_of_chunks(spec))
+        check_parts(spec, len(spec.shape or ()))
+        if any(spec.name == known.name for known in parameters):
+            what = f"{spec.name} is a parameter and cannot name a tensor"
+            raise InputError(spec.place, what, "another name")
+        inputs.append(spec)
+    return inputs
+
+
+def described(spec: InputSpec, describe: Describe) -> InputSpec:
+    """Return an input with its shape and dtype."""
+    if spec.file is None:
+        return spec
+    shape, dtype = describe(spec)
+    return replace(spec, shape=shape, dtype=dtype)
+
+
+def check_no_batches(inputs: Iterable[InputSpec]) -> None:
+    """Refuse batches where no step is repeated."""
+    for spec in inputs:
+        if spec.rows is not None:
+            what = f"{spec.name} comes in batches, but no step is repeated"
+            raise InputError(spec.place, what, "a [loop]")
+
+
+def read_roles(document: Document) -> dict[str, tuple[str, ...]]:
+    """Return the labels that have each role."""
+    roles: dict[str, tuple[str, ...]] = {}
+    for role in table(document, ("roles",), ROLES):
+        labels = get(document, ("roles", role), list) or []
+        for number, label in enumerate(labels):
+            if type(label) is not str or not label.isidentifier():
+                raise InputError(
+                    document.place(("roles", role, number)),
+                    f"{show(label)} is not a label",
+                    f'a list of labels such as {role} = ["b"]',
+                )
+        roles[role] = tuple(labels)
+    return roles
+
+
+# ---- parameters: numbers on which no plan depends ------------------------------------------------
+
+
+# The kinds of parameters: (type in Python, what messages call it, dtype that stores it).
+KINDS: tuple[tuple[type, str, str], ...] = (
+    (bool, "true or false", "bool"),
+    (int, "an integer", "int64"),
+    (float, "a real number", "float64"),
+    (complex, "a complex number", "complex128"),
+)
+Numbers: TypeAlias = Mapping[str, Number]
+
+_INTEGER = r"[+-]?[0-9]{1,20}"
+_REAL = r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?|[+-]?(?:inf|nan)"
+
+
+def read_parameters(
+    document: Document, sizes: Mapping[str, int], settings: Numbers
+) -> tuple[InputSpec, ...]:
+    """Return the [parameters] of a job file as inputs without dimensions.
+
+    `settings` replace values; the kind of a parameter stays, because the plan depends on it.
+    """
+    found = []
+    for name in table(document, ("parameters",)):
+        path = ("parameters", name)
+        place = document.place(path)
+        check_name(place, name, "a parameter", sizes)
+        written = lookup(document, path)
+        value = parse_number(written) if isinstance(written, str) else written
+        if not isinstance(value, bool | int | float | complex):
+            what = f"parameter {name} is {show(written)}"
+            raise InputError(place, what, 'a number, true, false, or a string such as "1+2j"')
+        if name in settings:
+            value = _as_kind_of(place, name, value, settings[name])
+        found.append(parameter(name, value, place))
+    return tuple(found)
+
+
+def parameter(name: str, value: Number, place: str) -> InputSpec:
+    """Return a parameter as an input."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise InputError(place, f"parameter {name} is too large", "an integer less than 2**63")
+    for kind, _, dtype in KINDS:
+        if type(value) is kind:
+            # Every rank knows the value, so it need not be sent.
+            return InputSpec(name, shape=(), dtype=dtype, resident=True, place=place, value=value)
+    raise AssertionError(f"{name} is {value!r}")
+
+
+def parse_number(text: str) -> Number | None:
+    """Return the number that a text writes, None if it writes none."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(_INTEGER, text):
+        return int(text)
+    if re.fullmatch(_REAL, text):
+        return float(text)
+    if re.fullmatch(r"[0-9eE.+-]{1,80}j", text):
+        try:
+            return complex(text)
+        except ValueError:
+            return None
+    return None
+
+
+def _as_kind_of(place: str, name: str, declared: Number, given: Number) -> Number:
+    """Return a value as the kind that the job file declares; InputError if it is none."""
+    kinds = [kind for kind, _, _ in KINDS]
+    declared_kind = kinds.index(type(declared))
+    is_number = type(given) in kinds
+    given_kind = kinds.index(type(given)) if is_number else -1
+    is_bool = bool in (type(given), type(declared))
+    is_possible = given_kind == declared_kind if is_bool else given_kind <= declared_kind
+    if not is_number or not is_possible:
+        what = f"parameter {name} is set to {show(given)}"
+        raise InputError(place, what, KINDS[declared_kind][1])
+    return kinds[declared_kind](given)  # type: ignore[no-any-return]  # one of four types

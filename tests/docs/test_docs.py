@@ -51,7 +51,7 @@ from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
 from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
-from einmpi.job.generated import RANDOM
+from einmpi.job.inputs import RANDOM
 from einmpi.language.vocabulary import CONSTANTS
 from einmpi.planner.text.plan_json import as_json
 

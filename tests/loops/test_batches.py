@@ -23,7 +23,7 @@ from einmpi.cli.sbatch.estimate import estimate
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.job.batches import Batches, Shuffle
+from einmpi.job.loop import Batches, Shuffle
 from einmpi.loops import read_ahead
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, rows_in_order
 from einmpi.loops.batches import LoopBatches
