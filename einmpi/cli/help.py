@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
+from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
@@ -131,6 +133,12 @@ def help_text(command: str | None) -> str:
     if command not in SUMMARIES:
         raise InputError("einmpi help", f"unknown command {command!r}", one_of(SUMMARIES, command))
     return parser.command_parsers[command].format_help()
+
+
+def show_help(options: argparse.Namespace, comm: Comm) -> int:
+    """Print the help of a command or of the whole program."""
+    on_first_rank(comm, lambda: print(help_text(options.topic), end=""))
+    return 0
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,23 +1,30 @@
-"""The job of a command line: the job file, and what flags change in it, both checked."""
+"""The job of a command line: the job file and what flags change in it; the files flags ask for."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
-from einmpi.errors import InputError
+from einmpi.errors import InputError, printable
+from einmpi.files.load import describe
+from einmpi.files.replace import check_replaceable, replace_file
 from einmpi.files.specs import Number
 from einmpi.job.job import Job, loop_of, with_settings
 from einmpi.job.job_file import parse_number, read_job
 from einmpi.job.settings import SETTINGS
+from einmpi.planner.plan import Plan
+from einmpi.process.software import current_date
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
     """Return the job file with the numbers, the dtype and the settings of the command line."""
-    from einmpi.files.load import describe
 
     numbers: dict[str, Number] = {}
     for setting in options.set:
@@ -110,3 +117,79 @@ def traced_steps(options: argparse.Namespace) -> range | None:
     if end <= first:
         raise InputError("--trace-steps", f"{text!r} has no step", "FIRST below END")
     return range(first, end)
+
+
+# ---- files that flags ask for --------------------------------------------------------------------
+
+
+FLAGS = ("json", "report", "trace", "plot", "out", "save", "memory-curve")
+# Values that name no file: standard output, or a curve that is only printed.
+_NO_FILE = {"json": "-", "out": "-", "memory-curve": ""}
+
+
+def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
+    """Refuse files that cannot be written, or that the command uses for something else."""
+
+    uses = {os.path.realpath(file): use for file, use in _files_in_use(options, job)}
+    for flag in FLAGS:
+        file = getattr(options, flag.replace("-", "_"), None)
+        if file is None or file == _NO_FILE.get(flag):
+            continue
+        place = f"--{flag} {file}"
+        path = os.path.realpath(file)
+        # Several flags may write to a device such as /dev/null.
+        is_plain = os.path.isfile(file) or not os.path.exists(file)
+        if path in uses and is_plain:
+            raise InputError(place, f"this is {uses[path]}", "another file to write")
+        if flag == "report" and is_plain and not file.lower().endswith((".html", ".htm")):
+            raise InputError(place, "a report is written as HTML", "FILE.html")
+        uses[path] = f"also the file of --{flag}"
+        check_replaceable(file, place)
+
+
+def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tuple[str, str]]:
+    """Yield the files that the command reads or writes anyway, and what they are."""
+    if job is not None and isinstance(job.machine, str):
+        yield job.machine, "the machine file of the job"
+    if options.checkpoint is not None:
+        yield options.checkpoint, "the folder of --checkpoint"
+    if options.machine is not None:
+        yield options.machine, "the file of --machine"
+    if getattr(options, "platform", None) is not None:
+        yield options.platform, "the file of --platform"
+    if job is None:
+        return
+    yield job.path, "the job file"
+    for source in job.inputs:
+        if source.file is not None:
+            yield source.file, f"the file of {source.name} in the job"
+    for target in job.outputs:
+        yield target.file, f"the file of {target.name} in the job"
+    for history in job.histories:
+        yield history.file, "the history of the job"
+
+
+def print_or_write(options: argparse.Namespace, text: str, data: object) -> None:
+    """Print the text, unless --quiet is given, and write the data to the file of --json.
+
+    With `--json -` print the data instead of the text.
+    """
+
+    if options.json == "-":
+        print(json.dumps(data, indent=1))
+        return
+    if options.json is not None:
+        replace_file(options.json, [json.dumps(data, indent=1).encode(), b"\n"])
+    if not options.quiet:
+        print(text)
+
+
+def write_job_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+    from einmpi.report.html import write_report
+
+    title = printable(job.title or job.source.name)
+    details = {"job": job.path, "date": current_date(), "host": platform.node()}
+    if job.sizes:
+        details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+    program = "\n\n".join(part.source.text.strip("\n") for part in job.one_after_another())
+    write_report(options.report, plan, program=program, title=title, details=details, **more)

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.cli.sbatch.estimate import estimate
+from einmpi.cli import sbatch as estimate
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError

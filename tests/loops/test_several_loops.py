@@ -462,7 +462,7 @@ def test_the_history_of_two_loops(tmp_path):
 # Runs the same command again and again, in processes that are killed after a random time.
 KILLER = """
 import os, random, signal, sys, time
-import einmpi.cli.commands, einmpi.cli.run_loop, einmpi.loops.sequence, h5py
+import einmpi.cli.run, einmpi.loops.sequence, h5py
 from einmpi.cli.main import main
 
 def checkpoints():

@@ -6,23 +6,29 @@ import argparse
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from einmpi.cli.job_options import load_job
-from einmpi.cli.output_files import check_files, print_or_write
+from einmpi import api
+from einmpi.cli.job_options import check_files, load_job, print_or_write
+from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of, printable
+from einmpi.job.job import Job, may_share_memory
+from einmpi.planner.machine import read_machine
+from einmpi.planner.make_plan import MAX_RANKS
+from einmpi.planner.strategies import STRATEGIES
+from einmpi.planner.text.tables import table_lines
+from einmpi.process.signals import clean_up_at_sigterm
+from einmpi.report.html import write_report
+from einmpi.report.recording.trace import write_trace
+from einmpi.simulate.cluster import make_cluster
+from einmpi.simulate.platform_file import PLATFORM_EXPECTED, read_platform
+from einmpi.simulate.replay import ReplayEnded, ReplayError, find_smpirun
+from einmpi.simulate.simulation import Place, Simulated, reason_against, simulate_plan
 from einmpi.units import counted, show_bytes, show_count, show_seconds
-
-if TYPE_CHECKING:
-    from einmpi.comm.base import Comm
-    from einmpi.job.job import Job
-    from einmpi.simulate.simulation import Place, Simulated
 
 
 def simulate(options: argparse.Namespace, comm: Comm) -> int:
     """Replay a job on a simulated network."""
-    from einmpi.comm.agreement import on_first_rank
-    from einmpi.process.signals import clean_up_at_sigterm
 
     with clean_up_at_sigterm():
         on_first_rank(comm, lambda: _simulate(options))
@@ -30,8 +36,6 @@ def simulate(options: argparse.Namespace, comm: Comm) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from einmpi.planner.make_plan import MAX_RANKS
-    from einmpi.simulate.replay import find_smpirun
 
     if not 1 <= options.ranks <= MAX_RANKS:
         raise InputError(
@@ -64,7 +68,6 @@ def _simulate(options: argparse.Namespace) -> None:
 
 def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
     """Return the strategies to simulate; None is that of the job."""
-    from einmpi.planner.strategies import STRATEGIES
 
     if options.compare is None:
         return [None]
@@ -76,10 +79,6 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
 
 def _place(options: argparse.Namespace, job: Job) -> Place:
     """Return where the ranks are simulated."""
-    from einmpi.planner.machine import read_machine
-    from einmpi.simulate.cluster import make_cluster
-    from einmpi.simulate.platform_file import read_platform
-    from einmpi.simulate.simulation import Place
 
     machine = None if job.machine is None else read_machine(str(job.machine))
     if options.platform is None:
@@ -104,11 +103,6 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
 def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
-    from einmpi import api
-    from einmpi.job.job import may_share_memory
-    from einmpi.simulate.platform_file import PLATFORM_EXPECTED
-    from einmpi.simulate.replay import ReplayEnded, ReplayError
-    from einmpi.simulate.simulation import reason_against, simulate_plan
 
     plan = api.plan(
         job,
@@ -142,8 +136,6 @@ def _simulate_strategy(
 
 def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> None:
     """Write the files that show when each rank did its steps."""
-    from einmpi.report.html import write_report
-    from einmpi.report.recording.trace import write_trace
 
     if done.timeline is None:
         return
@@ -197,7 +189,6 @@ def _text(done: Simulated, job: Job) -> str:
 
 
 def _comparison(done: Sequence[Simulated]) -> list[str]:
-    from einmpi.planner.text.tables import table_lines
 
     rows = [("strategy", "simulated", "words", "bytes", "messages")]
     for each in done:
