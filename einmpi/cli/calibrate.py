@@ -79,7 +79,6 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 
 
 def _measure(workplace: Workplace, nodes: Sequence[int], seconds: float, source: str) -> Machine:
-
     inside_group, between_group = inside_and_between(nodes, workplace.comm.rank)
     node_count = max(nodes) + 1
     inside = between = None
@@ -105,7 +104,6 @@ def _measure(workplace: Workplace, nodes: Sequence[int], seconds: float, source:
 
 def _link_figures(workplace: Workplace, group: Group, budget: float) -> tuple[Figure, Figure]:
     """Return the figures of a message and of a byte."""
-
     return latency(workplace, group, budget / 4), byte_time(workplace, group, budget)
 
 

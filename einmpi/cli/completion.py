@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 
 from einmpi.cli.options import SUMMARIES, Option, options_of
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
 
 # What to complete for the value of an option, by the start of its metavar.
 _FILE = "FILE"
@@ -19,10 +17,9 @@ _HELP_FLAG = Option("-h --help", "show this help message", is_switch=True)
 _VERSION_FLAG = Option("--version", "show the version", is_switch=True)
 
 
-def completion(options: argparse.Namespace, comm: Comm) -> int:
+def completion(options: argparse.Namespace) -> None:
     """Print the completion script of a shell."""
-    on_first_rank(comm, lambda: print(completion_script(options.shell), end=""))
-    return 0
+    print(completion_script(options.shell), end="")
 
 
 def completion_script(shell: str) -> str:

@@ -42,7 +42,6 @@ _MARKS = {"ok": "ok", "note": "note", "problem": "FAIL"}
 
 def doctor(options: argparse.Namespace, comm: Comm) -> int:
     """Examine what is installed here and test whether a run would work."""
-
     findings: list[Finding] = []
 
     def examine_and_print() -> None:
@@ -195,7 +194,6 @@ _OTHER_PACKAGES = ("scipy", "opt_einsum", "rich", "threadpoolctl")
 
 
 def examine_numpy() -> Finding:
-
     version = metadata.version("numpy")
     try:
         blas = describe_blas()
@@ -257,7 +255,6 @@ def _examine_numba(answer: dict[str, Any]) -> Finding:
 
 
 def _examine_cupy(answer: dict[str, Any]) -> Finding:
-
     if "error" not in answer and answer["devices"]:
         nccl = f"NCCL {answer['nccl']}" if answer.get("nccl") else "no NCCL"
         devices = ", ".join(answer["devices"])

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
@@ -135,10 +133,9 @@ def help_text(command: str | None) -> str:
     return parser.command_parsers[command].format_help()
 
 
-def show_help(options: argparse.Namespace, comm: Comm) -> int:
+def show_help(options: argparse.Namespace) -> None:
     """Print the help of a command or of the whole program."""
-    on_first_rank(comm, lambda: print(help_text(options.topic), end=""))
-    return 0
+    print(help_text(options.topic), end="")
 
 
 class Parser(argparse.ArgumentParser):

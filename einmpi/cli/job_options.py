@@ -25,7 +25,6 @@ from einmpi.units import parse_seconds
 
 def load_job(options: argparse.Namespace) -> Job:
     """Return the job file with the numbers, the dtype and the settings of the command line."""
-
     numbers: dict[str, Number] = {}
     for setting in options.set:
         name, _, text = setting.partition("=")
@@ -51,6 +50,17 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
         if value not in (None, False):  # a switch that is not given
             found[name] = value
     return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """Parse a job, infer shapes and inspect its files: the command `einmpi check`."""
+    from einmpi.compiled.outputs import check_targets
+    from einmpi.report.describe import describe_job
+
+    job = load_job(options)
+    check_targets(job)
+    if not options.quiet:
+        print(describe_job(job))
 
 
 def checked_job(options: argparse.Namespace) -> Job:
@@ -129,7 +139,6 @@ _NO_FILE = {"json": "-", "out": "-", "memory-curve": ""}
 
 def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
     """Refuse files that cannot be written, or that the command uses for something else."""
-
     uses = {os.path.realpath(file): use for file, use in _files_in_use(options, job)}
     for flag in FLAGS:
         file = getattr(options, flag.replace("-", "_"), None)
@@ -174,7 +183,6 @@ def print_or_write(options: argparse.Namespace, text: str, data: object) -> None
 
     With `--json -` print the data instead of the text.
     """
-
     if options.json == "-":
         print(json.dumps(data, indent=1))
         return

@@ -44,7 +44,6 @@ from einmpi.units import show_bytes, show_count, show_seconds
 
 def llama(options: argparse.Namespace, comm: Comm) -> int:
     """Generate text, compute logits, measure, plan, or write a job file."""
-
     together(comm, lambda: check_flags(options))
     with ExitStack() as signals:
         if comm.size == 1:  # several ranks watch their signals from the start
@@ -64,7 +63,6 @@ def llama(options: argparse.Namespace, comm: Comm) -> int:
 
 def check_flags(options: argparse.Namespace) -> None:
     """Refuse values out of range, and flags that do not belong together."""
-
     _check_goal(options)
     for flag in ("batch", "sequence"):
         for number in getattr(options, flag):
@@ -106,7 +104,6 @@ def _check_goal(options: argparse.Namespace) -> None:
 
 def write_text(options: argparse.Namespace, comm: Comm) -> None:
     """Generate what follows the prompts, and print it. All ranks call it."""
-
     on_first_rank(comm, lambda: check_files(options))
     model = load_model(options, comm)
     tokenizer = None
@@ -152,7 +149,6 @@ class StreamPrinter:
     """
 
     def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[int], prompt: str) -> None:
-
         self.stream = TextStream(tokenizer, tokens)
         self.prompt = prompt  # as long as it is not printed
 
@@ -219,7 +215,6 @@ _HEAD = (
 
 def measure(options: argparse.Namespace, comm: Comm) -> None:
     """Measure each strategy, batch and sequence that flags ask for. All ranks call it."""
-
     on_first_rank(comm, lambda: check_files(options))
     first = options.strategy or DEFAULT_STRATEGY
     others = [name for name in options.compare or () if name != first]
@@ -286,7 +281,6 @@ def _measure_prefill(model: Model, batch: int, sequence: int, repeat: int) -> di
 
 def show_plans(options: argparse.Namespace) -> None:
     """Print the plan for each of the shapes that flags ask for."""
-
     check_files(options)
     model = load_model(options, ALONE, random=True)
     shapes = prompt_shapes(options, model)
@@ -324,7 +318,6 @@ def _make_plan(
 
 def _strategies(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the strategies to compare: the model's own first, and those that are named or all."""
-
     first = options.strategy or DEFAULT_STRATEGY
     others = [name for name in options.compare or STRATEGIES if name != first]
     return (first, *others)
@@ -337,7 +330,6 @@ def _write_report(
     plan: Plan,
     comparison: Comparison | None,
 ) -> None:
-
     batch, sequence = shape
     job = model.job(batch, sequence)
     details = {

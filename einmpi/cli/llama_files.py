@@ -33,7 +33,6 @@ _USUAL_SEQUENCE = 1024
 
 def load_model(options: argparse.Namespace, comm: Comm, random: bool = False) -> Model:
     """Return the model of a command line. All ranks call it."""
-
     return load(
         options.model,
         dtype=options.dtype,
@@ -67,7 +66,6 @@ def read_prompts(
 
 
 def _read(flag: str, text: str) -> npt.NDArray[Any]:
-
     spec = file_input(flag, text)
     shape, dtype = describe(spec)
     return load_array(spec, shape, dtype)
@@ -75,7 +73,6 @@ def _read(flag: str, text: str) -> npt.NDArray[Any]:
 
 def file_input(flag: str, text: str, name: str = "tokens") -> InputSpec:
     """Return the input that a flag names in the short form of job files."""
-
     place = f"{flag} {text}"
     file, inside = split_short_form(text)
     file_format = known_format(place, file)
@@ -86,7 +83,6 @@ def file_input(flag: str, text: str, name: str = "tokens") -> InputSpec:
 
 def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     """Compute logits and hidden states and write them to HDF5 files. All ranks call it."""
-
     on_first_rank(comm, lambda: check_files(options))
     logits_target = together(comm, lambda: _target("--logits", options.logits))
     hidden_target = together(comm, lambda: _target("--hidden", options.hidden))
@@ -178,7 +174,6 @@ def _layers(options: argparse.Namespace, model: Model) -> list[int]:
 
 def _target(flag: str, text: str | None) -> tuple[str, str] | None:
     """Return the file and the path that a flag names, if they can be written."""
-
     if text is None:
         return None
     place = f"{flag} {text}"
@@ -194,7 +189,6 @@ def _target(flag: str, text: str | None) -> tuple[str, str] | None:
 
 def write_job(options: argparse.Namespace) -> None:
     """Write the job file, and beside it the inverse frequencies of the model."""
-
     place = f"--job {options.job}"
     if not options.job.endswith(".toml"):
         raise InputError(place, "this is not the name of a job file", "FILE.toml")
@@ -236,7 +230,6 @@ def _job_text(
     folder: str,
 ) -> str:
     """Return the job file. Paths in it are relative to its own folder."""
-
     inputs = {TOKENS: _input_text(tokens, folder)}
     inputs[FREQUENCIES] = quoted(os.path.basename(frequencies_file))
     for spec in job.inputs:
@@ -265,7 +258,6 @@ def _job_text(
 
 def _input_text(spec: InputSpec, folder: str) -> str:
     """Return an input as a job file writes it: from its file, or generated."""
-
     entries = {}
     if spec.file is not None:
         file = os.path.relpath(spec.file, folder or ".")

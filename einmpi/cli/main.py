@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
 
+# Commands that all ranks carry out, and that return the exit status. The others only need rank 0.
+_BY_ALL_RANKS = ("run", "verify", "llama", "doctor", "calibrate")
 _STARTS_RANKS = ("run", "verify", "calibrate", "llama")
 
 
@@ -129,7 +131,7 @@ def _without_ranks(words: Sequence[str]) -> list[str]:
 # Where the function of each command is: only the one that is asked for is imported.
 COMMANDS = {
     "run": "einmpi.cli.run:run",
-    "check": "einmpi.cli.plan:check",
+    "check": "einmpi.cli.job_options:check",
     "plan": "einmpi.cli.plan:plan",
     "verify": "einmpi.cli.run:verify",
     "sbatch": "einmpi.cli.sbatch:sbatch",
@@ -145,8 +147,14 @@ COMMANDS = {
 
 
 def _run_in_this_process(options: argparse.Namespace, comm: Comm) -> int:
-    status: int = resolve_name(COMMANDS[options.command])(options, comm)
-    return status
+    from einmpi.comm.agreement import on_first_rank
+
+    function = resolve_name(COMMANDS[options.command])
+    if options.command in _BY_ALL_RANKS:
+        status: int = function(options, comm)
+        return status
+    on_first_rank(comm, lambda: function(options))
+    return 0
 
 
 # ---- one process, or one rank of many ------------------------------------------------------------

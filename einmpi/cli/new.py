@@ -15,8 +15,6 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import TypeVar
 
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
 from einmpi.errors import InputError, on_one_line, printable
 from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
 from einmpi.files.load import describe
@@ -30,16 +28,10 @@ from einmpi.language.vocabulary import CONSTANTS, is_callable, is_reserved
 from einmpi.units import counted, show_shape
 
 
-def new(options: argparse.Namespace, comm: Comm) -> int:
+def new(options: argparse.Namespace) -> None:
     """Write a job file: for the tensors of a file, or from what the user answers."""
-
+    job_file: str = options.job
     data_file: str | None = vars(options)["from"]  # the word is a keyword of Python
-    on_first_rank(comm, lambda: _write_job(options.job, data_file, options.quiet))
-    return 0
-
-
-def _write_job(job_file: str, data_file: str | None, quiet: bool) -> None:
-
     if not job_file.endswith(".toml"):
         raise InputError(job_file, "this is not the name of a job file", "JOB.toml")
     if os.path.lexists(job_file):
@@ -57,7 +49,7 @@ def _write_job(job_file: str, data_file: str | None, quiet: bool) -> None:
         problem = "a name for the job file is not valid UTF-8"
         raise InputError(job_file, problem, "names that a job file can contain") from None
     replace_file(job_file, [content])
-    if not quiet:
+    if not options.quiet:
         for line in skipped:
             print(line)
         print(f"wrote {job_file}; next: einmpi check {job_file}")
@@ -344,13 +336,6 @@ def _table_lines(heading: str, entries: Mapping[str, str], notes: Mapping[str, s
 # ---- examples ------------------------------------------------------------------------------------
 
 
-def examples(options: argparse.Namespace, comm: Comm) -> int:
-    """Copy the example jobs into a folder."""
-
-    on_first_rank(comm, lambda: _copy_examples(options.folder, options.quiet))
-    return 0
-
-
 def example_files() -> dict[str, bytes]:
     """Return the example jobs and scripts: their paths in the folder and what they contain."""
     folder = resources.files("einmpi").joinpath("examples")
@@ -367,8 +352,9 @@ def _files_in(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversab
             yield path, entry
 
 
-def _copy_examples(folder: str, quiet: bool) -> None:
+def examples(options: argparse.Namespace) -> None:
     """Copy the files that are not there yet. A file that differs from its example is an error."""
+    folder: str = options.folder
 
     missing = {}
     for path, content in example_files().items():
@@ -387,7 +373,7 @@ def _copy_examples(folder: str, quiet: bool) -> None:
         replace_file(target, [content])
         if target.endswith(".sh"):
             os.chmod(target, os.stat(target).st_mode | 0o111)
-    if not quiet:
+    if not options.quiet:
         print(f"{counted(len(missing), 'file')} copied to {folder}")
 
 

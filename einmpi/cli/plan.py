@@ -1,4 +1,4 @@
-"""The commands check and plan."""
+"""The command `einmpi plan`: how a job is partitioned over ranks, and what that costs."""
 
 from __future__ import annotations
 
@@ -7,46 +7,26 @@ from dataclasses import replace
 
 from einmpi import api
 from einmpi.cli.job_options import check_files, load_job, print_or_write, write_job_report
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
-from einmpi.compiled.outputs import check_targets
 from einmpi.errors import InputError, nearest_of, printable
 from einmpi.planner.plan import Plan
 from einmpi.planner.saving_memory.memory_curve import curve_json, curve_text, memory_curve
 from einmpi.planner.text.compare import compare
 from einmpi.planner.text.plan_json import as_json
 from einmpi.planner.text.relations import relations
-from einmpi.report.describe import describe_job
 from einmpi.report.memory_picture import memory_picture
 from einmpi.report.plot import check_plot, write_picture, write_plot
 from einmpi.report.terminal import comparison_text, plan_text
 
 
-def check(options: argparse.Namespace, comm: Comm) -> int:
-    """Parse a job, infer shapes and inspect its files."""
-
-    def check_job() -> None:
-        job = load_job(options)
-        check_targets(job)
-        if not options.quiet:
-            print(describe_job(job))
-
-    on_first_rank(comm, check_job)
-    return 0
-
-
-def plan(options: argparse.Namespace, comm: Comm) -> int:
+def plan(options: argparse.Namespace) -> None:
     """Show how a job is partitioned over ranks."""
-
     if options.memory_curve is not None:
-        on_first_rank(comm, lambda: _memory_curve(options))
+        _memory_curve(options)
     else:
-        on_first_rank(comm, lambda: _explain(options))
-    return 0
+        _explain(options)
 
 
 def _memory_curve(options: argparse.Namespace) -> None:
-
     file = options.memory_curve
     if file:
         check_plot(file)
@@ -63,7 +43,6 @@ def _memory_curve(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-
     if options.plot:
         check_plot(options.plot)
     job = load_job(options)
@@ -96,7 +75,6 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _relations(plan: Plan, vertex: str) -> str:
-
     if vertex not in plan.states:
         expected = nearest_of(plan.states, vertex)
         raise InputError("--show-relations", f"unknown vertex {vertex!r}", expected)

@@ -66,7 +66,6 @@ from einmpi.units import counted
 
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job and print its summary."""
-
     with ExitStack() as signals:
         if comm.size == 1:  # several ranks watch their signals from the start
             signals.enter_context(clean_up_at_sigterm())
@@ -82,7 +81,6 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
 
 def _present(options: argparse.Namespace, report: Report) -> None:
     """Print the summary of a run and write the files that flags ask for."""
-
     timeline = report.timeline
     text = str(report)
     data = report.as_json()
@@ -110,7 +108,6 @@ def _present(options: argparse.Namespace, report: Report) -> None:
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job without writing its outputs and compare it with the reference evaluator."""
-
     report, _ = run_job(options, comm, keep_outputs=False)
     results = {name: array.gather(0) for name, array in report.outputs.items()}
 
@@ -139,7 +136,6 @@ def run_job(
 
     The run stops at its next checkpoint when `stop_requests` is no longer empty.
     """
-
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
     # Only rank 0 writes these files, and other ranks may not see their folders.
@@ -168,7 +164,6 @@ def _run_schedule(
     folder_claim: Claim | None,
 ) -> FinishedRun:
     """Run a job without loops, as often as --repeat asks for; nothing is written in the run."""
-
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints)
     should_record = _should_record(options, comm, schedule)
@@ -192,7 +187,7 @@ def _run_schedule(
         plan=plan,
         outputs=outputs,
         files=compiled.files,
-        totals=_gather_totals(comm, measured),
+        totals=_gather_totals(comm, measured[-1], measured[0].shuffled),
         planned=planned,
         seconds_loading=measured[0].seconds_loading,
         seconds_running=median(run_seconds),
@@ -210,7 +205,6 @@ def _open_checkpoints(
     stop_requests: Sequence[str],
     claim: Claim | None,
 ) -> Checkpoints | None:
-
     if options.checkpoint is None:
         return None
     return open_checkpoints(
@@ -225,22 +219,20 @@ def _open_checkpoints(
     )
 
 
-def _gather_totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
-    """Add up over all ranks what the last run moved and held; inputs are read in the first run."""
-
-    last = measured[-1]
+def _gather_totals(comm: Comm, measured: Measured, shuffled: int) -> Totals:
+    """Add up over all ranks what a run moved and held. Inputs are read in the first run only."""
     return totals(
         comm,
-        last.received,
-        last.peak,
-        measured[0].shuffled,
-        last.between,
-        last.spilled,
-        last.spilled_planned,
-        last.fetched,
-        round(last.seconds_hidden * 1e9),
-        last.shared,
-        last.shared_planned,
+        measured.received,
+        measured.peak,
+        shuffled,
+        measured.between,
+        measured.spilled,
+        measured.spilled_planned,
+        measured.fetched,
+        round(measured.seconds_hidden * 1e9),
+        measured.shared,
+        measured.shared_planned,
     )
 
 
@@ -251,7 +243,6 @@ def is_recording_requested(options: argparse.Namespace) -> bool:
 
 def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) -> bool:
     """Return whether to record the times of all steps: on request, or for a user at a terminal."""
-
     if is_recording_requested(options):
         return True
     if options.command != "run" or options.quiet or options.json == "-":
@@ -320,7 +311,6 @@ def run_loops(
 
 def _start_recording(run: LoopRun, chosen: range | None, name: str) -> LoopRecorder:
     """Record the steps of a loop, besides what is called for its progress. All ranks call it."""
-
     recorder = LoopRecorder(run.comm, run.schedule, run.step.backend.wait, chosen, name)
     show_progress = run.step.runner.on_step
 
@@ -343,7 +333,6 @@ def _finished_run(
 
     `planned` is the time at which the first loop was planned.
     """
-
     measured = loops.runs[0].measured
     for run in (*loops.runs[1:], *loops.validations.values()):
         measured = measured.plus(run.measured)
@@ -355,19 +344,7 @@ def _finished_run(
         plan=joined_plans([run.plan for run in loops.runs]),
         outputs=result.outputs,
         files=files,
-        totals=totals(
-            loops.comm,
-            measured.received,
-            measured.peak,
-            measured.shuffled,
-            measured.between,
-            measured.spilled,
-            measured.spilled_planned,
-            measured.fetched,
-            round(measured.seconds_hidden * 1e9),
-            measured.shared,
-            measured.shared_planned,
-        ),
+        totals=_gather_totals(loops.comm, measured, measured.shuffled),
         planned=planned,
         seconds_loading=measured.seconds_loading,
         seconds_running=measured.seconds,
@@ -391,7 +368,6 @@ def _loop_report(
     `steps_before` are the steps before a checkpoint, from which this run has continued.
     `seconds_once` is the time of what was computed before the first step.
     """
-
     planned_peak = run.plan.peak_in_all
     cost_validation = Cost()
     if validation is not None and validation.is_planned:
@@ -420,7 +396,6 @@ def _open_loop_checkpoints(
     claim: Claim | None,
 ) -> LoopCheckpoints | None:
     """Return the checkpoints of a job with loops, with the one from which it continues."""
-
     if options.checkpoint is None:
         return None
     seconds, steps = loop_interval(options)
@@ -474,7 +449,6 @@ def stored_report(
 
     `start` is when the command began. Without `outputs_claim` nothing is stored.
     """
-
     activity_writer(comm.rank)("storing the results")
     before_storing = time.perf_counter()
     if outputs_claim is not None:
@@ -514,6 +488,5 @@ def stored_report(
 
 def _startup_of_first_rank() -> Startup:
     """Return what rank 0 did for the first time."""
-
     seconds = first_uses()
     return Startup(STATISTICS.compiled, seconds[COMPILING], seconds[LOADING_GENERATORS])

@@ -21,8 +21,6 @@ from einmpi.cli.job_options import (
     loop_interval,
 )
 from einmpi.cli.launcher import family_in
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.replace import replace_file
 from einmpi.graph.eingraph import Vertex
@@ -39,16 +37,20 @@ _NAMES = r"[A-Za-z0-9_.][A-Za-z0-9_.,:@+-]{0,199}"
 _CONSTRAINT = r"[A-Za-z0-9_.(\[][A-Za-z0-9_.,:@+&|*()\[\]-]{0,199}"
 
 
-def sbatch(options: argparse.Namespace, comm: Comm) -> int:
+def sbatch(options: argparse.Namespace) -> None:
     """Write a Slurm script for a job, with memory and time from its plan."""
-
-    on_first_rank(comm, lambda: _write(options, str(make_script(options))))
-    return 0
+    # File names may contain bytes that are not text; they must be written unchanged.
+    data = str(make_script(options)).encode(errors="surrogateescape")
+    if options.out in (None, "-"):
+        sys.stdout.buffer.write(data)
+        return
+    replace_file(options.out, [data])
+    if not options.quiet:
+        print(f"sbatch {shlex.quote(options.out)}")
 
 
 def make_script(options: argparse.Namespace) -> Script:
     """Return the script that the command line asks for."""
-
     limit = _check_flags(options)
     job = load_job(options)
     if job.loop is None:
@@ -167,24 +169,11 @@ def _mpi() -> tuple[str, str]:
 
     Another process finds out, because loading a library may crash.
     """
-
     process = start_process([*python_command(), "-m", "einmpi.cli.versions", "mpi"])
     answer = read_answer(process, 60)
     if "error" in answer:
         return "other", answer["error"]
     return family_in(answer["library"]), answer["library"]
-
-
-def _write(options: argparse.Namespace, text: str) -> None:
-
-    # File names may contain bytes that are not text; they must be written unchanged.
-    data = text.encode(errors="surrogateescape")
-    if options.out in (None, "-"):
-        sys.stdout.buffer.write(data)
-        return
-    replace_file(options.out, [data])
-    if not options.quiet:
-        print(f"sbatch {shlex.quote(options.out)}")
 
 
 # ---- the time limit ------------------------------------------------------------------------------

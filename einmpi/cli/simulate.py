@@ -9,8 +9,6 @@ from pathlib import Path
 
 from einmpi import api
 from einmpi.cli.job_options import check_files, load_job, print_or_write
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of, printable
 from einmpi.job.job import Job, may_share_memory
 from einmpi.planner.machine import read_machine
@@ -27,16 +25,13 @@ from einmpi.simulate.simulation import Place, Simulated, reason_against, simulat
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 
-def simulate(options: argparse.Namespace, comm: Comm) -> int:
+def simulate(options: argparse.Namespace) -> None:
     """Replay a job on a simulated network."""
-
     with clean_up_at_sigterm():
-        on_first_rank(comm, lambda: _simulate(options))
-    return 0
+        _simulate(options)
 
 
 def _simulate(options: argparse.Namespace) -> None:
-
     if not 1 <= options.ranks <= MAX_RANKS:
         raise InputError(
             "-n", f"{options.ranks} ranks requested", f"a number from 1 to {MAX_RANKS}"
@@ -68,7 +63,6 @@ def _simulate(options: argparse.Namespace) -> None:
 
 def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
     """Return the strategies to simulate; None is that of the job."""
-
     if options.compare is None:
         return [None]
     for name in options.compare:
@@ -79,7 +73,6 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
 
 def _place(options: argparse.Namespace, job: Job) -> Place:
     """Return where the ranks are simulated."""
-
     machine = None if job.machine is None else read_machine(str(job.machine))
     if options.platform is None:
         cluster = make_cluster(options.cluster or "", options.ranks, machine)
@@ -103,7 +96,6 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
 def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
-
     plan = api.plan(
         job,
         options.ranks,
@@ -136,7 +128,6 @@ def _simulate_strategy(
 
 def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> None:
     """Write the files that show when each rank did its steps."""
-
     if done.timeline is None:
         return
     if options.trace:
@@ -189,7 +180,6 @@ def _text(done: Simulated, job: Job) -> str:
 
 
 def _comparison(done: Sequence[Simulated]) -> list[str]:
-
     rows = [("strategy", "simulated", "words", "bytes", "messages")]
     for each in done:
         rows.append(

@@ -204,22 +204,6 @@ class Setting:
 # ---- kinds ---------------------------------------------------------------------------------------
 
 
-def _read_choice(setting: Setting, document: Document, path: KeyPath) -> str:
-    return choice(document, path, setting.choices(), setting.default)
-
-
-def _check_choice(setting: Setting, where: str, given: Any) -> str:
-    return known_name(where, given, setting.choices(), setting.noun or setting.name)
-
-
-def _read_switch(setting: Setting, document: Document, path: KeyPath) -> bool | None:
-    return get(document, path, bool)
-
-
-def _check_switch(setting: Setting, where: str, given: Any) -> bool:
-    return truth_value(where, given)
-
-
 def truth_value(name: str, given: bool) -> bool:
     """Return a truth value that a caller gave; refuse anything else."""
     if not isinstance(given, bool):
@@ -240,10 +224,6 @@ def _read_bytes(setting: Setting, document: Document, path: KeyPath) -> int | No
     raise InputError(place, what, 'a string such as "4 GiB" or an integer')
 
 
-def _check_bytes(setting: Setting, where: str, given: Any) -> int:
-    return parse_bytes(str(given), where)
-
-
 def _read_file(setting: Setting, document: Document, path: KeyPath) -> str | None:
     file = get(document, path, str)
     return None if file is None else relative_to_document(document, file)
@@ -262,18 +242,6 @@ def _read_folder(setting: Setting, document: Document, path: KeyPath) -> str | N
     return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
 
 
-def _check_folder(setting: Setting, where: str, given: Any) -> str:
-    return os.path.expanduser(path_name(where, given))
-
-
-def _read_as_written(setting: Setting, document: Document, path: KeyPath) -> Any:
-    return lookup(document, path)
-
-
-def _check_later(setting: Setting, where: str, given: Any) -> Any:
-    return given
-
-
 def _check_parts(setting: Setting, where: str, given: Any) -> dict[str, tuple[int, ...]]:
     found = {}
     for name, parts in named_values(where, given).items():
@@ -282,14 +250,47 @@ def _check_parts(setting: Setting, where: str, given: Any) -> dict[str, tuple[in
 
 
 _PATH = "str | os.PathLike[str]"
-CHOICE = Kind(_read_choice, _check_choice, "string", "str")
-SWITCH = Kind(_read_switch, _check_switch, "true or false", "bool")
-_BYTES = Kind(_read_bytes, _check_bytes, "string or whole number", "int | str", "BYTES")
+CHOICE = Kind(
+    lambda setting, document, path: choice(document, path, setting.choices(), setting.default),
+    lambda setting, where, given: known_name(
+        where, given, setting.choices(), setting.noun or setting.name
+    ),
+    "string",
+    "str",
+)
+SWITCH = Kind(
+    lambda _, document, path: get(document, path, bool),
+    lambda _, where, given: truth_value(where, given),
+    "true or false",
+    "bool",
+)
+_BYTES = Kind(
+    _read_bytes,
+    lambda _, where, given: parse_bytes(str(given), where),
+    "string or whole number",
+    "int | str",
+    "BYTES",
+)
 _FILE = Kind(_read_file, _check_file, "string", _PATH, "FILE.toml")
-_FOLDER = Kind(_read_folder, _check_folder, "string", _PATH, "DIR")
-# Checked against the program, by `checked_recompute`.
-_NAMES = Kind(_read_as_written, _check_later, "string or list of strings", "str | Sequence[str]")
-_PARTS = Kind(_read_as_written, _check_parts, "", "Mapping[str, Sequence[int]]")
+_FOLDER = Kind(
+    _read_folder,
+    lambda _, where, given: os.path.expanduser(path_name(where, given)),
+    "string",
+    _PATH,
+    "DIR",
+)
+_NAMES = Kind(
+    lambda _, document, path: lookup(document, path),
+    lambda _, where, given: given,  # `checked_recompute` checks it against the program
+    "string or list of strings",
+    "str | Sequence[str]",
+)
+_PARTS = Kind(
+    lambda _, document, path: None,  # job files have it in the entries of inputs and outputs
+    _check_parts,
+    "",
+    "Mapping[str, Sequence[int]]",
+)
 
 
 # ---- the entries ---------------------------------------------------------------------------------
