@@ -78,7 +78,7 @@ class Ours:
     """One strategy, planned once, run again and again with its inputs in memory."""
 
     def __init__(self, job: einmpi.Job, strategy: str) -> None:
-        self.compiled = Compiled(job, comm_of(WORLD), options_of(job, strategy))
+        self.compiled = Compiled(job, comm_of(WORLD), options_of(job, strategy=strategy))
         self.inputs = blocks_of_plan(self.compiled)
         self.plan = self.compiled.prepare({})[0]  # its lower bound is that of free inputs
 

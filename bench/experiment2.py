@@ -254,7 +254,7 @@ class Own:
 
     def __init__(self, case: Case, strategy: str, steps: int, backend: str, comm: Any) -> None:
         import einmpi
-        from einmpi.api.planning import options_of
+        from einmpi.api import options_of
         from einmpi.job.loop import StepProgram, make_loop
         from einmpi.loops.running import LoopRun
 

@@ -31,7 +31,7 @@ from results import write_results
 from threadpoolctl import threadpool_limits
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.mpi import comm_of
 from einmpi.job.job import Job
 from einmpi.job.loop import StepProgram, make_loop

@@ -288,7 +288,7 @@ def einmpi_chain(
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.path.join(here, os.pardir, "jobs", "chain.toml")
     job = replace(einmpi.load(path, dtype=dtype, s=size, skew=skew), shared=shared)
-    step = Compiled(job, comm_of(), options_of(job, strategy))
+    step = Compiled(job, comm_of(), options_of(job, strategy=strategy))
     inputs = blocks_of_plan(step)
 
     return timed_on_ranks(lambda: step(inputs)["Z"].local)

@@ -10,7 +10,7 @@ from einmpi.files.formats import all_formats
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
-from einmpi.job.backends import all_backends
+from einmpi.job.settings import SETTINGS, all_backends
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
@@ -36,6 +36,18 @@ def roles_table():
     for name, role in ROLES.items():
         rows.append((f"`{name}`", "list of labels", "empty", role.description))
     return markdown(("key", "type", "default", "meaning"), rows)
+
+
+def settings_table(table):
+    """Return the settings that are keys of a table of job files."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        if setting.table == table:
+            default = setting.default_text or f"`{str(setting.default).lower()}`"
+            flag = f"`{setting.flag}`" if setting.help else ""
+            cells = [f"`{name}`", setting.kind.in_files, default, flag, setting.documentation]
+            rows.append(cells)
+    return markdown(("key", "type", "default", "flag", "meaning"), rows)
 
 
 def yes_or_no(value):
@@ -156,6 +168,8 @@ def optimizers_table():
 TABLES = {
     "strategies": strategies_table,
     "roles": roles_table,
+    "plan-settings": lambda: settings_table("plan"),
+    "run-settings": lambda: settings_table("run"),
     "aggregations": aggregations_table,
     "operators": operators_table,
     "functions": functions_table,

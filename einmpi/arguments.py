@@ -32,12 +32,15 @@ def integer_from(where: str, given: Any, least: int) -> int:
     return int(given)
 
 
-def known_name(where: str, given: Any, known: Iterable[str]) -> str:
-    """Return a name that a caller gave, if it is one of those that are known."""
+def known_name(where: str, given: Any, known: Iterable[str], noun: str = "") -> str:
+    """Return a name that a caller gave, if it is one of those that are known.
+
+    `noun` is what such names are called, if not as the place where it was given.
+    """
     names = [*known]
     if not isinstance(given, str) or given not in names:
         wrong = given if isinstance(given, str) else ""
-        raise InputError(where, f"unknown {where} {given!r:.60}", one_of(names, wrong))
+        raise InputError(where, f"unknown {noun or where} {given!r:.60}", one_of(names, wrong))
     return given
 
 

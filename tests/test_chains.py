@@ -612,7 +612,7 @@ def test_memory_that_ranks_share_is_counted_once(monkeypatch: pytest.MonkeyPatch
     arrays = arrays_for(job)
 
     def peak_of(comm: ThreadComm, mode: str) -> int:
-        compiled = Compiled(replace(job, shared=mode), comm, options_of(job, "sqrt"))
+        compiled = Compiled(replace(job, shared=mode), comm, options_of(job, strategy="sqrt"))
         found = compiled(arrays)["O"].gather()
         assert_within(found, einmpi.reference(job, arrays)["O"], "float64", 64)
         measured = compiled.measured

@@ -34,7 +34,7 @@ def test_a_rank_fails(tmp_path, name):
 # The launcher of einmpi with ranks that fail as above.
 LAUNCH = """
 import sys
-from einmpi.cli.launch.launcher import launch
+from einmpi.cli.launcher import launch
 sys.exit(launch(3, sys.argv[1:], (sys.executable, "failing.py")))
 """
 SLOW = [

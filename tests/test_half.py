@@ -213,7 +213,9 @@ outputs.g = "out.h5:/g"
 
 def test_wrong_modes():
     job = einmpi.program("Z[i] = x[i]", x=(3,))
-    with pytest.raises(InputError, match="half is 'double'; expected one of float32, steps"):
+    with pytest.raises(
+        InputError, match="half: unknown mode 'double'; expected one of float32, steps"
+    ):
         einmpi.compile(job, half="double")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.loops.running import LoopRun
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from einmpi.api.planning import check_job
+from einmpi.api.jobs import check_job
 from einmpi.api.running import run
 from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of

@@ -1,27 +1,31 @@
-"""Make a job: from a job file, or from the text of a program."""
+"""Make a job: from a job file, or from the text of a program; read a tensor from a file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from einmpi.arguments import optional_names, optional_text, path_name
+from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.datasets import PATHS_OF_JOB_FILES
+from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
+from einmpi.files.formats import find, known_format
 from einmpi.files.load import describe
-from einmpi.files.specs import InputSpec, Number, Resident
+from einmpi.files.specs import InputSpec, Number, Resident, SliceEntry
 from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.inputs import FIT, check_dtype
-from einmpi.job.job import Job
-from einmpi.job.job_file import read_job
-from einmpi.job.parameters import parameter
-from einmpi.job.program import program_job
-from einmpi.job.python_values import python_values
-from einmpi.job.tensors import check_no_batches, read_roles, read_tensors
+from einmpi.job.job import Job, with_settings
+from einmpi.job.job_file import check_no_batches, parameter, read_job, read_roles, read_tensors
+from einmpi.job.loop_table import has_word
+from einmpi.job.program import program_job, python_values
+from einmpi.job.settings import split_settings, takes_settings
 from einmpi.language.statements import Inputs
+
+if TYPE_CHECKING:
+    from einmpi.arrays.dist_array import DistArray
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **settings: Number) -> Job:
@@ -58,6 +62,7 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **setting
     return read_job(name, describe, settings, optional_text("load", "dtype", dtype, "float32"))
 
 
+@takes_settings
 def program(
     text: str,
     /,
@@ -88,6 +93,8 @@ def program(
         the memory limit allows, or those with these names. An input that says so itself stays.
     roles : mapping of str to sequence of str, optional
         The labels that have each role, for the strategies that need roles.
+    {settings} : optional
+        As for `plan`. A name that the program uses is a tensor, a size or a parameter.
     **tensors : shape, array, int, float, complex or bool
         An input by its shape, or by an array, whose shape and dtype it has; a size, if it is an
         int; or a parameter, which has this value unless a call gives another.
@@ -118,7 +125,11 @@ def program(
     shapes: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
     parameters: list[InputSpec] = []
-    for name, given in tensors.items():
+    settings, arrays = split_settings(tensors)
+    for name in [*settings]:
+        if has_word(str(text), name):
+            arrays[name] = settings.pop(name)
+    for name, given in arrays.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             from einmpi.compiled.given_inputs import as_array
 
@@ -144,7 +155,8 @@ def program(
             raise InputError(spec.place, f"{spec.name} is given twice", "each input once")
     specs = [*parameters, *_with_resident(sources, resident)]
     read = read_roles(document)
-    return job_of_program("program", text, shapes, sizes, dtype, outputs, specs, read)
+    job = job_of_program("program", text, shapes, sizes, dtype, outputs, specs, read)
+    return with_settings(job, settings)
 
 
 def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:
@@ -203,3 +215,129 @@ def job_of_program(
             expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
             raise InputError(where, f"size {name} is out of range", expected)
     return program_job(text, inputs, sizes, dtype, outputs, specs, roles)
+
+
+def check_job(where: str, job: Job) -> Job:
+    """Return a job that a caller gave; refuse anything else."""
+    if not isinstance(job, Job):
+        raise InputError(
+            where,
+            f"job is {type(job).__name__}",
+            "a Job",
+            "einmpi.load and einmpi.program make one",
+        )
+    return job
+
+
+def open_dataset(
+    file: str | os.PathLike[str],
+    dataset: str | None = None,
+    comm: Any = None,
+    parts: Sequence[int] | None = None,
+    rows: slice | None = None,
+    follow: Sequence[str | os.PathLike[str]] = (),
+    index: Sequence[int | slice] | None = None,
+) -> DistArray:
+    """Read a tensor from a file. All ranks call it; each element is read once.
+
+    Parameters
+    ----------
+    file : path
+        A file of any format that a job can read.
+    dataset : str, optional
+        The name of the tensor in the file: the path of an HDF5 dataset or of an array in a zarr
+        store, or the name of a tensor in a safetensors file or in the index of several. An .npy
+        file holds a single tensor and needs none; without one, a zarr store is itself an array.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    parts : sequence of int, optional
+        Into how many parts to cut each dimension, as for ``DistArray.from_global``.
+    rows : slice, optional
+        The part of the first dimension to read.
+    follow : sequence of path, optional
+        Folders to which links in an HDF5 file may lead, besides the folder of the file itself.
+    index : sequence of int and slice, optional
+        The part to read, dimension by dimension, as numpy would index it; instead of `rows`.
+
+    Returns
+    -------
+    DistArray
+        The tensor, cut over all ranks.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or an argument is wrong.
+
+    Examples
+    --------
+    >>> np.save("steps.npy", np.arange(10.0))
+    >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
+    array([2., 3., 4.])
+    >>> np.save("table.npy", np.arange(12.0).reshape(3, 4))
+    >>> einmpi.open_dataset("table.npy", index=np.s_[1:, 2]).gather()
+    array([ 6., 10.])
+    """
+    from einmpi.arrays.dist_array import DistArray
+    from einmpi.comm.programs import comm_of_program
+
+    def find_tensor() -> Dataset:
+        return find(_input_spec(file, dataset, rows, follow, index))
+
+    own_comm = comm_of_program(comm)
+    found = together(own_comm, find_tensor, Dataset.as_read)
+    return DistArray.from_dataset(found, own_comm, parts)
+
+
+def _input_spec(
+    file: str | os.PathLike[str],
+    dataset: str | None,
+    rows: slice | None,
+    follow: Sequence[str | os.PathLike[str]],
+    index: Sequence[int | slice] | None,
+) -> InputSpec:
+    """Return which part of which tensor to read; refuse wrong arguments of `open_dataset`."""
+    path = path_name("open_dataset", file)
+    optional_text("open_dataset", "dataset", dataset, "/X")
+    if not isinstance(rows, slice | None):
+        raise InputError("open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)")
+    if rows is not None and index is not None:
+        raise InputError("open_dataset", "rows and index are both given", "one of the two")
+    slices: tuple[SliceEntry, ...] = ()
+    if rows is not None:
+        slices = (_slice_entry("rows", rows),)
+    elif index is not None:
+        entries = index if isinstance(index, tuple | list) else (index,)
+        slices = tuple(_slice_entry("index", entry) for entry in entries)
+    file_format = known_format(path, path)
+    if not dataset:
+        dataset = file_format.default_name
+    if file_format.key and not dataset:
+        raise InputError(
+            "open_dataset",
+            f"the {file_format.key} of {path} is missing",
+            f'a second argument such as "{file_format.example_name}"',
+        )
+    if not isinstance(follow, list | tuple):
+        raise InputError(
+            "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
+        )
+    folders = tuple(path_name("follow", folder) for folder in follow)
+    return InputSpec("", file=path, inside=dataset or "", slices=slices, follow=folders)
+
+
+def _slice_entry(name: str, given: Any) -> SliceEntry:
+    """Return what is selected along a dimension: an index, or (start, stop, step) of a slice."""
+    if type(given) is int:
+        return given
+    if isinstance(given, slice):
+        step = 1 if given.step is None else given.step
+        has_ends = _is_optional_integer(given.start) and _is_optional_integer(given.stop)
+        if has_ends and type(step) is int and step >= 1:
+            return given.start, given.stop, step
+    expected = "integers and slices with steps of 1 or more, such as slice(0, 1000)"
+    raise InputError("open_dataset", f"{name} is {given!r:.60}", expected)
+
+
+def _is_optional_integer(value: Any) -> bool:
+    return value is None or type(value) is int

@@ -1,22 +1,56 @@
-"""Repeat a program: tensors of one step are inputs of the next."""
+"""Repeat a program, or train it: tensors of one step are inputs of the next."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from einmpi.api.loop_arguments import LoopArguments, checked_loops
-from einmpi.api.planning import Settings
-from einmpi.arguments import named_values
+import numpy as np
+
+from einmpi.api.jobs import check_job
+from einmpi.arguments import as_int, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
-from einmpi.job.job import Job
-from einmpi.training.settings import Training
+from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.files.load import rows_of_chunks_in
+from einmpi.files.specs import InputSpec
+from einmpi.job.job import Job, options_of, with_settings
+from einmpi.job.loop import (
+    EPOCH,
+    ROWS,
+    Batches,
+    Loop,
+    StepProgram,
+    Validation,
+    make_batches,
+    make_loop,
+    make_validation,
+    numbers_of_steps,
+    refuse_step_as_input,
+)
+from einmpi.job.program import trained_job
+from einmpi.job.settings import only_settings, split_settings, takes_settings
+from einmpi.language.syntax import Source
+from einmpi.training.settings import Training, make_training
 
 if TYPE_CHECKING:
     from einmpi.loops.result import LoopResult
 
 
+class LoopArguments(NamedTuple):
+    """The arguments of `einmpi.loop` that describe one loop; the job decides where one is None."""
+
+    carry: Mapping[str, str] | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    until: str | None = None
+    record: Sequence[str] | None = None
+    batch: Sequence[str] | None = None
+    shuffle: int | Mapping[str, int] | None = None
+    last: str | None = None
+
+
+@takes_settings
 def loop(
     job: Job,
     inputs: Mapping[str, Any] | None = None,
@@ -30,16 +64,7 @@ def loop(
     epochs: int | None = None,
     shuffle: int | Mapping[str, int] | None = None,
     last: str | None = None,
-    strategy: str | None = None,
-    memory: int | str | None = None,
-    recompute: str | Sequence[str] | None = None,
-    pin: Mapping[str, Sequence[int]] | None = None,
-    machine: str | os.PathLike[str] | None = None,
-    fast_math: bool | None = None,
-    strict: bool | None = None,
-    half: str | None = None,
-    overlap: str | None = None,
-    shared: str | None = None,
+    **settings: Any,
 ) -> LoopResult:
     """Run a program again and again; tensors of one step are inputs of the next.
 
@@ -77,8 +102,8 @@ def loop(
         blocks of so many rows are to be read together.
     last : {"drop", "pad"}, optional
         Whether the rows after the last full batch are left out, or padded with zeros.
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared : optional
-        As for `compile`.
+    {settings} : optional
+        As for `plan`.
 
     Returns
     -------
@@ -112,10 +137,108 @@ def loop(
         shuffle=shuffle,
         last=last,
     )
-    settings = Settings(
-        strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared
+    return run_loops(job, inputs, comm, arguments, only_settings("loop", settings))
+
+
+@takes_settings
+def train(
+    job: Job,
+    inputs: Mapping[str, Any] | None = None,
+    comm: Any = None,
+    *,
+    loss: str,
+    parameters: Sequence[str],
+    optimizer: str | Mapping[str, Any],
+    accumulate: int | None = None,
+    precision: str | None = None,
+    scale: float | None = None,
+    growth: int | None = None,
+    validation: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> LoopResult:
+    """Train a program: change some of its inputs so that a loss becomes less.
+
+    Statements are added to the program: gradients, and the next values of parameters and of the
+    optimiser's state, which starts with zeros. Then it is run as by `loop`. All ranks call this
+    function.
+
+    Parameters
+    ----------
+    job : Job
+        The program of a step, which computes the loss.
+    inputs : mapping of str to array, DistArray or h5py dataset, optional
+        The inputs of the first step by name, as for `loop`.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    loss : str
+        The tensor that becomes less: a real number, without dimensions.
+    parameters : sequence of str
+        The inputs that change.
+    optimizer : str or mapping
+        The name of an optimiser, or ``{"name": "adamw", "rate": 0.001, "decay": 0.01}``. The rate
+        is a number, or an expression of `step`, `steps` and tensors without dimensions.
+    accumulate : int, optional
+        The number of batches whose mean gradient makes one update; 1 by default.
+    precision : {"bfloat16", "float16"}, optional
+        The dtype in which the loss and its gradients are computed.
+    scale, growth : optional
+        With float16, what the loss is multiplied by at first, and after how many updates that
+        doubles; 65536 and 2000 by default.
+    validation : mapping, optional
+        What is computed for other inputs, such as
+        ``{"inputs": {"X": X, "y": y}, "every": 100, "record": ["accuracy"]}``: tensors without
+        dimensions, by default the loss, after every so many steps and after the last. Inputs that
+        come in batches are given with all their rows, and have the mean over all batches.
+    **options
+        Further arguments of `loop`: `steps` or `epochs`, `batch`, `record`, `until` and others.
+        `carry` is for inputs besides the parameters.
+    {settings} : optional
+        As for `plan`.
+
+    Returns
+    -------
+    LoopResult
+        With `outputs`, the last values of the parameters and the outputs of the last step, and
+        `history`, the recorded values; those of the validation as "validation_accuracy" and so on,
+        nan for steps without one.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong; the same error on all ranks.
+
+    Examples
+    --------
+    >>> job = einmpi.program("loss = sum((w[i] - 3)**2)", w=(2,))
+    >>> found = einmpi.train(
+    ...     job,
+    ...     {"w": np.zeros(2)},
+    ...     loss="loss",
+    ...     parameters=["w"],
+    ...     optimizer={"name": "momentum", "rate": 0.05},
+    ...     steps=200,
+    ...     record=["loss"],
+    ... )
+    >>> found.outputs["w"].gather().round(3)
+    array([3., 3.])
+    """
+    given, others = split_settings(options)
+    for name in others:
+        if name not in LoopArguments._fields:
+            raise TypeError(f"train() got an unexpected keyword argument {name!r}")
+    if check_job("train", job).loops:
+        raise InputError("train", "the job has several loops", "a program, or a job with one loop")
+    training = make_training(
+        lambda *_: "train",
+        loss,
+        parameters,
+        optimizer,
+        as_int(accumulate),
+        precision,
+        scale,
+        as_int(growth),
     )
-    return run_loops(job, inputs, comm, arguments, settings)
+    return run_loops(job, inputs, comm, LoopArguments(**others), given, training, validation)
 
 
 def run_loops(
@@ -123,7 +246,7 @@ def run_loops(
     inputs: Mapping[str, Any] | None,
     comm: Any,
     arguments: LoopArguments,
-    settings: Settings,
+    settings: Mapping[str, Any],
     training: Training | None = None,
     validation: Mapping[str, Any] | None = None,
 ) -> LoopResult:
@@ -143,6 +266,221 @@ def run_loops(
     own_comm = comm_of_program(comm)
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
-    loops = LoopSequence(checked_job, own_comm, settings.options)
+    loops = LoopSequence(checked_job, own_comm, options_of)
     others = {} if validation is None else named_values("validation", validation.get("inputs"))
     return loops.run(given, validation_inputs=others)
+
+
+def checked_loops(
+    job: Job,
+    inputs: Mapping[str, Any],
+    arguments: LoopArguments,
+    settings: Mapping[str, Any],
+    training: Training | None,
+    validation: Mapping[str, Any] | None,
+) -> Job:
+    """Return the job with all that a call says about its loops; refuse what is wrong."""
+    changed = with_settings(check_job("loop", job), settings)
+    if changed.loops:
+        _refuse_arguments(arguments)
+    else:
+        changed = _with_loop(changed, inputs, arguments, training, validation)
+    for each in changed.one_after_another():
+        options_of(each)  # refuses wrong arguments
+    return changed
+
+
+def _with_loop(
+    job: Job,
+    inputs: Mapping[str, Any],
+    arguments: LoopArguments,
+    training: Training | None,
+    validation: Mapping[str, Any] | None,
+) -> Job:
+    """Return the job with the loop that the arguments describe."""
+    job = _with_batched_inputs(job, arguments.batch, inputs)
+    batches = _checked_batches(job, arguments)
+    if training is None:
+        loop = _checked_loop(job, arguments, batches)
+    else:
+        job, loop = _with_training(job, arguments, batches, training)
+    if validation is not None:
+        checked = _checked_validation(job, batches, validation, training, loop.carry)
+        loop = replace(loop, validation=checked)
+    return replace(job, loop=loop)
+
+
+def _with_training(
+    job: Job, arguments: LoopArguments, batches: Batches | None, training: Training
+) -> tuple[Job, Loop]:
+    """Return the job with the statements that train its parameters, and its loop."""
+    carry: Mapping[str, str] = {} if job.loop is None else job.loop.carry
+    if arguments.carry is not None:
+        carry = named_values("loop", arguments.carry)
+    most_steps = _most_steps(job, as_int(arguments.steps), batches)
+    trained, written = trained_job(job, training, carry, most_steps, batches)
+    with_parameters = arguments._replace(carry={**carry, **written.carry})
+    loop = replace(
+        _checked_loop(trained, with_parameters, batches),
+        results=job.written.outputs,
+        written_out=written.shown,
+        state=tuple(each.name for each in written.state),
+    )
+    return trained, loop
+
+
+def _checked_validation(
+    job: Job,
+    batches: Batches | None,
+    given: Mapping[str, Any],
+    training: Training | None,
+    carried: Collection[str],
+) -> Validation:
+    """Return the validation that a mapping with `inputs`, `every` and `record` describes."""
+    from einmpi.compiled.given_inputs import as_array
+
+    settings = named_values("validation", given)
+    keys = ("inputs", "every", "record")
+    for key in settings:
+        if key not in keys:
+            raise InputError("validation", f"unknown key {key!r:.60}", one_of(keys, key))
+    specs = []
+    for name, array in named_values("validation", settings.get("inputs")).items():
+        found = as_array(name, array)
+        specs.append(InputSpec(name, tuple(found.shape), np.dtype(found.dtype).name))
+    record = optional_names("validation", "record", settings.get("record"))
+    if record is None and training is not None:
+        record = [training.loss]
+    return make_validation(
+        lambda *_: "validation",
+        job.written,
+        batches,
+        specs,
+        as_int(settings.get("every")),
+        record or (),
+        carried,
+    )
+
+
+def _most_steps(job: Job, steps: int | None, batches: Batches | None) -> int | None:
+    """Return the most steps that arguments or the job give, None if they give none."""
+    if steps is None and batches is not None and batches.epochs is not None:
+        return batches.epochs * batches.steps_an_epoch
+    if steps is None and job.loop is not None:
+        return job.loop.steps
+    return steps
+
+
+def _refuse_arguments(arguments: LoopArguments) -> None:
+    """Refuse arguments that describe one loop, for a job that has several."""
+    for name, value in arguments._asdict().items():
+        if value is not None:
+            what = f"{name} is given, but the job has several loops"
+            raise InputError("loop", what, f"the {name} of the job file")
+
+
+def _checked_loop(job: Job, arguments: LoopArguments, batches: Batches | None) -> Loop:
+    """Return the loop that the arguments describe, and the job where they leave something out."""
+    known = job.loop
+    carry, until, record = arguments.carry, arguments.until, arguments.record
+    steps = _most_steps(job, as_int(arguments.steps), batches)
+    if known is not None:
+        carry = known.carry if carry is None else carry
+        record = known.record if record is None else record
+        if until is None and known.until is not None:
+            until = known.until_text
+    if carry is None or steps is None:
+        missing = "carry" if carry is None else "steps"
+        expected = "carry={...} and steps=..."
+        if carry is not None:
+            expected = "steps=..., or epochs=... with batches"
+        raise InputError("loop", f"{missing} is not given", expected)
+    condition = None
+    if optional_text("loop", "until", until, "change < 1e-6") is not None:
+        condition = Source("until", str(until))
+    names = optional_names("loop", "record", record) or ()
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    if known is None:  # else the number of the step is an input of the job
+        refuse_step_as_input(job.inputs, "loop")
+    _check_numbers_of_steps(job, carry, batches)
+    checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
+    checked = replace(checked, batches=batches)
+    if known is None:
+        return checked
+    return replace(
+        checked,
+        stop_at_nan=known.stop_at_nan,
+        results=known.results,
+        written_out=known.written_out,
+        state=known.state,
+        validation=known.validation,
+    )
+
+
+def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches | None) -> None:
+    """Refuse an input called `step`, or with batches `rows` or `epoch`, that is no number."""
+    names = numbers_of_steps(batches is not None)
+    for vertex in job.written.inputs:
+        if vertex.name in names and (vertex.bound or vertex.name in carry):
+            what = f"in a loop, {vertex.name} is a number of each step"
+            raise InputError("loop", what, "another name")
+    # A program that was not told of such a number has taken its name for a label.
+    told = {*job.written.by_name, *job.sizes, *(spec.name for spec in job.inputs)}
+    for vertex in job.written.computed:
+        for name in vertex.computed_einsum.aggregated:
+            if name in names and name not in told:
+                what = f"{name} is a label, but in a loop a number of each step"
+                raise InputError("loop", what, f"another label, or the declaration {name}: int64")
+
+
+def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[str, Any]) -> Job:
+    """Return a job that knows how many rows the inputs have that come in batches."""
+    from einmpi.compiled.given_inputs import as_array
+    from einmpi.files.datasets import Dataset
+
+    specs = {spec.name: spec for spec in job.inputs}
+    for name in optional_names("loop", "batch", names) or ():
+        known = specs.get(name)
+        if known is not None and known.rows is not None:
+            continue
+        found = [vertex.name for vertex in job.written.inputs]
+        if name not in found:
+            what = f"{name} comes in batches, but no step reads an input {name}"
+            raise InputError("loop", what, nearest_of(found, name))
+        vertex = job.written[name]
+        if name not in inputs:
+            what = f"{name} comes in batches, and is not given"
+            raise InputError("loop", what, "an array with all its rows")
+        array = as_array(name, inputs[name])
+        if not vertex.bound or not array.shape:
+            what = f"{name} has no dimensions, and cannot come in batches"
+            raise InputError("loop", what, "a tensor with rows")
+        specs[name] = InputSpec(
+            name,
+            shape=vertex.bound,
+            dtype=vertex.dtype,
+            place="loop",
+            rows=array.shape[0],
+            chunk_rows=rows_of_chunks_in(array) if isinstance(array, Dataset) else 1,
+        )
+    return replace(job, inputs=tuple(specs.values()))
+
+
+def _checked_batches(job: Job, arguments: LoopArguments) -> Batches | None:
+    """Return the batches that the arguments describe, and the job where they leave out a key."""
+    known = None if job.loop is None else job.loop.batches
+    steps, epochs = as_int(arguments.steps), as_int(arguments.epochs)
+    shuffle, last = arguments.shuffle, arguments.last
+    if steps is not None and epochs is not None:
+        raise InputError("loop", "there are both steps and epochs", "one of the two")
+    if known is not None:
+        if steps is None and epochs is None:
+            epochs = known.epochs
+        if shuffle is None and known.shuffle is not None:
+            shuffle = {"seed": known.shuffle.seed, "block": known.shuffle.block}
+        if last is None:
+            last = "pad" if known.pads_last else "drop"
+    specs = job.inputs
+    if known is not None:  # the numbers of a step are inputs of its job
+        specs = tuple(spec for spec in specs if spec.name not in (ROWS, EPOCH))
+    return make_batches(lambda *_: "loop", specs, epochs, shuffle, last)

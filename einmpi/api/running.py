@@ -1,28 +1,31 @@
-"""Run a job: on the ranks of a communicator, or with the reference evaluator."""
+"""Plan, compile and run a job: on the ranks of a communicator, or with the reference evaluator."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
-from einmpi.api.jobs import job_of_program
-from einmpi.api.loop_arguments import LoopArguments
-from einmpi.api.loops import run_loops
-from einmpi.api.planning import Settings, check_job, truth_value
-from einmpi.arguments import named_inputs, named_values
+from einmpi.api.jobs import check_job, job_of_program
+from einmpi.api.loops import LoopArguments, run_loops
+from einmpi.arguments import as_int, named_inputs, named_values
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import dtype_name
-from einmpi.job.job import Job
-from einmpi.job.parameters import parameter
+from einmpi.job.job import Job, options_of, with_settings
+from einmpi.job.job_file import parameter
+from einmpi.job.settings import (
+    only_settings,
+    split_settings,
+    takes_settings,
+    truth_value,
+)
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from einmpi.compiled.calls.known_calls import KnownCall
     from einmpi.compiled.known import KnownJobs
     from einmpi.compiled.program import Compiled
-    from einmpi.planner.plan import Options
+    from einmpi.planner.plan import Options, Plan
 
 # The name, shape and dtype of each input; the name and value of each size; the name and Python type
 # of each parameter.
@@ -42,23 +45,70 @@ _Sizes: TypeAlias = tuple[tuple[str, int], ...]
 _ParameterTypes: TypeAlias = tuple[tuple[str, type], ...]
 
 
+@takes_settings
+def plan(
+    job: Job,
+    ranks: int,
+    *,
+    nodes: int = 1,
+    **settings: Any,
+) -> Plan:
+    """Plan how a job is cut over ranks. No MPI is started and no data is read.
+
+    ``print(plan)`` shows what the command ``einmpi plan`` prints.
+
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    ranks : int
+        The number of ranks.
+    nodes : int, optional
+        The number of nodes. Each has the same number of ranks.
+    {settings}
+
+    Returns
+    -------
+    Plan
+        The plan.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or no plan stays within the memory limit.
+
+    Examples
+    --------
+    >>> job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(400, 300), B=(300, 400))
+    >>> einmpi.plan(job, ranks=4).parts("Z")
+    {'i': 2, 'k': 2, 'j': 1}
+    >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
+    320000
+    """
+    from einmpi.planner.make_plan import make_plan
+
+    job = with_settings(check_job("plan", job), only_settings("plan", settings))
+
+    def options(of_job: Job) -> Options:
+        return options_of(of_job, as_int(nodes))
+
+    ranks = as_int(ranks)
+    if job.loop is not None:
+        from einmpi.loops.planning import plan_loops  # it imports much that others do not need
+
+        return plan_loops(job, ranks, options)
+    return make_plan(job.graph, ranks, options(job))
+
+
+@takes_settings
 def compile(
     job: Job,
     comm: Any = None,
     *,
-    strategy: str | None = None,
-    memory: int | str | None = None,
-    recompute: str | Sequence[str] | None = None,
-    pin: Mapping[str, Sequence[int]] | None = None,
-    machine: str | os.PathLike[str] | None = None,
-    fast_math: bool | None = None,
-    strict: bool | None = None,
-    half: str | None = None,
-    overlap: str | None = None,
-    shared: str | None = None,
     carry: Mapping[str, str] | None = None,
     donate: bool = False,
     share: Compiled | None = None,
+    **settings: Any,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -68,12 +118,6 @@ def compile(
         What to compute.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, recompute, pin, machine, strict, half, overlap : optional
-        As for `plan`.
-    fast_math : bool, optional
-        Whether to allow faster arithmetic that rounds more; by default as the job says.
-    shared : {"auto", "off"}, optional
-        Whether the ranks of a node share memory where they can; by default as the job says.
     carry : mapping of str to str, optional
         For inputs, the output of a call that they become in the next call. Both have one layout,
         which is the best for calls that follow one another, and need not be moved in between.
@@ -86,6 +130,8 @@ def compile(
         resident in both, by the same name. They are loaded once, in the layouts that suit the job
         that is planned first, and freed with the last of the jobs that share them. The plan says
         what that costs, and the peak memory of each job counts them.
+    {settings} : optional
+        As for `plan`.
 
     Returns
     -------
@@ -105,16 +151,13 @@ def compile(
     >>> step({"X": half})["Y"].gather()
     array([1., 2., 4.])
     """
-    settings = Settings(
-        strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared
-    )
-    return _compiled(job, comm, settings, carry, donate, share)
+    return _compiled(job, comm, only_settings("compile", settings), carry, donate, share)
 
 
 def _compiled(
     job: Job,
     comm: Any,
-    settings: Settings,
+    settings: Mapping[str, Any],
     carry: Mapping[str, str] | None = None,
     donate: bool = False,
     share: Compiled | None = None,
@@ -125,7 +168,7 @@ def _compiled(
     from einmpi.loops.stages import with_carried_outputs
 
     def check_options() -> tuple[Job, Options]:
-        changed = settings.applied_to(check_job("compile", job))
+        changed = with_settings(check_job("compile", job), settings)
         if changed.loop is not None:
             hint = "einmpi.loop and einmpi.run repeat its steps"
             raise InputError("compile", "the job has a loop", "a job without one", hint)
@@ -136,7 +179,7 @@ def _compiled(
             raise InputError("compile", "donate is given without carry", "both")
         if share is not None:
             _check_share(changed, own_comm, share)
-        options = settings.options(changed)
+        options = options_of(changed)
         return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 
     own_comm = comm_of_program(comm)
@@ -166,21 +209,11 @@ def _check_share(job: Job, comm: Comm, share: Compiled) -> None:
     share.residents.check_sources(job)
 
 
+@takes_settings
 def run(
     job: Job | str,
     inputs: Mapping[str, Any] | None = None,
     comm: Any = None,
-    *,
-    strategy: str | None = None,
-    memory: int | str | None = None,
-    recompute: str | Sequence[str] | None = None,
-    pin: Mapping[str, Sequence[int]] | None = None,
-    machine: str | os.PathLike[str] | None = None,
-    fast_math: bool | None = None,
-    strict: bool | None = None,
-    half: str | None = None,
-    overlap: str | None = None,
-    shared: str | None = None,
     **tensors: Any,
 ) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator. No file is written.
@@ -196,8 +229,8 @@ def run(
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared : optional
-        As for `compile`.
+    {settings} : optional
+        As for `plan`.
     **tensors : array, DistArray, h5py dataset or number
         More inputs by name. For a program as text, an int is a size and another number a parameter.
 
@@ -225,13 +258,11 @@ def run(
     from einmpi.compiled.known import known_jobs
 
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
-        return _checked_call(job, named_inputs(inputs, tensors), settings)
+        return _checked_call(job, named_inputs(inputs, arrays), settings)
 
+    settings, arrays = split_settings(tensors)
     own_comm = comm_of_program(comm)
     jobs = known_jobs(own_comm)
-    settings = Settings(
-        strategy, memory, recompute, pin, machine, fast_math, strict, half, overlap, shared
-    )
     found = _find_known_run(jobs, check_call)
     if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
         found = None
@@ -271,7 +302,7 @@ def _find_known_run(
 
 
 def _checked_call(
-    job: Job | str, given: dict[str, Any], settings: Settings
+    job: Job | str, given: dict[str, Any], settings: dict[str, Any]
 ) -> tuple[Hashable, Job, dict[str, Any]]:
     """Return a key that identifies the job and its settings, the job itself, and its inputs."""
     if isinstance(job, str):
@@ -280,14 +311,12 @@ def _checked_call(
         job_key = id(job)
         checked = check_job("run", job)
         inputs = given
-    has_settings = any(setting is not None for setting in settings)
-    if not has_settings and checked.machine is None:
+    machine = settings.get("machine", checked.machine)
+    if not settings and machine is None:
         return (job_key, ""), checked, inputs
-    machine_file = checked.machine if settings.machine is None else str(settings.machine)
     # A machine file may change between two runs.
-    machine_identity = None if machine_file is None else identity_at(machine_file)
-    shown = (settings._replace(machine=machine_file), machine_identity)
-    return (job_key, repr(shown)), checked, inputs
+    machine_identity = None if machine is None else identity_at(str(machine))
+    return (job_key, repr((settings, machine_identity))), checked, inputs
 
 
 def _job_and_inputs_of_text(
@@ -329,6 +358,73 @@ def _job_of_text(
         zero = python_type()  # a call gives the value
         parameters.append(parameter(name, zero, "run"))
     return job_of_program("run", text, shapes, dict(sizes), "float64", None, parameters)
+
+
+@takes_settings
+def einsum(
+    *arguments: Any,
+    out: npt.NDArray[Any] | None = None,
+    dtype: Any = None,
+    order: str = "K",
+    casting: str = "safe",
+    optimize: Any = False,
+    **settings: Any,
+) -> Any:
+    """Evaluate an expression in the grammar of `numpy.einsum`.
+
+    Ellipsis, implicit output, repeated labels and operands of extent 1 that are repeated are
+    supported. As in numpy, the result of one array of which nothing is summed is a view of it; of a
+    DistArray it is a copy.
+
+    Parameters
+    ----------
+    *arguments
+        ``"ij,jk->ik", a, b`` or ``a, [0, 1], b, [1, 2], [0, 2]``. If one of the operands is a
+        DistArray, all ranks call it.
+    out : array, optional
+        Takes the result; not for DistArrays.
+    dtype : dtype, optional
+        The dtype to which operands are converted first.
+    order : {"K", "A", "C", "F"}, optional
+        The memory order of the result; not for DistArrays. "K" is that of the operands as closely
+        as possible, and C if all of them are C-contiguous.
+    casting : {"safe", "same_kind", "unsafe", "equiv", "no"}, optional
+        Which conversions to `dtype`, and of the result to `out`, are allowed.
+    optimize : optional
+        Accepted and checked, as in numpy, but the order of a product is always chosen. If it is
+        given, `out` takes the result whatever its dtype.
+    {settings} : optional
+        As for `plan`.
+
+    Returns
+    -------
+    array or DistArray
+        A DistArray if one of the operands is.
+
+    Raises
+    ------
+    InputError
+        The subscripts or operands are wrong. Where numpy raises TypeError, as for a conversion
+        that `casting` does not allow, the error is a TypeError too.
+
+    Examples
+    --------
+    >>> a, b = np.ones((2, 3)), np.ones((3, 2))
+    >>> einmpi.einsum("ij,jk->ik", einmpi.DistArray.from_global(a), b).gather()
+    array([[3., 3.],
+           [3., 3.]])
+    """
+    from einmpi.arrays.products import einsum_of_arrays
+
+    return einsum_of_arrays(
+        *arguments,
+        out=out,
+        dtype=dtype,
+        order=order,
+        casting=casting,
+        optimize=optimize,
+        settings=only_settings("einsum", settings),
+    )
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, npt.NDArray[Any]]:

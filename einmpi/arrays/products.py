@@ -18,7 +18,7 @@ from einmpi.comm.local import ALONE
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
 from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
-from einmpi.job.job import Job
+from einmpi.job.job import Job, options_of, with_settings
 from einmpi.job.program import program_job
 from einmpi.kernels.cpu.blas import numpy_einsum
 from einmpi.kernels.given import as_numpy
@@ -34,7 +34,6 @@ from einmpi.language.numpy_einsum import (
     split_arguments,
 )
 from einmpi.late import late
-from einmpi.planner.plan import Options
 
 # A compiled job, which takes arrays by name and returns its outputs by name.
 Program: TypeAlias = Callable[[Mapping[str, Any]], dict[str, DistArray]]
@@ -54,7 +53,7 @@ def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Pro
     compiled: Program | None = known.pop(key, None)
     if compiled is None:
         job = make_job()
-        compiled = late("Compiled")(job, comm, Options(job.strategy))
+        compiled = late("Compiled")(job, comm, options_of(job))
     known[key] = compiled
     if len(known) > MOST_PROGRAMS:
         known.popitem(last=False)
@@ -78,7 +77,9 @@ def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> 
 # ---- einsums ------------------------------------------------------------------------------------
 
 
-def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Program:
+def compile_einsum(
+    subscripts: str, arrays: Sequence[Any], comm: Comm, settings: Mapping[str, Any] | None = None
+) -> Program:
     """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
     key = tuple([(array.shape, array.dtype) for array in arrays])
 
@@ -88,9 +89,11 @@ def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Progra
         if arrays:
             common_dtype = _common_dtype([array.dtype for array in arrays])
         text = program_text(subscripts, kinds, common_dtype)
-        return program_job(text, _by_name(kinds), {}, common_dtype, None)
+        job = program_job(text, _by_name(kinds), {}, common_dtype, None)
+        return with_settings(job, settings or {})
 
-    return compiled_once(comm, ("einsum", subscripts, key), make_job)
+    shown = repr(settings) if settings else ""
+    return compiled_once(comm, ("einsum", subscripts, key, shown), make_job)
 
 
 def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:
@@ -130,10 +133,11 @@ def einsum_of_arrays(
     order: str = "K",
     casting: str = "safe",
     optimize: Any = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
     key = None
-    is_plain = out is None and dtype is None and optimize is False
+    is_plain = out is None and dtype is None and optimize is False and not settings
     if is_plain and isinstance(order, str) and isinstance(casting, str):
         key = _key_of_arrays(arguments) if order == "K" and casting == "safe" else None
     if key is not None and key in _known_einsums:
@@ -154,7 +158,7 @@ def einsum_of_arrays(
         arrays = _converted(operands, dtype, checked_casting)
         if out is None and _is_view(subscripts, arrays):
             return None, subscripts, arrays
-        return compile_einsum(subscripts, arrays, comm), subscripts, arrays
+        return compile_einsum(subscripts, arrays, comm, settings), subscripts, arrays
 
     compiled, subscripts, arrays = together(comm, check_and_compile)
     numpy_order: Any = order.upper()

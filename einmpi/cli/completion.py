@@ -5,15 +5,21 @@ They are made from the table of options. Completing starts no Python.
 
 from __future__ import annotations
 
-from einmpi.cli.option_record import Option
-from einmpi.cli.options import SUMMARIES, options_of
+import argparse
+
+from einmpi.cli.options import SUMMARIES, Option, options_of
 
 # What to complete for the value of an option, by the start of its metavar.
 _FILE = "FILE"
 _FOLDER = "DIR"
 _JOB_FILE = "JOB.toml"
-_HELP_FLAG = Option(("-h", "--help"), "output", (), "show this help message", is_switch=True)
-_VERSION_FLAG = Option(("--version",), "output", (), "show the version", is_switch=True)
+_HELP_FLAG = Option("-h --help", "show this help message", is_switch=True)
+_VERSION_FLAG = Option("--version", "show the version", is_switch=True)
+
+
+def completion(options: argparse.Namespace) -> None:
+    """Print the completion script of a shell."""
+    print(completion_script(options.shell), end="")
 
 
 def completion_script(shell: str) -> str:
@@ -83,7 +89,7 @@ complete -F _einmpi einmpi
 
 
 def _bash_script() -> str:
-    value_lines: dict[tuple[str, ...], str] = {}  # by flags: a flag means the same in all commands
+    value_lines: dict[str, str] = {}  # by flags: a flag means the same in all commands
     flag_lists = {"": _bash_flags([*_options("run"), _VERSION_FLAG])}  # without a command it is run
     positions = []
     for command in SUMMARIES:
@@ -94,7 +100,7 @@ def _bash_script() -> str:
                 positions.append(f"{command}:*) {_bash_action(option)} ;;")
             elif not option.is_switch:
                 flags = "|".join(option.names)
-                value_lines[option.names] = f"{flags}) {_bash_action(option)}; return ;;"
+                value_lines[option.flags] = f"{flags}) {_bash_action(option)}; return ;;"
     option_lines = []
     for command, flags in flag_lists.items():
         option_lines.append(f'{command}:-*) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')

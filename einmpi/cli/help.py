@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from einmpi.cli.option_record import GROUPS, Option
-from einmpi.cli.options import SUMMARIES, options_of
+from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
@@ -134,6 +133,11 @@ def help_text(command: str | None) -> str:
     return parser.command_parsers[command].format_help()
 
 
+def show_help(options: argparse.Namespace) -> None:
+    """Print the help of a command or of the whole program."""
+    print(help_text(options.topic), end="")
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of the program or of one of its commands. An error raises InputError."""
 
@@ -172,23 +176,17 @@ class _Version(argparse.Action):
 
 
 class _ArgumentContainer(Protocol):
-    """A parser, a group or a mutually exclusive group of argparse."""
+    """A parser or a group of argparse."""
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
 def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     groups: dict[str, Any] = {}
-    exclusive: dict[str, Any] = {}
     for option in options:
         if option.group not in groups:
             groups[option.group] = command.add_argument_group(option.group)
-        target = groups[option.group]
-        if option.excludes:
-            if option.excludes not in exclusive:
-                exclusive[option.excludes] = target.add_mutually_exclusive_group()
-            target = exclusive[option.excludes]
-        _add_option(target, option)
+        _add_option(groups[option.group], option)
     last = GROUPS[-1]
     _add_help_flag(groups[last] if last in groups else command.add_argument_group(last))
 

@@ -1,55 +1,66 @@
-"""The job of a command line: the job file, and what flags change in it, both checked."""
+"""The job of a command line: the job file and what flags change in it; the files flags ask for."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import re
-from dataclasses import replace
+from collections.abc import Iterable
+from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, printable
+from einmpi.files.load import describe
+from einmpi.files.replace import check_replaceable, replace_file
 from einmpi.files.specs import Number
-from einmpi.job.backends import backend_names
-from einmpi.job.job import (
-    SHARED_MODES,
-    Job,
-    loop_of,
-    with_half,
-    with_overlap_mode,
-    with_shared,
-    with_strict,
-)
-from einmpi.job.job_file import read_job
-from einmpi.job.parameters import parse_number
-from einmpi.language.half_steps import HALF_MODES
-from einmpi.planner.moving.overlap import MODES
+from einmpi.job.job import Job, loop_of, with_settings
+from einmpi.job.job_file import parse_number, read_job
+from einmpi.job.settings import SETTINGS
+from einmpi.planner.plan import Plan
+from einmpi.process.software import current_date
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the settings, the dtype, --strict, --half and --overlap."""
-    from einmpi.files.load import describe
-
-    settings: dict[str, Number] = {}
+    """Return the job file with the numbers, the dtype and the settings of the command line."""
+    numbers: dict[str, Number] = {}
     for setting in options.set:
         name, _, text = setting.partition("=")
         value = parse_number(text)
         if value is None:
             problem = f"{text!r} is not a number"
             raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
-        settings[name] = value
-    job = read_job(options.job, describe, settings, options.dtype, options.steps)
-    if options.half is not None:
-        if options.half not in HALF_MODES:
-            problem = f"unknown mode {options.half!r}"
-            raise InputError("--half", problem, one_of(HALF_MODES, options.half))
-        job = with_half(job, options.half)
-    if options.overlap is not None:
-        if options.overlap not in MODES:
-            problem = f"unknown mode {options.overlap!r}"
-            raise InputError("--overlap", problem, one_of(MODES, options.overlap))
-        job = with_overlap_mode(job, options.overlap)
-    return with_strict(job, True) if options.strict else job
+        numbers[name] = value
+    job = read_job(options.job, describe, numbers, options.dtype, options.steps)
+    return with_flags(job, options)
+
+
+def with_flags(job: Job, options: argparse.Namespace) -> Job:
+    """Return the job with the settings that flags give."""
+    return with_settings(job, given_settings(options), as_flags=True)
+
+
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings among the options of a command, without those that are not given."""
+    found = {}
+    for name in SETTINGS:
+        value = getattr(options, name, None)
+        if value not in (None, False):  # a switch that is not given
+            found[name] = value
+    return found
+
+
+def check(options: argparse.Namespace) -> None:
+    """Parse a job, infer shapes and inspect its files: the command `einmpi check`."""
+    from einmpi.compiled.outputs import check_targets
+    from einmpi.report.describe import describe_job
+
+    job = load_job(options)
+    check_targets(job)
+    if not options.quiet:
+        print(describe_job(job))
 
 
 def checked_job(options: argparse.Namespace) -> Job:
@@ -58,7 +69,7 @@ def checked_job(options: argparse.Namespace) -> Job:
 
     if options.command == "run":
         _check_run_flags(options)
-    job = with_run_flags(load_job(options), options)
+    job = load_job(options)
     if job.loop is not None and options.command == "run":
         _check_loop_flags(options, job)
     elif options.command == "run":
@@ -67,27 +78,6 @@ def checked_job(options: argparse.Namespace) -> Job:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
     return job
-
-
-def with_backend(job: Job, options: argparse.Namespace) -> Job:
-    """Return the job with the backend of the command line, if there is one."""
-    if options.backend is None:
-        return job
-    if options.backend not in backend_names():
-        problem = f"unknown backend {options.backend!r}"
-        raise InputError("--backend", problem, one_of(backend_names(), options.backend))
-    return replace(job, backend=options.backend)
-
-
-def with_run_flags(job: Job, options: argparse.Namespace) -> Job:
-    """Return the job with the --backend, --shared and --fast-math of the command line."""
-    job = with_backend(job, options)
-    if options.shared is not None:
-        if options.shared not in SHARED_MODES:
-            problem = f"unknown mode {options.shared!r}"
-            raise InputError("--shared", problem, one_of(SHARED_MODES, options.shared))
-        job = with_shared(job, options.shared)
-    return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
 def checkpoint_interval(options: argparse.Namespace) -> float:
@@ -137,3 +127,77 @@ def traced_steps(options: argparse.Namespace) -> range | None:
     if end <= first:
         raise InputError("--trace-steps", f"{text!r} has no step", "FIRST below END")
     return range(first, end)
+
+
+# ---- files that flags ask for --------------------------------------------------------------------
+
+
+FLAGS = ("json", "report", "trace", "plot", "out", "save", "memory-curve")
+# Values that name no file: standard output, or a curve that is only printed.
+_NO_FILE = {"json": "-", "out": "-", "memory-curve": ""}
+
+
+def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
+    """Refuse files that cannot be written, or that the command uses for something else."""
+    uses = {os.path.realpath(file): use for file, use in _files_in_use(options, job)}
+    for flag in FLAGS:
+        file = getattr(options, flag.replace("-", "_"), None)
+        if file is None or file == _NO_FILE.get(flag):
+            continue
+        place = f"--{flag} {file}"
+        path = os.path.realpath(file)
+        # Several flags may write to a device such as /dev/null.
+        is_plain = os.path.isfile(file) or not os.path.exists(file)
+        if path in uses and is_plain:
+            raise InputError(place, f"this is {uses[path]}", "another file to write")
+        if flag == "report" and is_plain and not file.lower().endswith((".html", ".htm")):
+            raise InputError(place, "a report is written as HTML", "FILE.html")
+        uses[path] = f"also the file of --{flag}"
+        check_replaceable(file, place)
+
+
+def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tuple[str, str]]:
+    """Yield the files that the command reads or writes anyway, and what they are."""
+    if job is not None and isinstance(job.machine, str):
+        yield job.machine, "the machine file of the job"
+    if options.checkpoint is not None:
+        yield options.checkpoint, "the folder of --checkpoint"
+    if options.machine is not None:
+        yield options.machine, "the file of --machine"
+    if getattr(options, "platform", None) is not None:
+        yield options.platform, "the file of --platform"
+    if job is None:
+        return
+    yield job.path, "the job file"
+    for source in job.inputs:
+        if source.file is not None:
+            yield source.file, f"the file of {source.name} in the job"
+    for target in job.outputs:
+        yield target.file, f"the file of {target.name} in the job"
+    for history in job.histories:
+        yield history.file, "the history of the job"
+
+
+def print_or_write(options: argparse.Namespace, text: str, data: object) -> None:
+    """Print the text, unless --quiet is given, and write the data to the file of --json.
+
+    With `--json -` print the data instead of the text.
+    """
+    if options.json == "-":
+        print(json.dumps(data, indent=1))
+        return
+    if options.json is not None:
+        replace_file(options.json, [json.dumps(data, indent=1).encode(), b"\n"])
+    if not options.quiet:
+        print(text)
+
+
+def write_job_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+    from einmpi.report.html import write_report
+
+    title = printable(job.title or job.source.name)
+    details = {"job": job.path, "date": current_date(), "host": platform.node()}
+    if job.sizes:
+        details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+    program = "\n\n".join(part.source.text.strip("\n") for part in job.one_after_another())
+    write_report(options.report, plan, program=program, title=title, details=details, **more)

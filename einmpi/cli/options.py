@@ -1,19 +1,20 @@
-"""The options of the command line, one record each, for the parser and for completion."""
+"""The options of the command line, one record each, for the parser, --help and completion."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from einmpi.cli.llama.options import LLAMA_OPTIONS
-from einmpi.cli.option_record import GROUPS, Option
 from einmpi.errors import InputError
+from einmpi.files.converting import CONVERTIBLE_DTYPES
 from einmpi.graph.dtypes import DTYPES
-from einmpi.job.backends import backend_names
-from einmpi.job.job import SHARED_MODES
-from einmpi.language.half_steps import HALF_MODES
-from einmpi.planner.moving.overlap import MODES
+from einmpi.job.settings import SETTINGS, SWITCH
 from einmpi.planner.strategies import STRATEGIES
 
+# The groups of options in --help, in this order.
+GROUPS = ("job", "ranks", "plan", "run", "output")
 # The commands, in the order in which --help lists them, and what each does.
 SUMMARIES = {
     "run": "run a job (the default)",
@@ -35,12 +36,64 @@ SHELLS = ("bash", "zsh", "fish")
 CHECKPOINT_INTERVAL = "10min"
 MACHINE_FILE = "machine.toml"
 EXAMPLES_FOLDER = "jobs"
-RANKS_FLAGS = ("-n", "-np", "--ranks")
+RANKS_FLAGS = "-n -np --ranks"
 PING_SECONDS = 30.0
 CALIBRATION_SECONDS = 5.0
+NEW_TOKENS = 64
 
-_WITH_JOB = ("run", "check", "plan", "verify", "sbatch", "simulate")
-_WITH_PLAN = ("run", "plan", "verify", "sbatch", "simulate")
+_RUNNING = ("run", "verify", "sbatch")
+_WITH_PLAN = (*_RUNNING, "plan", "simulate")
+_WITH_JOB = (*_WITH_PLAN, "check")
+# The commands that have a setting as a flag, by the group of the flag.
+_WITH_SETTINGS = {"job": _WITH_JOB, "plan": _WITH_PLAN, "run": _RUNNING, "ranks": _RUNNING}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A flag or a positional argument of some commands."""
+
+    flags: str  # such as "-n --ranks"; a positional argument has a name without "-"
+    help: str
+    metavar: str | None = None
+    type: Callable[[str], Any] = str
+    default: Any = None
+    group: str = ""
+    commands: tuple[str, ...] = ()
+    is_required: bool = False
+    is_switch: bool = False  # no value follows
+    is_list: bool = False  # may be given several times
+    is_optional: bool = False  # a positional argument that may be left out
+    nargs: str = ""  # values that follow the flag, if not one: "+" at least one, "*" any number
+    value_if_bare: str | None = None  # the value is optional, and this one if left out
+    needs: str = ""  # names of options one of which must be there, or this one does nothing
+    without: str = ""  # names of options beside which this one, or they, would do nothing
+    choices: tuple[str, ...] = ()  # all possible values, checked by the parser
+    suggestions: tuple[str, ...] = ()  # values to complete, checked later
+
+    @property
+    def names(self) -> list[str]:
+        """The flags, or the name of a positional argument."""
+        return self.flags.split()
+
+    @property
+    def name(self) -> str:
+        """The name of its value among the parsed options."""
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def value_if_missing(self) -> Any:
+        if self.is_switch:
+            return False
+        return [] if self.is_list else self.default
+
+    @property
+    def words(self) -> str:
+        """What to type for it: "--trace FILE.json"."""
+        return f"{self.names[0]} {self.metavar or ''}".strip()
+
+    @property
+    def is_positional(self) -> bool:
+        return not self.flags.startswith("-")
 
 
 def options_of(command: str) -> list[Option]:
@@ -57,403 +110,453 @@ def check_together(options: argparse.Namespace) -> None:
         if getattr(options, name) != option.value_if_missing:
             given.append(name)
     for name in given:
-        flag = known[name].names[0]
-        needs = known[name].needs
+        option = known[name]
+        needs = option.needs.split()
         if needs and not set(needs).intersection(given):
             words = [known[other].words for other in needs]
-            raise InputError(flag, "alone it does nothing", f"{' or '.join(words)} with it")
-        for other in known[name].without:
+            expected = f"{' or '.join(words)} with it"
+            raise InputError(option.names[0], "alone it does nothing", expected)
+        for other in option.without.split():
             if other in given:
                 problem = f"it cannot be combined with {known[other].names[0]}"
-                raise InputError(flag, problem, "only one of them")
+                raise InputError(option.names[0], problem, "only one of them")
 
+
+def _of(group: str, commands: str | tuple[str, ...], *options: Option) -> list[Option]:
+    """Return options of a group, for these commands."""
+    names = tuple(commands.split()) if isinstance(commands, str) else commands
+    return [replace(option, group=group, commands=names) for option in options]
+
+
+def _setting(name: str, help: str = "", **more: Any) -> Option:
+    """Return the flag of a setting, with the help of the setting or another one."""
+    setting = SETTINGS[name]
+    metavar = setting.kind.metavar or (setting.noun or name).upper()
+    return Option(
+        setting.flag,
+        help or setting.help,
+        None if setting.kind is SWITCH else metavar,
+        group=setting.group,
+        commands=_WITH_SETTINGS[setting.group],
+        is_switch=setting.kind is SWITCH,
+        suggestions=tuple(setting.choices()),
+        **more,
+    )
+
+
+def _settings() -> list[Option]:
+    """Return the flags of all settings that have one."""
+    return [_setting(name) for name, setting in SETTINGS.items() if setting.help]
+
+
+_QUIET = Option("--quiet", "print errors only", is_switch=True)
+_JSON = Option("--json", "write the results as JSON; - is standard output", "FILE")
 
 OPTIONS = (
     # ---- job -------------------------------------------------------------------------------------
-    Option(("job",), "job", _WITH_JOB, "the job file", metavar="JOB.toml"),
-    Option(("job",), "job", ("new",), "the job file to write", metavar="JOB.toml"),
-    Option(
-        ("--from",),
-        "job",
-        ("new",),
-        "the file whose tensors become inputs; without it, you are asked",
-        metavar="FILE",
-    ),
-    Option(
-        ("--set",),
+    *_of(
         "job",
         _WITH_JOB,
-        "replace a size or a parameter of the job",
-        metavar="NAME=N",
-        is_list=True,
+        Option("job", "the job file", "JOB.toml"),
+        Option("--set", "replace a size or a parameter of the job", "NAME=N", is_list=True),
     ),
-    Option(
-        ("--steps",),
+    *_of(
         "job",
-        ("run", "check", "plan", "verify", "sbatch"),  # one step is simulated
-        "replace the most steps of the job's loops",
-        metavar="N",
-        type=int,
+        "run check plan verify sbatch",  # one step is simulated
+        Option("--steps", "replace the most steps of the job's loops", "N", int),
     ),
-    Option(("--dtype",), "job", _WITH_JOB, "dtype of generated inputs", suggestions=tuple(DTYPES)),
+    *_of(
+        "job",
+        _WITH_JOB,
+        Option("--dtype", "dtype of generated inputs", suggestions=tuple(DTYPES)),
+    ),
+    *_of(
+        "job",
+        "new",
+        Option("job", "the job file to write", "JOB.toml"),
+        Option("--from", "the file whose tensors become inputs; without it, you are asked", "FILE"),
+    ),
     # ---- ranks -----------------------------------------------------------------------------------
-    Option(
-        RANKS_FLAGS,
+    *_of(
         "ranks",
-        ("run", "verify", "calibrate"),
-        "start this many ranks with mpirun",
-        metavar="P",
-        type=int,
+        "run verify calibrate",
+        Option(RANKS_FLAGS, "start this many ranks with mpirun", "P", int),
     ),
-    Option(
-        RANKS_FLAGS,
+    *_of(
         "ranks",
-        ("plan", "simulate"),
-        "number of ranks",
-        metavar="P",
-        type=int,
-        is_required=True,
+        "plan simulate",
+        Option(RANKS_FLAGS, "number of ranks", "P", int, is_required=True),
     ),
-    Option(
-        ("--cluster",),
+    *_of(
         "ranks",
-        ("simulate",),
-        "nodes, cores, bw, lat, inside_bw, inside_lat, speed, topology",
-        metavar="KEY=VALUE,…",
-        excludes="place",
+        "simulate",
+        Option(
+            "--cluster",
+            "nodes, cores, bw, lat, inside_bw, inside_lat, speed, topology",
+            "KEY=VALUE,…",
+        ),
+        Option(
+            "--platform",
+            "a platform file of SimGrid, instead of --cluster",
+            "FILE.xml",
+            without="cluster",
+        ),
     ),
-    Option(
-        ("--platform",),
+    *_of(
         "ranks",
-        ("simulate",),
-        "a platform file of SimGrid, instead of --cluster",
-        metavar="FILE.xml",
-        excludes="place",
+        "plan",
+        Option("--nodes", "spread the ranks evenly over N nodes", "N", int, 1),
     ),
-    Option(
-        ("--nodes",),
+    *_of(
         "ranks",
-        ("plan",),
-        "spread the ranks evenly over N nodes",
-        metavar="N",
-        type=int,
-        default=1,
+        "sbatch",
+        Option("--nodes", "number of nodes", "N", int, is_required=True),
+        Option("--ntasks-per-node", "ranks on each node", "M", int, is_required=True),
+        Option("--cpus-per-task", "threads per rank; 1 by default", "C", int, 1),
+        Option("--gpus", "GPUs in all, such as 8 or a100:8; by default one for each rank", "G"),
+        Option("--partition", "partition of Slurm", "NAME"),
+        Option("--account", "account of Slurm", "NAME"),
+        Option("--qos", "quality of service of Slurm", "NAME"),
+        Option("--constraint", "features that the nodes need, such as gpu&ib", "FEATURES"),
+        Option(
+            "--time", "time limit: 90min, 2:30:00, 1-00:00:00; by default from the plan", "LIMIT"
+        ),
     ),
-    Option(
-        ("--nodes",),
+    *_of(
         "ranks",
-        ("sbatch",),
-        "number of nodes",
-        metavar="N",
-        type=int,
-        is_required=True,
+        "calibrate",
+        _setting("backend", "what to measure: numpy, or cupy for GPUs; numpy by default"),
+        Option(
+            "--seconds",
+            f"about how long to measure; {CALIBRATION_SECONDS:g} by default",
+            "S",
+            float,
+            CALIBRATION_SECONDS,
+        ),
     ),
-    Option(
-        ("--ntasks-per-node",),
+    *_of(
         "ranks",
-        ("sbatch",),
-        "ranks on each node",
-        metavar="M",
-        type=int,
-        is_required=True,
+        "doctor",
+        Option(
+            "--timeout",
+            f"time for two ranks to answer; {PING_SECONDS:g} by default",
+            "SECONDS",
+            float,
+            PING_SECONDS,
+        ),
     ),
-    Option(
-        ("--cpus-per-task",),
-        "ranks",
-        ("sbatch",),
-        "threads per rank; 1 by default",
-        metavar="C",
-        type=int,
-        default=1,
-    ),
-    Option(
-        ("--gpus",),
-        "ranks",
-        ("sbatch",),
-        "GPUs in all, such as 8 or a100:8; by default one for each rank",
-        metavar="G",
-    ),
-    Option(("--partition",), "ranks", ("sbatch",), "partition of Slurm", metavar="NAME"),
-    Option(("--account",), "ranks", ("sbatch",), "account of Slurm", metavar="NAME"),
-    Option(("--qos",), "ranks", ("sbatch",), "quality of service of Slurm", metavar="NAME"),
-    Option(
-        ("--constraint",),
-        "ranks",
-        ("sbatch",),
-        "features that the nodes need, such as gpu&ib",
-        metavar="FEATURES",
-    ),
-    Option(
-        ("--backend",),
-        "ranks",
-        ("run", "verify", "sbatch"),
-        "numpy, or cupy for GPUs; the job's own by default",
-        suggestions=backend_names(),
-    ),
-    Option(
-        ("--backend",),
-        "ranks",
-        ("calibrate",),
-        "what to measure: numpy, or cupy for GPUs; numpy by default",
-        suggestions=backend_names(),
-    ),
-    Option(
-        ("--timeout",),
-        "ranks",
-        ("doctor",),
-        f"time for two ranks to answer; {PING_SECONDS:g} by default",
-        metavar="SECONDS",
-        type=float,
-        default=PING_SECONDS,
-    ),
-    Option(
-        ("--time",),
-        "ranks",
-        ("sbatch",),
-        "time limit: 90min, 2:30:00, 1-00:00:00; by default from the plan",
-        metavar="LIMIT",
-    ),
-    Option(
-        ("--seconds",),
-        "ranks",
-        ("calibrate",),
-        f"about how long to measure; {CALIBRATION_SECONDS:g} by default",
-        metavar="S",
-        type=float,
-        default=CALIBRATION_SECONDS,
-    ),
+    # ---- job, ranks, plan and run ----------------------------------------------------------------
+    *_settings(),
     # ---- plan ------------------------------------------------------------------------------------
-    Option(
-        ("--strategy",),
+    *_of(
         "plan",
-        _WITH_PLAN,
-        "how to partition; the job's own by default",
-        excludes="strategy",
-        suggestions=tuple(STRATEGIES),
+        "plan",
+        Option("--compare", "all strategies side by side", is_switch=True, without="strategy"),
+        Option(
+            "--memory-curve",
+            "words and bytes under rising memory limits; FILE.svg or .png draws them",
+            "FILE",
+            value_if_bare="",
+            without="memory compare report show_relations full plot",
+        ),
+        Option(
+            "--full",
+            "every vertex of repeated layers, instead of those that differ",
+            is_switch=True,
+            without="compare show_relations",
+        ),
+        Option(
+            "--show-relations",
+            "join keys, aggregation groups and repartitions of a vertex",
+            "VERTEX",
+            without="compare",
+        ),
     ),
-    Option(
-        ("--compare",),
+    *_of(
         "plan",
-        ("plan",),
-        "all strategies side by side",
-        is_switch=True,
-        excludes="strategy",
-    ),
-    Option(
-        ("--compare",),
-        "plan",
-        ("simulate",),
-        "simulate these strategies, or all of them",
-        metavar="STRATEGY",
-        nargs="*",
-        excludes="strategy",
-        without=("trace", "report"),
-        suggestions=tuple(STRATEGIES),
-    ),
-    Option(("--memory",), "plan", _WITH_PLAN, "limit of a rank, such as 4GiB", metavar="BYTES"),
-    Option(
-        ("--machine",),
-        "plan",
-        _WITH_PLAN,
-        "plan with the times that einmpi calibrate measured",
-        metavar="FILE.toml",
-    ),
-    Option(
-        ("--memory-curve",),
-        "plan",
-        ("plan",),
-        "words and bytes under rising memory limits; FILE.svg or .png draws them",
-        metavar="FILE",
-        value_if_bare="",
-        without=("memory", "compare", "report", "show_relations", "full", "plot"),
-    ),
-    Option(
-        ("--full",),
-        "plan",
-        ("plan",),
-        "every vertex of repeated layers, instead of those that differ",
-        is_switch=True,
-        without=("compare", "show_relations"),
-    ),
-    Option(
-        ("--show-relations",),
-        "plan",
-        ("plan",),
-        "join keys, aggregation groups and repartitions of a vertex",
-        metavar="VERTEX",
-        without=("compare",),
+        "simulate",
+        Option(
+            "--compare",
+            "simulate these strategies, or all of them",
+            "STRATEGY",
+            nargs="*",
+            without="strategy trace report",
+            suggestions=tuple(STRATEGIES),
+        ),
     ),
     # ---- run -------------------------------------------------------------------------------------
-    Option(
-        ("--repeat",),
+    *_of(
         "run",
-        ("run",),
-        "run N times, report the median",
-        metavar="N",
-        type=int,
-        default=1,
-        without=("checkpoint",),
-    ),
-    Option(
-        ("--strict",),
-        "job",
-        _WITH_JOB,
-        "only rewrites that are exact for inf and nan too",
-        is_switch=True,
-    ),
-    Option(
-        ("--half",),
-        "job",
-        _WITH_JOB,
-        "how half precision is computed: float32 or steps",
-        metavar="MODE",
-        suggestions=HALF_MODES,
-    ),
-    Option(
-        ("--overlap",),
-        "job",
-        _WITH_JOB,
-        "compute while tensors move between nodes: auto or off",
-        metavar="MODE",
-        suggestions=MODES,
-    ),
-    Option(
-        ("--shared",),
         "run",
-        ("run", "verify", "sbatch"),
-        "memory that the ranks of a node share: auto or off",
-        metavar="MODE",
-        suggestions=SHARED_MODES,
+        Option("--repeat", "run N times, report the median", "N", int, 1, without="checkpoint"),
     ),
-    Option(
-        ("--fast-math",),
+    *_of(
         "run",
-        ("run", "verify", "sbatch"),
-        "faster arithmetic with larger rounding errors",
-        is_switch=True,
+        "run sbatch",
+        Option("--checkpoint", "save finished tensors in this folder during the run", "DIR"),
+        Option(
+            "--every",
+            f"how often: 30s, 1h, 0 for each vertex; {CHECKPOINT_INTERVAL} by default",
+            "TIME",
+            needs="checkpoint",
+        ),
     ),
-    Option(
-        ("--checkpoint",),
+    *_of(
         "run",
-        ("run", "sbatch"),
-        "save finished tensors in this folder during the run",
-        metavar="DIR",
-    ),
-    Option(
-        ("--every",),
         "run",
-        ("run", "sbatch"),
-        f"how often: 30s, 1h, 0 for each vertex; {CHECKPOINT_INTERVAL} by default",
-        metavar="TIME",
-        needs=("checkpoint",),
-    ),
-    Option(
-        ("--resume",),
-        "run",
-        ("run",),
-        "continue from the checkpoint, if there is one",
-        is_switch=True,
-        needs=("checkpoint",),
+        Option(
+            "--resume",
+            "continue from the checkpoint, if there is one",
+            is_switch=True,
+            needs="checkpoint",
+        ),
     ),
     # ---- output ----------------------------------------------------------------------------------
-    Option(("shell",), "output", ("completion",), "which shell", choices=SHELLS),
-    Option(
-        ("folder",),
+    *_of("output", "completion", Option("shell", "which shell", choices=SHELLS)),
+    *_of(
         "output",
-        ("examples",),
-        f"the folder to copy to; {EXAMPLES_FOLDER} by default",
-        metavar="DIR",
-        default=EXAMPLES_FOLDER,
-        is_optional=True,
+        "examples",
+        Option(
+            "folder",
+            f"the folder to copy to; {EXAMPLES_FOLDER} by default",
+            "DIR",
+            default=EXAMPLES_FOLDER,
+            is_optional=True,
+        ),
     ),
-    Option(
-        ("topic",),
+    *_of(
         "output",
-        ("help",),
-        "the command; without one, all are listed",
-        metavar="COMMAND",
-        is_optional=True,
-        suggestions=COMMAND_NAMES,
+        "help",
+        Option(
+            "topic",
+            "the command; without one, all are listed",
+            "COMMAND",
+            is_optional=True,
+            suggestions=COMMAND_NAMES,
+        ),
     ),
-    Option(
-        ("--out",),
+    *_of(
         "output",
-        ("sbatch",),
-        "write the script to this file; - or nothing prints it",
-        metavar="FILE",
+        "sbatch",
+        Option("--out", "write the script to this file; - or nothing prints it", "FILE"),
+        replace(_QUIET, needs="out"),
     ),
-    Option(
-        ("--save",),
+    *_of(
         "output",
-        ("calibrate",),
-        f"write a machine file; {MACHINE_FILE} by default",
-        metavar="FILE",
-        value_if_bare=MACHINE_FILE,
+        "calibrate",
+        Option(
+            "--save",
+            f"write a machine file; {MACHINE_FILE} by default",
+            "FILE",
+            value_if_bare=MACHINE_FILE,
+        ),
     ),
-    Option(
-        ("--json",),
+    *_of("output", "run plan verify simulate doctor calibrate", _JSON),
+    *_of(
         "output",
-        ("run", "plan", "verify", "simulate", "doctor", "calibrate"),
-        "write the results as JSON; - is standard output",
-        metavar="FILE",
+        "run plan simulate",
+        Option("--report", "write a report page for any browser", "FILE.html"),
     ),
-    Option(
-        ("--report",),
+    *_of(
         "output",
-        ("run", "plan", "simulate"),
-        "write a report page for any browser",
-        metavar="FILE.html",
+        "plan",
+        Option("--plot", "draw the graph and its partitioning; or FILE.png", "FILE.svg"),
     ),
-    Option(
-        ("--plot",),
+    *_of(
         "output",
-        ("plan",),
-        "draw the graph and its partitioning; or FILE.png",
-        metavar="FILE.svg",
+        "run simulate",
+        Option("--trace", "write what every rank did when, for Perfetto", "FILE.json"),
     ),
-    Option(
-        ("--trace",),
+    *_of(
         "output",
-        ("run", "simulate"),
-        "write what every rank did when, for Perfetto",
-        metavar="FILE.json",
+        "simulate",
+        Option("--traces", "keep the files that SimGrid replays in a new folder", "DIR"),
     ),
-    Option(
-        ("--traces",),
+    *_of(
         "output",
-        ("simulate",),
-        "keep the files that SimGrid replays in a new folder",
-        metavar="DIR",
+        "run",
+        Option(
+            "--trace-steps",
+            "steps of a loop to trace, from 0; the first and the last 3 by default",
+            "FIRST:END",
+            needs="trace",
+        ),
+        Option("--summary", "print where the time went, also to a pipe", is_switch=True),
     ),
-    Option(
-        ("--trace-steps",),
+    *_of("output", "run check plan verify simulate new examples", _QUIET),
+    # ---- llama -----------------------------------------------------------------------------------
+    *_of(
+        "job",
+        "llama",
+        Option(
+            "model", "the folder of a model; or 7B, 13B, 30B, 65B, to plan or with --random", "DIR"
+        ),
+        Option("--prompt", "the text to continue; several may be given", "TEXT", is_list=True),
+        Option("--prompts", "tokens [batch, position] instead of text", "FILE.h5:/PATH"),
+        Option(
+            "--lengths",
+            "how many tokens of each of the --prompts count",
+            "FILE.h5:/PATH",
+            needs="prompts",
+            without="job",
+        ),
+        Option(
+            "--dtype",
+            "dtype to compute in; that of the files by default",
+            suggestions=CONVERTIBLE_DTYPES,
+        ),
+        Option(
+            "--random",
+            "random weights instead of those of the files",
+            is_switch=True,
+            without="plan_only",
+        ),
+    ),
+    *_of(
+        "ranks",
+        "llama",
+        Option(
+            RANKS_FLAGS,
+            "start this many ranks with mpirun; with --plan-only, plan for them",
+            "P",
+            int,
+            without="job",
+        ),
+        _setting(
+            "backend",
+            "numpy, or cupy for GPUs; numpy by default",
+            default=SETTINGS["backend"].default,
+        ),
+    ),
+    *_of(
+        "plan",
+        "llama",
+        _setting("strategy", "how to partition; the best plan is searched by default"),
+        _setting("memory", "limit of a rank, such as 16GiB"),
+        _setting("machine", needs="plan_only"),
+        Option(
+            "--plan-only",
+            "show how the model is partitioned: EXPLAIN; no MPI, no weights",
+            is_switch=True,
+            needs="ranks",
+        ),
+        Option(
+            "--batch",
+            "prompts to plan or to measure for; 1 by default",
+            "B",
+            int,
+            [1],
+            nargs="+",
+            needs="plan_only bench job",
+            without="prompts",
+        ),
+        Option(
+            "--sequence",
+            "tokens in each of them; by default all positions, up to 1024",
+            "S",
+            int,
+            [],
+            nargs="+",
+            needs="plan_only bench job",
+            without="prompts",
+        ),
+        Option(
+            "--compare",
+            "strategies side by side; all by default",
+            "NAME",
+            nargs="*",
+            suggestions=tuple(STRATEGIES),
+            needs="plan_only bench",
+        ),
+    ),
+    *_of(
+        "run",
+        "llama",
+        Option(
+            "--new",
+            f"the most tokens to generate; {NEW_TOKENS} by default",
+            "N",
+            int,
+            NEW_TOKENS,
+            needs="prompt prompts",
+            without="logits hidden job",
+        ),
+        Option(
+            "--temperature",
+            "0, the default, takes the likeliest token; higher is more varied",
+            "T",
+            float,
+            0.0,
+            needs="prompt prompts",
+            without="logits hidden job",
+        ),
+        Option(
+            "--top-k", "choose among the K likeliest tokens; 0, the default, among all", "K", int, 0
+        ),
+        Option(
+            "--top-p",
+            "among the likeliest that have probability P together; 1 by default",
+            "P",
+            float,
+            1.0,
+        ),
+        Option("--seed", "another seed, another text; 0 by default", "N", int, 0),
+        Option("--bench", "measure prefills: seconds, words, operations", is_switch=True),
+        Option(
+            "--repeat",
+            "measure N times, report the median; 3 by default",
+            "N",
+            int,
+            3,
+            needs="bench",
+        ),
+    ),
+    *_of(
         "output",
-        ("run",),
-        "steps of a loop to trace, from 0; the first and the last 3 by default",
-        metavar="FIRST:END",
-        needs=("trace",),
+        "llama",
+        Option(
+            "--logits",
+            "write the logits after the --prompts instead of generating",
+            "FILE.h5:/PATH",
+            needs="prompts",
+            without="job",
+        ),
+        Option(
+            "--every-position",
+            "logits at every position, not only at the last",
+            is_switch=True,
+            needs="logits",
+        ),
+        Option(
+            "--hidden",
+            "write hidden states, one dataset for each of the --layers",
+            "FILE.h5:/PATH",
+            needs="prompts",
+            without="job",
+        ),
+        Option(
+            "--layers",
+            "layers of --hidden, from 0, the embedding; the last by default",
+            "N",
+            int,
+            [],
+            nargs="+",
+            needs="hidden",
+        ),
+        Option(
+            "--before-norm",
+            "the last of the --layers before the last norm, not after it",
+            is_switch=True,
+            needs="hidden",
+        ),
+        Option("--job", "write the job file of a prefill, to read and to change", "FILE.toml"),
+        replace(_JSON, without="job"),
+        Option(
+            "--report",
+            "write a report page of the plan for any browser",
+            "FILE.html",
+            needs="plan_only",
+        ),
+        _QUIET,
     ),
-    Option(
-        ("--summary",),
-        "output",
-        ("run",),
-        "print where the time went, also to a pipe",
-        is_switch=True,
-    ),
-    Option(
-        ("--quiet",),
-        "output",
-        ("run", "check", "plan", "verify", "simulate", "new", "examples"),
-        "print errors only",
-        is_switch=True,
-    ),
-    Option(
-        ("--quiet",),
-        "output",
-        ("sbatch",),
-        "print errors only",
-        is_switch=True,
-        needs=("out",),
-    ),
-    *LLAMA_OPTIONS,
 )

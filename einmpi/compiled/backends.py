@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from einmpi.comm.base import Comm
 from einmpi.compiled.inputs import Inputs
 from einmpi.errors import InputError
-from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
+from einmpi.job.settings import backend_record
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.process.variables import graphs_are_on
 from einmpi.runtime.actions import InputSource

@@ -17,8 +17,8 @@ from einmpi.files.formats import known_format
 from einmpi.files.hdf5.tables import check_table
 from einmpi.files.specs import OutputSpec
 from einmpi.files.writing import OutputFile, check_folder_of, check_target, tensor_of, write
-from einmpi.job.history import HistorySpec
 from einmpi.job.job import Job
+from einmpi.job.outputs import HistorySpec
 
 
 def check_targets(job: Job) -> None:

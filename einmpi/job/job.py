@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError
+from einmpi.files.load import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.backends import backend_record
-from einmpi.job.history import HistorySpec
 from einmpi.job.loop import Loop
-from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS
-from einmpi.language.half_steps import HALF_MODES, round_every_step
+from einmpi.job.outputs import HistorySpec
+from einmpi.job.settings import (
+    SETTINGS,
+    SHARED_MODES,
+    Settings,
+    backend_record,
+    checked_recompute,
+    with_settings_listed,
+)
+from einmpi.language.half_steps import round_every_step
 from einmpi.language.parse import rewrite
 from einmpi.language.syntax import Source
 from einmpi.late import late
 from einmpi.planner.moving.overlap import MODES
-from einmpi.planner.saving_memory.recompute import AUTO
 
-SHARED_MODES = ("auto", "off")  # of memory that the ranks of a node share; the first is the default
+if TYPE_CHECKING:
+    from einmpi.planner.machine import Machine
+    from einmpi.planner.plan import Options
+
+# What each of several loops has of its own: the graph of a step depends on it, or its names do.
+_OF_EACH_LOOP = ("strict", "half", "recompute")
 
 
+@with_settings_listed
 @dataclass(frozen=True)
-class Job:
+class Job(Settings):
     """A checked description of what to compute. `einmpi.load` and `einmpi.program` make it.
 
     Attributes
@@ -42,44 +55,18 @@ class Job:
         Where tensors come from.
     outputs : tuple of OutputSpec
         Where results go.
-    strategy : str
-        How the plan is chosen.
-    memory : int or None
-        The limit in bytes per rank.
-    recompute : str or tuple of str
-        "auto" if tensors may be dropped and computed again to stay within the limit, "none" if not;
-        or the names of tensors for which this is done in any case.
-    backend : str
-        What computes: the name of a backend.
-    fast_math : bool
-        Whether faster, less exact arithmetic is allowed.
     roles : mapping of str to tuple of str
         The labels that have each role.
     graph : EinGraph
         The program as a graph of EinSums, rewritten to be cheap. It is what is planned and run.
     written : EinGraph
         The same program before it is rewritten. The reference evaluates it.
-    machine : str or None
-        The file with measured times of a machine.
-    scratch : str or None
-        The folder for tensors that do not fit into memory; None for the system's default.
-    strict : bool
-        Whether only rewrites are made that are exact for all values, inf and nan included.
-    half : str
-        "float32" if float16 and bfloat16 are computed in float32 and rounded once a statement,
-        "steps" if they are rounded after every operation.
-    blas : str
-        Which BLAS multiplies matrices: "auto", "numpy", or the name of a library.
-    overlap : str
-        "auto" if kernels may run while tensors move between nodes, "off" if not.
-    shared : str
-        "auto" if the ranks of a node share memory where they can, "off" if they only exchange
-        messages.
     loop : Loop or None
         How the program is repeated; None if it runs once.
     loops : tuple of Job
         If several loops follow one another, each as a job of its own. `source`, `graph`, `written`
         and `loop` are then those of the first one.
+    {settings}
 
     Raises
     ------
@@ -100,22 +87,10 @@ class Job:
     sizes: Mapping[str, int]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    strategy: str
-    memory: int | None
-    backend: str
-    fast_math: bool
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
     written: EinGraph
-    recompute: str | tuple[str, ...] = AUTO
-    machine: str | None = None
-    scratch: str | None = None
-    strict: bool = False
-    half: str = "float32"
-    blas: str = AUTO_BLAS
     blas_place: str = field(default="", compare=False, repr=False)  # in the job file
-    overlap: str = AUTO
-    shared: str = SHARED_MODES[0]
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
 
@@ -139,23 +114,11 @@ class Job:
         """Return the loops as jobs with the settings of this one; itself if it has only one."""
         if not self.loops:
             return (self,)
-        found = []
-        for job in self.loops:
-            with_settings = replace(
-                job,
-                strategy=self.strategy,
-                memory=self.memory,
-                backend=self.backend,
-                fast_math=self.fast_math,
-                machine=self.machine,
-                scratch=self.scratch,
-                blas=self.blas,
-                blas_place=self.blas_place,
-                overlap=self.overlap,
-                shared=self.shared,
-            )
-            found.append(with_settings)
-        return tuple(found)
+        settings = {}
+        for name in SETTINGS:
+            if name not in _OF_EACH_LOOP:
+                settings[name] = getattr(self, name)
+        return tuple(replace(job, **settings, blas_place=self.blas_place) for job in self.loops)
 
     def __post_init__(self) -> None:
         if self.strict and self.fast_math:
@@ -181,36 +144,80 @@ def may_share_memory(job: Job) -> bool:
     return job.shared == SHARED_MODES[0] and backend_record(job.backend).is_on_host
 
 
-def with_shared(job: Job, shared: str) -> Job:
-    """Return the job with this setting of `shared`."""
-    if shared not in SHARED_MODES:
-        raise InputError("shared", f"shared is {shared!r:.60}", one_of(SHARED_MODES, str(shared)))
-    return replace(job, shared=shared)
+def with_settings(job: Job, given: Mapping[str, Any], as_flags: bool = False) -> Job:
+    """Return the job with settings that keywords or flags give, and with the graph they make.
 
-
-def with_strict(job: Job, strict: bool) -> Job:
-    """Return the job with this setting of `strict`, and with the graph that it gives."""
-    loops = tuple(with_strict(loop, strict) for loop in job.loops)
-    graph = rewrite(job.source, job.as_computed, strict)
-    return replace(job, strict=strict, graph=graph, loops=loops)
-
-
-def with_overlap_mode(job: Job, overlap: str) -> Job:
-    """Return the job with this setting of `overlap`."""
-    if overlap not in MODES:
-        raise InputError("overlap", f"overlap is {overlap!r:.60}", one_of(MODES, str(overlap)))
-    return replace(job, overlap=overlap)
-
-
-def with_half(job: Job, half: str) -> Job:
-    """Return the job with this setting of `half`, and with the graph that it gives."""
-    if half == job.half:
+    All are checked. Those that are None stay as the job says.
+    """
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        where = SETTINGS[name].flag if as_flags else name
+        values[name] = SETTINGS[name].check(where, value)
+        if name == "recompute":
+            values[name] = checked_recompute(where, value, job.written)
+        elif name == "blas":
+            values["blas_place"] = where
+    if not values:
         return job
-    if half not in HALF_MODES:
-        raise InputError("half", f"half is {half!r:.60}", one_of(HALF_MODES, str(half)))
-    loops = tuple(with_half(loop, half) for loop in job.loops)
-    changed = replace(job, half=half, loops=loops)
-    return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
+    loops = tuple(with_settings(loop, given, as_flags) for loop in job.loops)
+    changed = replace(job, **values, loops=loops)
+    if (changed.strict, changed.half) == (job.strict, job.half):
+        return changed
+    return replace(changed, graph=rewrite(job.source, changed.as_computed, changed.strict))
+
+
+def options_of(job: Job, nodes: int = 1, **settings: Any) -> Options:
+    """Return what a job asks of a plan; settings take precedence over those of the job."""
+    # Imported here so that a job can be made without the planner.
+    from einmpi.planner.plan import Options
+
+    job = with_settings(job, settings)
+    used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]
+    pins: dict[str, tuple[int, ...]] = {}
+    places: dict[str, str] = {}
+    tensors: list[InputSpec | OutputSpec] = [*used_inputs, *job.outputs]
+    for each in tensors:
+        if each.parts is not None:
+            pins[each.name] = each.parts
+            places[each.name] = each.place
+    for name, parts in (job.pin or {}).items():
+        pins[name] = parts
+        places.pop(name, None)
+    backend = backend_record(job.backend)
+    decoded = 0
+    if job.memory is not None and backend.is_on_host:
+        decoded = max(map(decoded_bytes, used_inputs), default=0)
+    return Options(
+        strategy=job.strategy,
+        memory=job.memory,
+        decoded=decoded,
+        recompute=job.recompute,
+        chain_bytes=backend.chain_bytes,
+        operations_of_a_byte=backend.operations_of_a_byte,
+        resident=tuple(spec.name for spec in used_inputs if spec.resident is True),
+        fitting=tuple(spec.name for spec in used_inputs if spec.resident == "fit"),
+        pins=pins,
+        roles=job.roles,
+        nodes=nodes,
+        machine=machine_of(job),
+        overlap=job.overlap == MODES[0],
+        files=tuple(spec.name for spec in used_inputs if spec.file is not None),
+        pin_places=places,
+    )
+
+
+def machine_of(job: Job) -> Machine | None:
+    """Return the machine whose times are minimised; None if bytes are."""
+    from einmpi.planner.machine import read_machine
+
+    machine = job.machine
+    if isinstance(machine, str):
+        machine = read_machine(machine)
+    if machine is None or may_share_memory(job):
+        return machine
+    return replace(machine, shared=False)
 
 
 def loop_of(job: Job) -> Loop:

@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.files.load import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.labels import MAX_EXTENT, unique
-from einmpi.job.backends import backend_names
-from einmpi.job.history import check_separate_histories
 from einmpi.job.inputs import (
     check_dtype,
     check_name,
+    check_parts,
+    in_batches,
     read_dtype,
     read_inputs,
 )
-from einmpi.job.job import SHARED_MODES, Job, with_half
-from einmpi.job.loop_table import LoopTable
-from einmpi.job.outputs import check_outputs, read_outputs
-from einmpi.job.parameters import Settings, read_parameters
-from einmpi.job.program_text import ProgramText, read_program_text
-from einmpi.job.recompute import checked_recompute
-from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
-from einmpi.job.tensors import Describe, check_no_batches, described, read_roles, read_tensors
-from einmpi.job.train_table import ReadInputs
-from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS, BLAS_NAMES
-from einmpi.language.half_steps import HALF_MODES
+from einmpi.job.job import Job, with_settings
+from einmpi.job.loop_table import LoopTable, ReadInputs
+from einmpi.job.outputs import check_outputs, check_separate_histories, read_outputs
+from einmpi.job.program_text import (
+    ProgramText,
+    maker_of,
+    read_loop_texts,
+    read_program_text,
+    with_results,
+)
+from einmpi.job.settings import SETTINGS, checked_recompute, read_settings, settings_in
 from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
-    choice,
     get,
-    kind_of,
     lookup,
     read_document,
-    relative_to_document,
     show,
     table,
     whole_number,
 )
-from einmpi.planner.moving.overlap import MODES
-from einmpi.planner.saving_memory.recompute import AUTO
-from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
-from einmpi.units import check_bytes, parse_bytes
+from einmpi.planner.strategies import ROLES
 
 _KEYS = (
     "title",
@@ -61,82 +59,13 @@ _KEYS = (
     "loop",
     "train",
 )
-_PLAN_KEYS = ("strategy", "memory", "machine", "recompute")
-_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch", "blas", "overlap", "shared")
-
-
-@dataclass(frozen=True)
-class JobSettings:
-    """What a job file says of its program, or of the programs of all its loops."""
-
-    title: str
-    path: str
-    dtype: str
-    strategy: str
-    memory: int | None
-    recompute: object  # as it is written
-    recompute_place: str
-    machine: str | None
-    backend: str
-    fast_math: bool
-    strict: bool
-    scratch: str | None
-    blas: str
-    blas_place: str
-    overlap: str
-    shared: str
-    roles: Mapping[str, tuple[str, ...]]
-
-    def make_job(
-        self,
-        program: ProgramText,
-        outputs: tuple[OutputSpec, ...],
-        names: Sequence[str] | None,
-        results: tuple[str, ...] | None = None,
-    ) -> Job:
-        """Return the job of a program that computes these tensors, by default its last ones.
-
-        `results` are those of its loop, if it is trained or there are several loops.
-        """
-        graphs = program.graphs(names, self.strict)
-        check_outputs(outputs, graphs.rewritten)
-        loop = program.loop(graphs.written)
-        recompute = None
-        if program.loop_table is not None:
-            recompute = program.loop_table.read_recompute(graphs.written)
-        if recompute is None:
-            recompute = checked_recompute(self.recompute_place, self.recompute, graphs.written)
-        return Job(
-            title=self.title,
-            path=self.path,
-            source=program.source,
-            dtype=self.dtype,
-            sizes=program.sizes,
-            inputs=program.inputs,
-            outputs=outputs,
-            strategy=self.strategy,
-            memory=self.memory,
-            recompute=recompute,
-            backend=self.backend,
-            fast_math=self.fast_math,
-            roles=self.roles,
-            graph=graphs.rewritten,
-            written=graphs.written,
-            machine=self.machine,
-            scratch=self.scratch,
-            blas=self.blas,
-            blas_place=self.blas_place,
-            overlap=self.overlap,
-            shared=self.shared,
-            strict=self.strict,
-            loop=None if loop is None else replace(loop, results=results),
-        )
+MakeJob: TypeAlias = Callable[..., Job]
 
 
 def read_job(
     path: str | os.PathLike[str],
     describe: Describe,
-    settings: Settings | None = None,
+    settings: Numbers | None = None,
     dtype: str | None = None,
     steps: int | None = None,
 ) -> Job:
@@ -147,8 +76,8 @@ def read_job(
     """
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
-    table(document, ("plan",), _PLAN_KEYS)
-    table(document, ("run",), _RUN_KEYS)
+    for name in ("plan", "run"):
+        table(document, (name,), settings_in(name))
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     if dtype:
         check_dtype(document.name, dtype)
@@ -168,14 +97,13 @@ def read_job(
         specs = read_inputs(document, path, sizes, chosen_dtype)
         return [described(spec, describe) for spec in specs]
 
-    job_settings = _read_job_settings(document, chosen_dtype)
-    half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
+    make_job = _job_maker(document, chosen_dtype)
     if isinstance(document.data.get("loop"), list):
         if "train" in document.data:
             what = "there is a [train] besides several loops"
             raise InputError(document.place(("train",)), what, "[loop.train] after a [[loop]]")
         programs = read_loop_texts(document, inputs, sizes, steps, read_others)
-        job = _job_of_loops(document, inputs, programs, job_settings)
+        job = _job_of_loops(document, inputs, programs, make_job)
     else:
         loop_table = _read_loop_table(document, steps, read_others)
         if loop_table is None:
@@ -190,16 +118,16 @@ def read_job(
             names += results
         if outputs or results is not None:
             names += [name for name in program.needed_by_loop() if name not in names]
-        job = job_settings.make_job(program, outputs, names or None, results)
+        job = make_job(program, outputs, names or None, results)
     check_separate_histories(job.histories, job.inputs, job.outputs)
-    return with_half(job, half)
+    return with_settings(job, {"half": SETTINGS["half"].read(document)})
 
 
 def _job_of_loops(
     document: Document,
     inputs: Sequence[InputSpec],
     programs: Sequence[ProgramText],
-    job_settings: JobSettings,
+    make_job: MakeJob,
 ) -> Job:
     """Return the job whose loops have these programs."""
     made = [name for program in programs for name in (*program.computed, *program.carried)]
@@ -211,36 +139,56 @@ def _job_of_loops(
             if maker_of(programs, spec.name) == number:
                 own.append(spec)
         names = unique(text.results, text.program.needed_by_loop())
-        loops.append(job_settings.make_job(text.program, tuple(own), names, text.results))
+        loops.append(make_job(text.program, tuple(own), names, text.results))
     return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
 
 
-def _read_job_settings(document: Document, dtype: str) -> JobSettings:
-    stem = os.path.splitext(os.path.basename(document.name))[0]
-    machine = get(document, ("plan", "machine"), str)
-    if machine is not None:
-        machine = relative_to_document(document, machine)
-    backends = backend_names()
-    given = lookup(document, ("plan", "recompute"))
-    return JobSettings(
-        title=get(document, ("title",), str) or stem,
-        path=document.name,
-        dtype=dtype,
-        strategy=choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY),
-        memory=_read_memory(document),
-        recompute=AUTO if given is None else given,
-        recompute_place=document.place(("plan", "recompute")),
-        machine=machine,
-        backend=choice(document, ("run", "backend"), backends, backends[0]),
-        fast_math=get(document, ("run", "fast_math"), bool) or False,
-        strict=get(document, ("run", "strict"), bool) or False,
-        scratch=_read_scratch(document),
-        blas=choice(document, ("run", "blas"), BLAS_NAMES, AUTO_BLAS),
-        blas_place=document.place(("run", "blas")),
-        overlap=choice(document, ("run", "overlap"), MODES, MODES[0]),
-        shared=choice(document, ("run", "shared"), SHARED_MODES, SHARED_MODES[0]),
-        roles=read_roles(document),
-    )
+def _job_maker(document: Document, dtype: str) -> MakeJob:
+    """Return a function that makes the job of a program, or of one of several.
+
+    It takes the program, the outputs, the names of the tensors that it computes, by default its
+    last ones, and those that are results of its loop, if it is trained or there are several loops.
+    """
+    settings = read_settings(document)
+    del settings["half"]  # as it is by default, until the job is complete
+    again = settings.pop("recompute")
+    common = {
+        "title": get(document, ("title",), str) or Path(document.name).stem,
+        "path": document.name,
+        "dtype": dtype,
+        "roles": read_roles(document),
+        "blas_place": document.place(("run", "blas")),
+        **settings,
+    }
+
+    def make_job(
+        program: ProgramText,
+        outputs: tuple[OutputSpec, ...],
+        names: Sequence[str] | None,
+        results: tuple[str, ...] | None = None,
+    ) -> Job:
+        graphs = program.graphs(names, settings["strict"])
+        check_outputs(outputs, graphs.rewritten)
+        loop = program.loop(graphs.written)
+        recompute = None
+        if program.loop_table is not None:
+            recompute = program.loop_table.read_recompute(graphs.written)
+        if recompute is None:
+            place = document.place(("plan", "recompute"))
+            recompute = checked_recompute(place, again, graphs.written)
+        return Job(
+            **common,
+            source=program.source,
+            sizes=program.sizes,
+            inputs=program.inputs,
+            outputs=outputs,
+            recompute=recompute,
+            graph=graphs.rewritten,
+            written=graphs.written,
+            loop=None if loop is None else replace(loop, results=results),
+        )
+
+    return make_job
 
 
 def _read_loop_table(
@@ -264,7 +212,7 @@ def _read_program(document: Document) -> Source:
     return document.source(("program",))
 
 
-def _check_settings(document: Document, settings: Settings) -> None:
+def _check_settings(document: Document, settings: Numbers) -> None:
     known = [*table(document, ("sizes",)), *table(document, ("parameters",))]
     for name in settings:
         if name not in known:
@@ -275,7 +223,7 @@ def _check_settings(document: Document, settings: Settings) -> None:
             raise InputError(document.name, what, expected)
 
 
-def _read_sizes(document: Document, overrides: Settings) -> dict[str, int]:
+def _read_sizes(document: Document, overrides: Numbers) -> dict[str, int]:
     given = table(document, ("sizes",))
     sizes: dict[str, int] = {}
     for name, written in given.items():
@@ -294,21 +242,141 @@ def _read_sizes(document: Document, overrides: Settings) -> dict[str, int]:
     return sizes
 
 
-def _read_memory(document: Document) -> int | None:
-    path = ("plan", "memory")
-    place = document.place(path)
-    given = lookup(document, path)
-    if given is None:
-        return None
-    if isinstance(given, str):
-        return parse_bytes(given, place)
-    if type(given) is int:
-        return check_bytes(given, place)
-    raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or an integer')
+# ---- inputs and roles ----------------------------------------------------------------------------
 
 
-def _read_scratch(document: Document) -> str | None:
-    folder = get(document, ("run", "scratch"), str)
-    if not folder:
-        return folder
-    return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
+# Looks up the shape and dtype of an input in its file.
+Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
+
+
+def read_tensors(
+    document: Document,
+    sizes: Mapping[str, int],
+    dtype: str,
+    describe: Describe,
+    parameters: Sequence[InputSpec],
+) -> list[InputSpec]:
+    """Return the inputs with their shapes and dtypes, those in files as the files say."""
+    inputs = []
+    for spec in read_inputs(document, ("inputs",), sizes, dtype):
+        spec = in_batches(document, described(spec, describe), sizes)
+        if spec.rows is not None:
+            spec = replace(spec, chunk_rows=rows_of_chunks(spec))
+        check_parts(spec, len(spec.shape or ()))
+        if any(spec.name == known.name for known in parameters):
+            what = f"{spec.name} is a parameter and cannot name a tensor"
+            raise InputError(spec.place, what, "another name")
+        inputs.append(spec)
+    return inputs
+
+
+def described(spec: InputSpec, describe: Describe) -> InputSpec:
+    """Return an input with its shape and dtype."""
+    if spec.file is None:
+        return spec
+    shape, dtype = describe(spec)
+    return replace(spec, shape=shape, dtype=dtype)
+
+
+def check_no_batches(inputs: Iterable[InputSpec]) -> None:
+    """Refuse batches where no step is repeated."""
+    for spec in inputs:
+        if spec.rows is not None:
+            what = f"{spec.name} comes in batches, but no step is repeated"
+            raise InputError(spec.place, what, "a [loop]")
+
+
+def read_roles(document: Document) -> dict[str, tuple[str, ...]]:
+    """Return the labels that have each role."""
+    roles: dict[str, tuple[str, ...]] = {}
+    for role in table(document, ("roles",), ROLES):
+        labels = get(document, ("roles", role), list) or []
+        for number, label in enumerate(labels):
+            if type(label) is not str or not label.isidentifier():
+                raise InputError(
+                    document.place(("roles", role, number)),
+                    f"{show(label)} is not a label",
+                    f'a list of labels such as {role} = ["b"]',
+                )
+        roles[role] = tuple(labels)
+    return roles
+
+
+# ---- parameters: numbers on which no plan depends ------------------------------------------------
+
+
+# The kinds of parameters: (type in Python, what messages call it, dtype that stores it).
+KINDS: tuple[tuple[type, str, str], ...] = (
+    (bool, "true or false", "bool"),
+    (int, "an integer", "int64"),
+    (float, "a real number", "float64"),
+    (complex, "a complex number", "complex128"),
+)
+Numbers: TypeAlias = Mapping[str, Number]
+
+_INTEGER = r"[+-]?[0-9]{1,20}"
+_REAL = r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?|[+-]?(?:inf|nan)"
+
+
+def read_parameters(
+    document: Document, sizes: Mapping[str, int], settings: Numbers
+) -> tuple[InputSpec, ...]:
+    """Return the [parameters] of a job file as inputs without dimensions.
+
+    `settings` replace values; the kind of a parameter stays, because the plan depends on it.
+    """
+    found = []
+    for name in table(document, ("parameters",)):
+        path = ("parameters", name)
+        place = document.place(path)
+        check_name(place, name, "a parameter", sizes)
+        written = lookup(document, path)
+        value = parse_number(written) if isinstance(written, str) else written
+        if not isinstance(value, bool | int | float | complex):
+            what = f"parameter {name} is {show(written)}"
+            raise InputError(place, what, 'a number, true, false, or a string such as "1+2j"')
+        if name in settings:
+            value = _as_kind_of(place, name, value, settings[name])
+        found.append(parameter(name, value, place))
+    return tuple(found)
+
+
+def parameter(name: str, value: Number, place: str) -> InputSpec:
+    """Return a parameter as an input."""
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise InputError(place, f"parameter {name} is too large", "an integer less than 2**63")
+    for kind, _, dtype in KINDS:
+        if type(value) is kind:
+            # Every rank knows the value, so it need not be sent.
+            return InputSpec(name, shape=(), dtype=dtype, resident=True, place=place, value=value)
+    raise AssertionError(f"{name} is {value!r}")
+
+
+def parse_number(text: str) -> Number | None:
+    """Return the number that a text writes, None if it writes none."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(_INTEGER, text):
+        return int(text)
+    if re.fullmatch(_REAL, text):
+        return float(text)
+    if re.fullmatch(r"[0-9eE.+-]{1,80}j", text):
+        try:
+            return complex(text)
+        except ValueError:
+            return None
+    return None
+
+
+def _as_kind_of(place: str, name: str, declared: Number, given: Number) -> Number:
+    """Return a value as the kind that the job file declares; InputError if it is none."""
+    kinds = [kind for kind, _, _ in KINDS]
+    declared_kind = kinds.index(type(declared))
+    is_number = type(given) in kinds
+    given_kind = kinds.index(type(given)) if is_number else -1
+    is_bool = bool in (type(given), type(declared))
+    is_possible = given_kind == declared_kind if is_bool else given_kind <= declared_kind
+    if not is_number or not is_possible:
+        what = f"parameter {name} is set to {show(given)}"
+        raise InputError(place, what, KINDS[declared_kind][1])
+    return kinds[declared_kind](given)  # type: ignore[no-any-return]  # one of four types

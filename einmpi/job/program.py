@@ -1,17 +1,29 @@
-"""The text of a program becomes a Job, without a job file."""
+"""A job that is made in Python: of the text of a program, with more statements, or trained."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
 
+import numpy as np
+
+from einmpi.arguments import named_values
+from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
-from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, with_half
-from einmpi.language.parse import build_graphs
+from einmpi.graph.labels import unique
+from einmpi.job.job import Job, with_settings
+from einmpi.job.loop import STEP, Batches, StepProgram, numbers_of_steps
+from einmpi.job.loop_table import check_rate, has_word
+from einmpi.language.parse import build_graphs, parse_program
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source, Statement, statements
-from einmpi.planner.strategies import DEFAULT_STRATEGY
+from einmpi.language.toml_document import Document, KeyPath, lookup, show
+from einmpi.training.settings import Training
+from einmpi.training.write_out import Program, WrittenOut, write_out
 
 
 def program_job(
@@ -43,10 +55,6 @@ def program_job(
         sizes=sizes,
         inputs=tuple(specs),
         outputs=(),
-        strategy=DEFAULT_STRATEGY,
-        memory=None,
-        backend=backend_names()[0],
-        fast_math=False,
         roles=roles or {},
         graph=graphs.rewritten,
         written=graphs.written,
@@ -76,7 +84,7 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         graph=graphs.rewritten,
         written=graphs.written,
     )
-    return with_half(changed, job.half)
+    return with_settings(changed, {"half": job.half})
 
 
 def inputs_of(job: Job) -> dict[str, tuple[Sequence[int], str]]:
@@ -92,3 +100,147 @@ def inputs_of(job: Job) -> dict[str, tuple[Sequence[int], str]]:
 def parameter_types(job: Job) -> dict[str, type]:
     """Return the inputs of a job that are numbers, with their types in Python."""
     return {spec.name: type(spec.value) for spec in job.inputs if spec.value is not None}
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def trained_job(
+    job: Job,
+    training: Training,
+    carry: Mapping[str, str],
+    steps: int | None,
+    batches: Batches | None,
+) -> tuple[Job, WrittenOut]:
+    """Return a job whose program has the statements of a training, and what these carry.
+
+    `carry` is what the loop carries besides, `steps` the number of steps, if it is known.
+    """
+    if job.loop is not None and job.loop.written_out:
+        raise InputError(training.place(), "the job has a [train]", "einmpi.loop, which runs it")
+    text = job.source.text
+    words = set(re.findall(r"[^\W\d]\w*", text))
+    if STEP in job.sizes or any(vertex.name == STEP for vertex in job.written.computed):
+        what = f"{STEP} is not the number of the step in this program, and training needs that"
+        raise InputError(training.place(), what, f"another name than {STEP} in the program")
+    items = []
+    for item in statements(job.source):
+        if item.name in job.written.by_name or not isinstance(item, Statement):
+            items.append(item)
+
+    def dtypes_of(changed_text: str) -> dict[str, str]:
+        source = replace(job.source, text=changed_text)
+        types = parameter_types(job)
+        graph = parse_program(source, inputs_of(job), job.sizes, parameters=types)
+        return {vertex.name: vertex.dtype for vertex in graph.vertices}
+
+    written = write_out(
+        training,
+        Program(
+            graph=job.written,
+            items=items,
+            taken={*words, *job.sizes, *(spec.name for spec in job.inputs)},
+            dtypes_of=dtypes_of,
+            carried=tuple(carry),
+            batched=() if batches is None else batches.names,
+            constants=tuple(parameter_types(job)),
+        ),
+    )
+    changed = job
+    if steps is not None and "steps" not in words and has_word(written.text, "steps"):
+        changed = replace(changed, sizes={**job.sizes, "steps": steps})
+    _check_rate(changed, training)
+    if written.program is not None:
+        changed = replace(changed, source=replace(job.source, text=written.program))
+    inputs: dict[str, tuple[Sequence[int], str]] = {}
+    specs = []
+    for state in written.state:
+        inputs[state.name] = state.shape, state.dtype
+        specs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros"))
+    for name in numbers_of_steps(batches is not None):
+        if name not in job.written.by_name and has_word(written.text, name):
+            inputs[name] = (), "int64"
+    becoming = [name for name in carry.values() if name in job.written.by_name]
+    outputs = unique(job.written.outputs, becoming, written.carry.values())
+    found = extended_job(changed, written.text, inputs, outputs)
+    return replace(found, inputs=(*found.inputs, *specs)), written
+
+
+def _check_rate(job: Job, training: Training) -> None:
+    """Refuse a rate that is no expression of numbers."""
+    if not isinstance(training.rate, str):
+        return
+    specs = {spec.name: spec for spec in job.inputs}
+    for vertex in job.written.inputs:
+        if vertex.name not in specs:
+            specs[vertex.name] = InputSpec(vertex.name, vertex.bound, vertex.dtype)
+    program = StepProgram(job.written, job.sizes, tuple(specs.values()))
+    check_rate(program, training.place("optimizer", "rate"), Source("rate", training.rate))
+
+
+# ---- arguments as the tables of a job file -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PythonValues(Document):
+    """Arguments of a call in place of a TOML file. It has no name: paths start where Python runs.
+
+    A place is what Python would write: `inputs["w"]["shape"][0]`.
+    """
+
+    def place(self, path: KeyPath) -> str:
+        """Return the argument and the keys that lead to a value."""
+        argument, *keys = path
+        return str(argument) + "".join(_show_key(key) for key in keys)
+
+    def source(self, path: KeyPath) -> Source:
+        """Return a string value as a Source that knows which argument it is in."""
+        return Source(self.place(path), str(lookup(self, path)))
+
+
+def python_values(**arguments: Mapping[str, Any] | None) -> PythonValues:
+    """Return arguments that are mappings as a document with a table for each."""
+    data = {}
+    for argument, given in arguments.items():
+        data[argument] = _as_toml(argument, named_values(argument, given))
+    return PythonValues(name="", text="", data=data, positions={})
+
+
+def _show_key(key: str | int) -> str:
+    return f"[{key}]" if isinstance(key, int) else f'["{key}"]'
+
+
+def _as_toml(where: str, value: Any) -> Any:
+    """Return a value as tomllib would: only dicts, lists, strings, numbers and truth values.
+
+    Entries that are None are left out. A value of another kind stays: who reads it refuses it.
+    """
+    if isinstance(value, Mapping):
+        entries = {}
+        for key, entry in named_values(where, value).items():
+            if entry is not None:
+                entries[key] = _as_toml(f"{where}{_show_key(key)}", entry)
+        return entries
+    if isinstance(value, list | tuple):
+        return [_as_toml(f"{where}[{number}]", entry) for number, entry in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    return value if isinstance(value, str) else _Other(value)
+
+
+class _Other:
+    """A value of a kind that no job file has; messages show its type."""
+
+    def __init__(self, value: object) -> None:
+        self.type_name = type(value).__name__
+
+    def __str__(self) -> str:
+        return show(self.type_name).strip("'")

@@ -11,9 +11,9 @@ import numpy as np
 from einmpi.arrays.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
+from einmpi.job.settings import backend_names
 from einmpi.loops.stages import Stages, kept_outputs
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Cost, loop_plan_of

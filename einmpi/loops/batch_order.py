@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.files.generate import words
-from einmpi.job.batches import Shuffle
+from einmpi.job.loop import Shuffle
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 

@@ -17,9 +17,8 @@ from einmpi.compiled.measured import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, files_as_read
 from einmpi.files.load import find_planned
-from einmpi.job.batches import Batches
 from einmpi.job.job import Job
-from einmpi.job.loop import Loop
+from einmpi.job.loop import Batches, Loop
 from einmpi.loops.batch_order import rows_in_order
 from einmpi.loops.read_ahead import BatchedInput, ReadAhead, bytes_ahead, rows_read_together
 from einmpi.loops.row_sources import ArrayRows, DatasetRows, GeneratedRows, RowSource

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.job.batches import Batches
+from einmpi.job.loop import Batches
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, Numbers
 from einmpi.loops.row_sources import RowSource, read_rows
 from einmpi.schedule.layout import Layout

@@ -10,10 +10,8 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.hoist import hoist
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
-from einmpi.job.batches import EPOCH, ROWS
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
-from einmpi.job.validation import Validation
+from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
 from einmpi.language.parse import rewrite
 from einmpi.loops.batches import reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.job.batches import EPOCH
-from einmpi.job.loop import STEP
-from einmpi.job.validation import Validation
+from einmpi.job.loop import EPOCH, STEP, Validation
 from einmpi.loops.arrival import arrivals, layouts_of, placed_for_step, read_by_stages
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import validation_loop, written_step

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from einmpi.api import plan as plan_job
-from einmpi.api.planning import truth_value
 from einmpi.arguments import integer_from, path_name
 from einmpi.comm.agreement import together
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
+from einmpi.job.settings import truth_value
 from einmpi.models.checkpoint import random_inputs, weight_inputs
 from einmpi.models.config import Config
 from einmpi.models.known_programs import KnownPrograms, Wanted

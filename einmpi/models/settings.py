@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from einmpi.arguments import known_name
 from einmpi.errors import InputError
 from einmpi.files.converting import CONVERTIBLE_DTYPES
-from einmpi.job.backends import backend_names
+from einmpi.job.settings import backend_names
 from einmpi.models.checkpoint import check_folder
 from einmpi.models.config import NAMED, Config, read_config
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from einmpi.job.validation import PREFIX as VALIDATION
+from einmpi.job.loop import PREFIX as VALIDATION
 
 WIDTH = 460.0  # of a picture
 HEIGHT = 190.0

@@ -8,10 +8,8 @@ from einmpi.errors import printable
 from einmpi.files.load import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import Vertex
-from einmpi.job.batches import Batches
 from einmpi.job.job import Job
-from einmpi.job.loop import Loop
-from einmpi.job.validation import Validation
+from einmpi.job.loop import Batches, Loop, Validation
 from einmpi.language.notes import label_notes
 from einmpi.loops.stages import final_names, stages_of
 from einmpi.units import counted, show_bytes, show_shape

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.job.validation import PREFIX as VALIDATION
+from einmpi.job.loop import PREFIX as VALIDATION
 from einmpi.process.abort import on_abort
 from einmpi.process.terminal import CLEAR, screen
 from einmpi.report.recording.record import Work, work_of

@@ -6,6 +6,7 @@ from refusals import error
 
 import einmpi
 from einmpi import DistArray
+from einmpi.planner.strategies import STRATEGIES
 
 x = np.zeros((4, 5))
 JOB = einmpi.program("Z[i] = X[i,0]", X=x)
@@ -86,7 +87,7 @@ def test_every_argument_of_every_call(tmp_path, monkeypatch):
         ),
         (
             lambda: einmpi.plan(JOB, 4, strategy=3),
-            "strategy: strategy is int; expected a text such as 'eindecomp'",
+            f"strategy: unknown strategy 3; expected one of {', '.join(STRATEGIES)}",
         ),
         (
             lambda: einmpi.plan(JOB, 4, pin=3),

@@ -85,7 +85,7 @@ def go(
             signals = asked.get(comm.rank, ()) if isinstance(asked, dict) else asked
             checkpoints = open_checkpoints(job, comm, str(folder), every, resume, signals)
         compiled, plan, schedule, given = prepare(
-            job, comm, lambda job: options_of(job, strategy), checkpoints
+            job, comm, lambda job: options_of(job, strategy=strategy), checkpoints
         )
         compiled.runner.on_step = on_step and functools.partial(on_step, comm.rank)
         if reached is not None and comm.rank == 0:

@@ -175,7 +175,7 @@ def test_a_second_sigterm_ends_at_once(folder):
 
 LAUNCH = """
 import sys
-from einmpi.cli.launch.launcher import launch
+from einmpi.cli.launcher import launch
 if __name__ == "__main__":
     sys.exit(launch(3, sys.argv[1:], (sys.executable, "special.py"), graceful=True))
 """
@@ -248,8 +248,8 @@ def test_the_launcher_ends_at_the_second(folder):
 @needs_mpirun
 def test_the_command_line_is_patient(folder, monkeypatch):
     """`einmpi run -n` with --checkpoint, and without."""
+    from einmpi.cli import launcher
     from einmpi.cli import main as cli
-    from einmpi.cli.launch import launcher
 
     calls = []
     monkeypatch.setattr(

@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
-from einmpi.cli.calibrate import clock, messages
-from einmpi.cli.calibrate.clock import ROUNDS, Figure, measure_figures
-from einmpi.cli.calibrate.command import calibrate
-from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, MeasuredKernel
-from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
+from einmpi.cli import calibrate as calibrate_module
+from einmpi.cli.calibrate import (
+    OTHER,
+    PRODUCT,
+    ROUNDS,
+    Figure,
+    MeasuredKernel,
+    byte_time,
+    calibrate,
+    inside_and_between,
+    latency,
+    measure_figures,
+)
 from einmpi.cli.help import make_parser
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
@@ -68,7 +76,7 @@ class FakeMachine:
         self.now = 0.0
         self.calls = 0
         self.is_disturbed = is_disturbed  # the number of a call → whether it takes far longer
-        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(calibrate_module.time, "perf_counter", lambda: self.now)
 
     def figure(self, comm, seconds, sizes=(1,), budget=1.0):
         """A figure of an action that takes `seconds` for each unit of its size."""
@@ -162,8 +170,8 @@ def test_messages_and_kernels_of_gpus(transport, monkeypatch, tmp_path):
     """All is measured on arrays of the GPU."""
     fake_cupy.install(monkeypatch, gpus=2, nccl=True)
     monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
-    monkeypatch.setattr(clock, "_LONG_ENOUGH", 1e-9)
-    monkeypatch.setattr(messages, "_EXCHANGES", (2**16,))
+    monkeypatch.setattr(calibrate_module, "_LONG_ENOUGH", 1e-9)
+    monkeypatch.setattr(calibrate_module, "_EXCHANGES", (2**16,))
     moved = []
     alltoallv = COMMS_BY_TRANSPORT[transport].alltoallv
 

@@ -10,7 +10,7 @@ from paths import ROOT
 from einmpi.cli.completion import completion_script
 from einmpi.cli.main import COMMANDS
 from einmpi.cli.options import SHELLS, options_of
-from einmpi.job.backends import backend_names
+from einmpi.job.settings import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
 

@@ -13,9 +13,9 @@ import pytest
 from mpi_helpers import MPIRUN, OMPI_SETTINGS, OPEN_MPI, OUTER, needs_mpirun, run_mpi
 from paths import ROOT
 
-from einmpi.cli.doctor import libraries, machine, ranks
-from einmpi.cli.doctor.finding import Finding, read_answer, start_process
-from einmpi.cli.launch.mpirun import family_in
+from einmpi.cli import doctor as doctor_module
+from einmpi.cli.doctor import Finding, read_answer, start_process
+from einmpi.cli.launcher import family_in
 
 LIBRARY = {"library": "Open MPI v5.0.11" if OPEN_MPI else "MPICH 5.0.2"}
 OURS, OTHER = (
@@ -157,7 +157,7 @@ def test_srun_instead_of_mpirun(monkeypatch, bare, tmp_path):
     made_up(tmp_path / "tools", "srun", "slurm 24.05")
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-    found = ranks.examine_mpirun(LIBRARY)
+    found = doctor_module.examine_mpirun(LIBRARY)
     assert found.state == "note" and "srun -n P python -m einmpi" in found.advice
 
 
@@ -165,7 +165,7 @@ def test_the_launcher_of_another_library(monkeypatch, bare, tmp_path):
     path = made_up(tmp_path / "tools", "mpirun", OTHER)
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
-    found = ranks.examine_mpirun(LIBRARY)
+    found = doctor_module.examine_mpirun(LIBRARY)
     assert (
         found.state == "problem"
         and str(path) in found.text
@@ -179,7 +179,7 @@ def test_another_mpirun_comes_first_on_the_path(monkeypatch, tmp_path):
     """einmpi run still starts the right one; whoever types mpirun does not."""
     path = made_up(tmp_path / "tools", "mpirun", OTHER)
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
-    found = ranks.examine_mpirun(LIBRARY)
+    found = doctor_module.examine_mpirun(LIBRARY)
     assert (
         found.state == "note"
         and f"the first on PATH is {path}" in found.text
@@ -193,8 +193,8 @@ def test_ranks_that_know_nothing_of_each_other(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert ranks.examine_mpirun(LIBRARY).state == "ok"
-    found = ranks.ping_ranks(60)
+    assert doctor_module.examine_mpirun(LIBRARY).state == "ok"
+    found = doctor_module.ping_ranks(60)
     assert (
         found.state == "problem"
         and "1 rank instead of 2: the launcher does not belong to mpi4py's library" in found.text
@@ -206,7 +206,7 @@ def test_a_launcher_that_fails(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = ranks.ping_ranks(60)
+    found = doctor_module.ping_ranks(60)
     assert found.state == "problem" and found.text.endswith("no hosts left")
     assert "EINMPI_DEBUG=1" in found.advice
 
@@ -217,7 +217,7 @@ def test_ranks_that_hang_are_ended(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = ranks.ping_ranks(3)
+    found = doctor_module.ping_ranks(3)
     assert (found.state, found.text) == (
         "problem",
         "two ranks cannot reach each other: no answer in 3 s",
@@ -237,17 +237,19 @@ def command_of(pid):
 
 def test_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ranks.examine_slurm(LIBRARY).text.startswith("none")
+    assert doctor_module.examine_slurm(LIBRARY).text.startswith("none")
     for name in ("srun", "sbatch"):
         made_up(tmp_path, name, "slurm 24.05")
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    assert "srun, sbatch; outside a job" in ranks.examine_slurm(LIBRARY).text
+    assert "srun, sbatch; outside a job" in doctor_module.examine_slurm(LIBRARY).text
     for name, value in {"JOB_ID": "17", "NTASKS": "8", "JOB_NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert "inside job 17: 8 tasks on 2 nodes" in ranks.examine_slurm(LIBRARY).text
-    assert "srun --mpi=pmi2 -n P" in ranks.examine_slurm({"library": "MPICH 5.0.2"}).text
-    assert "srun --mpi=pmix -n P" in ranks.examine_slurm({"library": "Open MPI v5.0.11"}).text
+    assert "inside job 17: 8 tasks on 2 nodes" in doctor_module.examine_slurm(LIBRARY).text
+    assert "srun --mpi=pmi2 -n P" in doctor_module.examine_slurm({"library": "MPICH 5.0.2"}).text
+    assert (
+        "srun --mpi=pmix -n P" in doctor_module.examine_slurm({"library": "Open MPI v5.0.11"}).text
+    )
 
 
 def test_families_of_libraries():
@@ -263,9 +265,9 @@ def test_families_of_libraries():
 # ---- libraries and the machine -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", libraries.PROBES)
+@pytest.mark.parametrize("name", doctor_module.PROBES)
 def test_a_missing_library_comes_with_advice(name):
-    found = libraries.PROBES[name]({"error": f"No module named '{name}'"})
+    found = doctor_module.PROBES[name]({"error": f"No module named '{name}'"})
     if name == "cupy":  # only missed where there is a GPU
         return
     advised = "export EINMPI_BLAS" if name == "blas" else "pip install"  # not all are pip's
@@ -276,25 +278,27 @@ def test_gpus_without_cupy(monkeypatch):
     from einmpi.cli import versions
 
     monkeypatch.setattr(versions, "visible_gpus", lambda: ["NVIDIA H200"])
-    found = libraries.PROBES["cupy"]({"error": "No module named 'cupy'"})
+    found = doctor_module.PROBES["cupy"]({"error": "No module named 'cupy'"})
     assert (found.state, found.advice[:12]) == (
         "note",
         "pip install ",
     ) and "NVIDIA H200" in found.text
     answer = {"cupy": "14.2", "devices": ["NVIDIA H200 (139.8 GiB)"], "nccl": "2.28.9"}
     text = "NVIDIA H200 (139.8 GiB); cupy 14.2, NCCL 2.28.9"
-    assert libraries.PROBES["cupy"](answer) == Finding("GPU", "ok", text)
+    assert doctor_module.PROBES["cupy"](answer) == Finding("GPU", "ok", text)
     monkeypatch.setenv("EINMPI_CUDA_GRAPHS", "off")
-    assert libraries.PROBES["cupy"](answer).text == f"{text}, no CUDA graphs"
+    assert doctor_module.PROBES["cupy"](answer).text == f"{text}, no CUDA graphs"
     monkeypatch.setenv("EINMPI_CUDA_GRAPHS", "of")
-    found = libraries.PROBES["cupy"](answer)
+    found = doctor_module.PROBES["cupy"](answer)
     assert (found.state, found.advice) == ("problem", "unset EINMPI_CUDA_GRAPHS")
     assert "there is no setting 'of'; expected one of on, off (did you mean off?)" in found.text
 
 
 def test_packages_that_are_missing(monkeypatch):
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "rich" else object())
-    assert list(libraries.examine_packages()) == [
+    monkeypatch.setattr(
+        doctor_module, "find_spec", lambda name: None if name == "rich" else object()
+    )
+    assert list(doctor_module.examine_packages()) == [
         Finding("packages", "problem", "missing: rich", "pip install rich")
     ]
 
@@ -312,7 +316,7 @@ def test_kernels_that_cannot_be_kept(tmp_path):
         capture_output=True,
         text=True,
     )
-    found = libraries.PROBES["numba"](json.loads(done.stdout))
+    found = doctor_module.PROBES["numba"](json.loads(done.stdout))
     assert found.state == "note" and found.advice.startswith("export EINMPI_CACHE_DIR=")
 
 
@@ -338,18 +342,24 @@ def test_folders_and_limits(monkeypatch, tmp_path):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=2**26, free=2**20))
     assert (
-        machine.examine_shared_memory().state == machine.examine_temporary_folder().state == "note"
+        doctor_module.examine_shared_memory().state
+        == doctor_module.examine_temporary_folder().state
+        == "note"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=2**30, free=2**30))
-    assert machine.examine_shared_memory().state == machine.examine_temporary_folder().state == "ok"
-    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
-    assert machine.examine_temporary_folder().advice == "export TMPDIR=/tmp"
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda number: (64, 64))
-    monkeypatch.setattr(machine, "_has_infiniband", lambda: True)
-    found = machine.examine_limits()
+    assert (
+        doctor_module.examine_shared_memory().state
+        == doctor_module.examine_temporary_folder().state
+        == "ok"
+    )
+    monkeypatch.setattr(doctor_module.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
+    assert doctor_module.examine_temporary_folder().advice == "export TMPDIR=/tmp"
+    monkeypatch.setattr(doctor_module.resource, "getrlimit", lambda number: (64, 64))
+    monkeypatch.setattr(doctor_module, "_has_infiniband", lambda: True)
+    found = doctor_module.examine_limits()
     assert (
         found.state == "note"
         and found.advice == "ulimit -l unlimited; ulimit -n 4096; ulimit -s 8192"
     )
-    monkeypatch.setattr(machine, "_has_infiniband", lambda: False)
-    assert "ulimit -l" not in machine.examine_limits().advice
+    monkeypatch.setattr(doctor_module, "_has_infiniband", lambda: False)
+    assert "ulimit -l" not in doctor_module.examine_limits().advice

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mpi_helpers import STARTS, environment, finished, needs_mpirun
 
-from einmpi.cli.launch import failure, launcher, mpirun, output
+from einmpi.cli import launch_output, launcher
 from einmpi.errors import EinmpiError, InputError
 from einmpi.process import abort, notes, signals
 from einmpi.process.environment import RANK_VARIABLES
@@ -87,7 +87,7 @@ comm.Barrier()
 """
 PARENT = """
 import signal, sys
-from einmpi.cli.launch.launcher import launch
+from einmpi.cli.launcher import launch
 # A shell without job control ignores this signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(launch(int(sys.argv[1]), sys.argv[3:], (sys.executable, sys.argv[2])))
@@ -308,8 +308,8 @@ def test_families(monkeypatch, tmp_path, version, options):
     other.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert mpirun.mpirun_command(10**6) == [str(other), *options]
-    assert mpirun.mpirun_command(1) == [
+    assert launcher.mpirun_command(10**6) == [str(other), *options]
+    assert launcher.mpirun_command(1) == [
         str(other),
         *(options if options[:1] != ["--oversubscribe"] else []),
     ]
@@ -374,19 +374,19 @@ BANNERS = {
 @pytest.mark.parametrize("piece", [1, 10**6])
 def test_banners(capfd, name, piece):
     banner, line = BANNERS[name]
-    stream = output.OutputFilter(2, passes_everything=False)
+    stream = launch_output.OutputFilter(2, passes_everything=False)
     said = f"one line\n{banner}another line\n".encode()
     for start in range(0, len(said), piece):
         stream.feed(said[start : start + piece])
     stream.end()
     assert capfd.readouterr().err == "one line\nanother line\n"
-    empty = output.OutputFilter(1, passes_everything=False)
+    empty = launch_output.OutputFilter(1, passes_everything=False)
     records = [notes.RankNote(1, ""), notes.RankNote(2, "kernel Y"), notes.RankNote(3, "kernel Z")]
-    assert failure.explain_failure(9, empty, stream, [], records) == (line, 1)
+    assert launch_output.explain_failure(9, empty, stream, [], records) == (line, 1)
 
 
 def test_text_that_appears_token_by_token_is_not_held_back(capfd):
-    stream = output.OutputFilter(1, passes_everything=False)
+    stream = launch_output.OutputFilter(1, passes_everything=False)
     stream.feed(b"a list ")
     for token in (b"[", b"mpi", b"]", b" = ", b"="):
         stream.feed(token)

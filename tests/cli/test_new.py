@@ -16,8 +16,7 @@ from paths import ROOT
 from safetensors.numpy import save_file
 
 import einmpi
-from einmpi.cli.examples import example_files
-from einmpi.cli.new.job_text import NewJob, quoted
+from einmpi.cli.new import NewJob, example_files, quoted
 
 
 def answer(monkeypatch, folder, lines, *words):

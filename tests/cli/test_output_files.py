@@ -6,10 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
+from einmpi.cli import sbatch as command
+from einmpi.cli.job_options import FLAGS
 from einmpi.cli.main import main
 from einmpi.cli.options import OPTIONS
-from einmpi.cli.output_files import FLAGS
-from einmpi.cli.sbatch import command
 
 JOB = """
 program = "Z[i] = A[i] + 1"

@@ -11,13 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
+from einmpi.cli import sbatch as command
 from einmpi.cli.help import make_parser
 from einmpi.cli.main import main
-from einmpi.cli.sbatch import command
-from einmpi.cli.sbatch.command import make_script
-from einmpi.cli.sbatch.estimate import MARGIN, MIB, OVERHEAD_BYTES, START_SECONDS, estimate
-from einmpi.cli.sbatch.script import Script, clock, job_name, plain
-from einmpi.cli.sbatch.time_limit import parse_limit
+from einmpi.cli.sbatch import (
+    MARGIN,
+    MIB,
+    OVERHEAD_BYTES,
+    START_SECONDS,
+    Script,
+    clock,
+    estimate,
+    job_name,
+    make_script,
+    parse_limit,
+    plain,
+)
 from einmpi.errors import InputError
 
 JOB = """

@@ -51,7 +51,7 @@ from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
 from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
-from einmpi.job.generated import RANDOM
+from einmpi.job.inputs import RANDOM
 from einmpi.language.vocabulary import CONSTANTS
 from einmpi.planner.text.plan_json import as_json
 
@@ -420,15 +420,18 @@ READERS = (
 # Modules whose errors are shown in console blocks, which run in other processes.
 COMMAND_LINE = (
     ROOT / "einmpi/cli/main.py",
-    ROOT / "einmpi/cli/commands.py",
+    ROOT / "einmpi/cli/plan.py",
     ROOT / "einmpi/cli/job_options.py",
-    ROOT / "einmpi/units.py",
-    ROOT / "einmpi/cli/output_files.py",
-    ROOT / "einmpi/cli/examples.py",
+    ROOT / "einmpi/cli/new.py",
     ROOT / "einmpi/cli/help.py",
-    ROOT / "einmpi/cli/launch/mpirun.py",
-    *modules_of("planner", "cli/sbatch", "cli/new", "cli/calibrate", "cli/doctor"),
-    *modules_of("cli/llama", "cli/simulate", "simulate"),
+    ROOT / "einmpi/cli/sbatch.py",
+    ROOT / "einmpi/cli/calibrate.py",
+    ROOT / "einmpi/cli/doctor.py",
+    ROOT / "einmpi/cli/llama.py",
+    ROOT / "einmpi/cli/llama_files.py",
+    ROOT / "einmpi/cli/simulate.py",
+    ROOT / "einmpi/units.py",
+    *modules_of("planner", "simulate"),
     ROOT / "einmpi/models/checkpoint.py",
     ROOT / "einmpi/models/llama.py",
     ROOT / "einmpi/models/prompts.py",

@@ -11,7 +11,7 @@ from einmpi.files import generate as module
 from einmpi.files.generate import GENERATORS, generate, words
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
-from einmpi.job.generated import RANDOM
+from einmpi.job.inputs import RANDOM
 
 CASES = [
     (random, dtype)

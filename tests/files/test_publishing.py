@@ -153,7 +153,7 @@ sys.exit(main(["b.toml"]))
 """
 LAUNCH = """
 import sys
-from einmpi.cli.launch.launcher import launch
+from einmpi.cli.launcher import launch
 sys.exit(launch(2, [], (sys.executable, "terminated.py")))
 """
 

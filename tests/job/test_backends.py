@@ -9,7 +9,7 @@ from job_text import PROGRAM, error
 
 import einmpi
 from einmpi.compiled.backends import on_host
-from einmpi.job.backends import (
+from einmpi.job.settings import (
     BackendRecord,
     all_backends,
     backend_names,

@@ -11,7 +11,7 @@ from einmpi.checkpoint.resume import identity
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files.load import load_array
-from einmpi.job.parameters import parse_number
+from einmpi.job.job_file import parse_number
 from einmpi.kernels.cpu import compiled
 
 pytestmark = pytest.mark.usefixtures("in_folder")

@@ -18,7 +18,7 @@ from distributed import run_on_threads
 import einmpi
 from einmpi.api import options_of
 from einmpi.errors import InputError
-from einmpi.job.job import with_strict
+from einmpi.job.job import with_settings
 from einmpi.kernels.cpu import dispatch
 
 LABELS = {"A": "i", "B": "ij", "C": "jk", "D": "i", "E": "k"}
@@ -63,7 +63,7 @@ def spread(arrays: Arrays) -> Arrays:
 def check(text: str, wanted: Any, arrays: Arrays, strict: bool = False) -> None:
     """Compare the reference, one rank and three ranks with what numpy gives."""
     used = {name: array for name, array in arrays.items() if f"{name}[" in text}
-    job = with_strict(einmpi.program(text, **used), strict)
+    job = with_settings(einmpi.program(text, **used), {"strict": strict})
     results = {
         "reference": einmpi.reference(job, used),
         "one rank": {name: array.gather() for name, array in einmpi.run(job, used).items()},
@@ -283,8 +283,9 @@ def test_strict_changes_the_graph_and_the_digest() -> None:
     strict = einmpi.plan(job, 4, strict=True)
     assert usual.digest != strict.digest
     assert [vertex.name for vertex in strict.graph.computed] == ["Z"]
-    assert with_strict(with_strict(job, True), False) == job
-    assert options_of(job) == options_of(with_strict(job, True))
+    strict = with_settings(job, {"strict": True})
+    assert with_settings(strict, {"strict": False}) == job
+    assert options_of(job) == options_of(strict)
     with pytest.raises(InputError, match="strict and fast_math are both true"):
         einmpi.compile(job, strict=True, fast_math=True)
     with pytest.raises(InputError, match="strict: 'no' is not a truth value"):
@@ -293,7 +294,8 @@ def test_strict_changes_the_graph_and_the_digest() -> None:
 
 def test_strict_keeps_what_is_exact() -> None:
     """Functions of one factor are computed once, and matrices multiplied by BLAS."""
-    job = with_strict(einmpi.program("Z[i,k] = sum(exp(A[i,j])*B[j,k])", A=(3, 4), B=(4, 5)), True)
+    text = "Z[i,k] = sum(exp(A[i,j])*B[j,k])"
+    job = einmpi.program(text, A=(3, 4), B=(4, 5), strict=True)
     assert [str(vertex) for vertex in job.graph.computed] == [
         "Z_1[i,j] ← exp(A[i,j])",
         "Z[i,k] ← Σ[j](Z_1[i,j] × B[j,k])",

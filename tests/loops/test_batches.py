@@ -18,12 +18,12 @@ from mpi_helpers import environment, needs_mpirun, run_mpi
 from safetensors.numpy import save_file
 
 import einmpi
-from einmpi.api.planning import options_of
-from einmpi.cli.sbatch.estimate import estimate
+from einmpi.api import options_of
+from einmpi.cli import sbatch as estimate
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.job.batches import Batches, Shuffle
+from einmpi.job.loop import Batches, Shuffle
 from einmpi.loops import read_ahead
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, rows_in_order
 from einmpi.loops.batches import LoopBatches

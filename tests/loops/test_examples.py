@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 from paths import ROOT
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.files.load import load_array
 from einmpi.job.loop import StepProgram, make_loop

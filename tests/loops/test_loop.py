@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from random_cuts import plan_crosses_windows, random_cuts
 
 import einmpi
+from einmpi.api import options_of
 from einmpi.api.loops import loop
-from einmpi.api.planning import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError, InputError
 from einmpi.job.loop import StepProgram, make_loop

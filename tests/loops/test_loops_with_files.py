@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpi_helpers import environment, needs_mpirun, run_mpi
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.loops.sequence import LoopSequence
 

@@ -14,7 +14,7 @@ from in_process import einmpi_here
 from mpi_helpers import environment, needs_mpirun, run_mpi
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files.load import load_array
@@ -462,7 +462,7 @@ def test_the_history_of_two_loops(tmp_path):
 # Runs the same command again and again, in processes that are killed after a random time.
 KILLER = """
 import os, random, signal, sys, time
-import einmpi.cli.commands, einmpi.cli.run_loop, einmpi.loops.sequence, h5py
+import einmpi.cli.run, einmpi.loops.sequence, h5py
 from einmpi.cli.main import main
 
 def checkpoints():

@@ -11,7 +11,7 @@ import uuid
 import pytest
 from mpi_helpers import OPEN_MPI, environment, needs_mpirun, run_mpi
 
-from einmpi.cli.doctor.machine import examine_shared_memory
+from einmpi.cli.doctor import examine_shared_memory
 from einmpi.process import segments
 
 needs_folder = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")

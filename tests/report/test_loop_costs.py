@@ -6,7 +6,7 @@ import pytest
 
 import einmpi
 from einmpi.cli.help import make_parser
-from einmpi.cli.run_job import run_job
+from einmpi.cli.run import run_job
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.loops.checkpoints import LoopCheckpoints

@@ -8,7 +8,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 from paths import ROOT
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.loops.sequence import LoopSequence
 from einmpi.report.recording.loop_record import LAST_STEPS_TRACED, LoopRecorder, loops_timeline

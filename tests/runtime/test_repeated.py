@@ -73,7 +73,7 @@ def check_later_runs(name, ranks, strategy):
     job, arrays = CASES[name]
 
     def on_rank(comm):
-        compiled = Compiled(job, comm, options_of(job, strategy))
+        compiled = Compiled(job, comm, options_of(job, strategy=strategy))
         runs = []
         for _ in range(3):
             outputs = bits(compiled(arrays))

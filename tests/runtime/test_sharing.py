@@ -23,7 +23,6 @@ from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
 from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError, InputError
-from einmpi.job.job import with_shared
 from einmpi.kernels.prepared import address_of
 from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.sharing import inputs as sharing_inputs
@@ -197,7 +196,7 @@ def test_members_find_the_same_slots(
     """Whatever their other groups share, also if they have no piece of their own, and if some have
     to keep slots outside of memory and others need not."""
     job = einmpi.program(program, **dict.fromkeys("ABCD", (extent, extent)))
-    options = options_of(job, strategy)
+    options = options_of(job, strategy=strategy)
     if are_resident:
         options = replace(options, resident=tuple(vertex.name for vertex in job.graph.inputs))
     plan = make_plan(job.graph, len(node_of_rank), options)
@@ -429,7 +428,7 @@ def test_all_ranks_fail_if_memory_cannot_be_had_again(tmp_path, monkeypatch, nod
 
     def on_rank(comm: ThreadComm) -> int:
         comm.nodes = node_of_rank
-        compiled = Compiled(job, comm, options_of(job, "sqrt"))
+        compiled = Compiled(job, comm, options_of(job, strategy="sqrt"))
         total = 0
         for _ in range(3):
             expected = compiled()["Z"].gather()
@@ -463,7 +462,7 @@ def test_ranks_agree_on_memory_only_when_some_was_given_back(tmp_path, monkeypat
 
     def on_rank(comm: ThreadComm) -> list[int]:
         comm.nodes = (0, 0, 1, 2)
-        compiled = Compiled(job, comm, options_of(job, "sqrt"))
+        compiled = Compiled(job, comm, options_of(job, strategy="sqrt"))
         found = []
         for limit in (2**28, 2**28, 2**28, 0, 0, 2**28, 2**28):
             comm.barrier()
@@ -489,7 +488,7 @@ def test_programs_use_the_memory_of_a_group_in_turn(monkeypatch):
         programs = []
         for size in (12, 80):
             job = einmpi.program(text, A=(size, size), B=(size, size))
-            programs.append(Compiled(job, comm, options_of(job, "sqrt")))
+            programs.append(Compiled(job, comm, options_of(job, strategy="sqrt")))
         for program in (0, 0, 0, 1, 0, 1, 1, 0):
             one, other = matrices[program]
             found = programs[program]({"A": one, "B": other})["Z"].gather()
@@ -607,5 +606,7 @@ def test_paired_boxes_are_the_same_elements():
 
 
 def test_unknown_mode():
-    with pytest.raises(einmpi.InputError, match="shared is 'maybe'; expected one of auto, off"):
-        with_shared(einmpi.program("Y[i] = X[i]", X=(3,)), "maybe")
+    with pytest.raises(
+        einmpi.InputError, match="shared: unknown mode 'maybe'; expected one of auto, off"
+    ):
+        einmpi.program("Y[i] = X[i]", X=(3,), shared="maybe")

@@ -39,7 +39,7 @@ found = {}
 for mode in ("off", "auto"):
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    compiled = Compiled(replace(job, shared=mode), comm, options_of(job, "sqrt"))
+    compiled = Compiled(replace(job, shared=mode), comm, options_of(job, strategy="sqrt"))
     for _ in range(3):
         outputs = compiled(blocks)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
@@ -79,7 +79,7 @@ from einmpi.compiled.program import Compiled
 
 comm = comm_of()
 job = replace(einmpi.load(sys.argv[1]), shared=sys.argv[2])
-compiled = Compiled(job, comm, options_of(job, "replicate"))
+compiled = Compiled(job, comm, options_of(job, strategy="replicate"))
 compiled()
 compiled()
 comm.barrier()

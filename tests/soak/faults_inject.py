@@ -334,7 +334,7 @@ def _current_phase() -> str:
 
 def run_as_rank(words: list[str]) -> int:
     """Run einmpi as a rank or as a launcher; the fault of the environment is that of one rank."""
-    from einmpi.cli.launch import launcher
+    from einmpi.cli import launcher
     from einmpi.cli.main import main as einmpi_main
 
     if "run" in words:

@@ -138,7 +138,7 @@ def _be_the_command(
 
 def _skip_large_jobs() -> None:
     """Make this process end with a status of its own when it is about to run a large job."""
-    import einmpi.cli.run_job as run_job
+    import einmpi.cli.run as run_job
 
     checked_job = run_job.checked_job
 

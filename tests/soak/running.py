@@ -24,7 +24,7 @@ from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.calls import planning
 from einmpi.compiled.inputs import Inputs
-from einmpi.job.job import with_strict
+from einmpi.job.job import with_settings
 from einmpi.kernels.cpu import dispatch
 from einmpi.loops.running import LoopRun
 from einmpi.planner.make_plan import make_plan
@@ -159,7 +159,7 @@ def _written_job(case: Case, folder: Path, comm: Any) -> einmpi.Job:
         return einmpi.load(folder / "job.toml")
     arrays = {item.name: item.values for item in case.program.inputs}
     job = einmpi.program(text, outputs=case.program.outputs, **arrays)
-    return with_strict(job, case.strict)
+    return with_settings(job, {"strict": case.strict})
 
 
 def write_store(path: Path, values: np.ndarray) -> None:

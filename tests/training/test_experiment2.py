@@ -11,7 +11,7 @@ from loops.test_batches import SPECIAL, alone
 from paths import ROOT
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.files.load import load_array
 from einmpi.loops.planning import plan_loop

@@ -13,7 +13,7 @@ from numpy_optimizers import loss_and_gradients, make
 from training_jobs import BATCH, NAMES, PROGRAM, ROWS, data, write_job
 
 import einmpi
-from einmpi.api.planning import options_of
+from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.loops.sequence import LoopSequence
 

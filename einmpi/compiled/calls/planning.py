@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einmpi.comm.agreement import agree_on_calls, describe_argument, together
 from einmpi.comm.base import Comm, even_nodes
@@ -15,6 +15,7 @@ from einmpi.compiled.backends import Workplace
 from einmpi.compiled.given_inputs import GivenArray, InputKind, Kinds, with_inputs
 from einmpi.compiled.residents import Residents
 from einmpi.job.job import Job
+from einmpi.job.settings import compared_settings
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
@@ -129,15 +130,14 @@ class Planning:
     @property
     def settings(self) -> str:
         """All that ranks have to set alike, as a text."""
-        job = self.job
-        settings: dict[str, Any] = {"backend": job.backend, "half": job.half, "strict": job.strict}
+        settings = {}
         for name, usual in vars(Options()).items():
             value = getattr(self.options, name)
             if value != usual and name != "pin_places":  # files may have other paths on each node
                 settings[name] = value
         if self.options.machine is not None:
             settings["machine"] = self.options.machine.digest
-        settings |= {"fast_math": job.fast_math, "shared": job.shared}
+        settings |= compared_settings(self.job)
         return describe_argument({**settings, "share": self.residents.is_shared})
 
     def _plan_and_lower(self, kinds: Kinds, nodes: Sequence[int]) -> Ready:

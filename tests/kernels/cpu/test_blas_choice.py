@@ -19,7 +19,7 @@ from kernels.cpu.test_blas import arrays_of, einsum_of
 from mpi_helpers import run_mpi
 
 import einmpi
-from einmpi.cli.doctor import libraries
+from einmpi.cli import doctor as libraries
 from einmpi.errors import InputError
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas

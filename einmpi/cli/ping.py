@@ -1,7 +1,4 @@
-"""Two ranks that send messages to each other; rank 0 prints the times as one line of JSON.
-
-`python -m einmpi.cli.doctor.ping start` starts both with mpirun.
-"""
+"""Two ranks send messages to each other, for the doctor."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ import time
 
 import numpy as np
 
-from einmpi.cli.launch.launcher import launch
-from einmpi.cli.rank import print_error, run_alone
+from einmpi.cli.launcher import launch
+from einmpi.cli.main import print_error, run_alone
 from einmpi.comm.base import Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.shared_memory import sharing_nodes, sharing_problem
@@ -25,7 +22,7 @@ _LARGE_BYTES = 2**24
 
 def main() -> int:
     if sys.argv[1:] == ["start"]:
-        return run_alone(lambda: launch(2, ["-m", "einmpi.cli.doctor.ping"], python_command()))
+        return run_alone(lambda: launch(2, ["-m", "einmpi.cli.ping"], python_command()))
     try:
         comm = comm_of()
     except EinmpiError as error:

@@ -6,34 +6,32 @@ import argparse
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from einmpi.cli.job_options import load_job
-from einmpi.cli.output_files import check_files, print_or_write
+from einmpi import api
+from einmpi.cli.job_options import check_files, load_job, print_or_write
 from einmpi.errors import InputError, one_of, printable
+from einmpi.job.job import Job, may_share_memory
+from einmpi.planner.machine import read_machine
+from einmpi.planner.make_plan import MAX_RANKS
+from einmpi.planner.strategies import STRATEGIES
+from einmpi.planner.text.tables import table_lines
+from einmpi.process.signals import clean_up_at_sigterm
+from einmpi.report.html import write_report
+from einmpi.report.recording.trace import write_trace
+from einmpi.simulate.cluster import make_cluster
+from einmpi.simulate.platform_file import PLATFORM_EXPECTED, read_platform
+from einmpi.simulate.replay import ReplayEnded, ReplayError, find_smpirun
+from einmpi.simulate.simulation import Place, Simulated, reason_against, simulate_plan
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
-if TYPE_CHECKING:
-    from einmpi.comm.base import Comm
-    from einmpi.job.job import Job
-    from einmpi.planner.machine import Machine
-    from einmpi.simulate.simulation import Place, Simulated
 
-
-def simulate(options: argparse.Namespace, comm: Comm) -> int:
+def simulate(options: argparse.Namespace) -> None:
     """Replay a job on a simulated network."""
-    from einmpi.comm.agreement import on_first_rank
-    from einmpi.process.signals import clean_up_at_sigterm
-
     with clean_up_at_sigterm():
-        on_first_rank(comm, lambda: _simulate(options))
-    return 0
+        _simulate(options)
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from einmpi.planner.make_plan import MAX_RANKS
-    from einmpi.simulate.replay import find_smpirun
-
     if not 1 <= options.ranks <= MAX_RANKS:
         raise InputError(
             "-n", f"{options.ranks} ranks requested", f"a number from 1 to {MAX_RANKS}"
@@ -65,10 +63,8 @@ def _simulate(options: argparse.Namespace) -> None:
 
 def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
     """Return the strategies to simulate; None is that of the job."""
-    from einmpi.planner.strategies import STRATEGIES
-
     if options.compare is None:
-        return [options.strategy]
+        return [None]
     for name in options.compare:
         if name not in STRATEGIES:
             raise InputError("--compare", f"unknown strategy {name!r}", one_of(STRATEGIES, name))
@@ -77,11 +73,7 @@ def _strategies(options: argparse.Namespace) -> Sequence[str | None]:
 
 def _place(options: argparse.Namespace, job: Job) -> Place:
     """Return where the ranks are simulated."""
-    from einmpi.simulate.cluster import make_cluster
-    from einmpi.simulate.platform_file import read_platform
-    from einmpi.simulate.simulation import Place
-
-    machine = _machine(options, job)
+    machine = None if job.machine is None else read_machine(str(job.machine))
     if options.platform is None:
         cluster = make_cluster(options.cluster or "", options.ranks, machine)
         text, hosts, cores = cluster.platform(), cluster.hosts(), cluster.cores
@@ -101,27 +93,13 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
     return Place(text, hosts[:nodes], machine)
 
 
-def _machine(options: argparse.Namespace, job: Job) -> Machine | None:
-    from einmpi.planner.machine import read_machine
-
-    file = options.machine or job.machine
-    return None if file is None else read_machine(file)
-
-
 def _simulate_strategy(
     options: argparse.Namespace, job: Job, strategy: str | None, place: Place
 ) -> Simulated:
-    from einmpi import api
-    from einmpi.job.job import may_share_memory
-    from einmpi.simulate.platform_file import PLATFORM_EXPECTED
-    from einmpi.simulate.replay import ReplayEnded, ReplayError
-    from einmpi.simulate.simulation import reason_against, simulate_plan
-
     plan = api.plan(
         job,
         options.ranks,
         strategy=strategy,
-        memory=options.memory,
         nodes=len(place.hosts),
         machine=place.machine,
     )
@@ -150,9 +128,6 @@ def _simulate_strategy(
 
 def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> None:
     """Write the files that show when each rank did its steps."""
-    from einmpi.report.html import write_report
-    from einmpi.report.recording.trace import write_trace
-
     if done.timeline is None:
         return
     if options.trace:
@@ -205,8 +180,6 @@ def _text(done: Simulated, job: Job) -> str:
 
 
 def _comparison(done: Sequence[Simulated]) -> list[str]:
-    from einmpi.planner.text.tables import table_lines
-
     rows = [("strategy", "simulated", "words", "bytes", "messages")]
     for each in done:
         rows.append(

@@ -1,1 +1,0 @@
-"""`einmpi calibrate`: measure a machine so that plans are made in seconds."""

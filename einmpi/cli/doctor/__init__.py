@@ -1,1 +1,0 @@
-"""`einmpi doctor`: does a run work on this machine, and what to do if not."""

@@ -1,1 +1,0 @@
-"""Start ranks with mpirun and pass on what they print."""

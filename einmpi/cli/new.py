@@ -1,0 +1,384 @@
+"""The commands that write files to begin with: `einmpi new` and `einmpi examples`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import keyword
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import TypeVar
+
+from einmpi.errors import InputError, on_one_line, printable
+from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
+from einmpi.files.load import describe
+from einmpi.files.replace import check_replaceable, replace_file
+from einmpi.files.specs import InputSpec
+from einmpi.graph.labels import MAX_EXTENT
+from einmpi.job.inputs import read_short_form
+from einmpi.job.job_file import read_job
+from einmpi.language.syntax import Source, Statement, entries, statements
+from einmpi.language.vocabulary import CONSTANTS, is_callable, is_reserved
+from einmpi.units import counted, show_shape
+
+
+def new(options: argparse.Namespace) -> None:
+    """Write a job file: for the tensors of a file, or from what the user answers."""
+    job_file: str = options.job
+    data_file: str | None = vars(options)["from"]  # the word is a keyword of Python
+    if not job_file.endswith(".toml"):
+        raise InputError(job_file, "this is not the name of a job file", "JOB.toml")
+    if os.path.lexists(job_file):
+        raise InputError(job_file, "this file exists already", "the name of a new file")
+    check_replaceable(job_file, job_file)
+    title = printable(os.path.basename(job_file).removesuffix(".toml"))
+    skipped: list[str] = []
+    if data_file is None:
+        job = job_from_answers(title)
+    else:
+        job, skipped = job_of_file(job_file, data_file, title)
+    try:
+        content = str(job).encode()
+    except UnicodeEncodeError:
+        problem = "a name for the job file is not valid UTF-8"
+        raise InputError(job_file, problem, "names that a job file can contain") from None
+    replace_file(job_file, [content])
+    if not options.quiet:
+        for line in skipped:
+            print(line)
+        print(f"wrote {job_file}; next: einmpi check {job_file}")
+    read_job(job_file, describe)
+
+
+# ---- from the tensors of a file ------------------------------------------------------------------
+
+
+MOST_TENSORS = 1000  # inputs of a new job file
+MOST_STATEMENTS = 5  # of its program
+_LABELS = ("i", "j", "k", "l", "m")
+
+
+def job_of_file(job_file: str, data_file: str, title: str) -> tuple[NewJob, list[str]]:
+    """Return the new job, and a line for each tensor that cannot be an input."""
+    place = f"--from {data_file}"
+    file_format = known_format(place, data_file)
+    names = file_format.list_names(data_file, place, MOST_TENSORS + 1)
+    if len(names) > MOST_TENSORS:
+        problem = f"it has more than {counted(MOST_TENSORS, 'tensor')}"
+        raise InputError(place, problem, "a file with fewer of them")
+    folder = os.path.dirname(os.path.abspath(job_file))
+    path_in_job = os.path.relpath(os.path.abspath(data_file), folder)
+    job = NewJob(title, [])
+    statements: list[tuple[str, int]] = []
+    skipped = []
+    for name in names:
+        try:
+            found = find(InputSpec("", file=data_file, inside=name, place=place))
+        except InputError as error:
+            skipped.append(on_one_line(f"skipped: {error}"))
+            continue
+        tensor = _tensor_name(name or os.path.splitext(os.path.basename(data_file))[0], job.inputs)
+        job.inputs[tensor] = tensor_in_file(path_in_job, name)
+        job.notes[tensor] = f"{found.dtype.name} {show_shape(found.shape)}"
+        if len(statements) < MOST_STATEMENTS:
+            statements.append((tensor, len(found.shape)))
+    if not statements:
+        raise InputError(place, "it has no tensor that can be an input", "a file with tensors")
+    job.program = [_sum_of(tensor, rank, job.inputs) for tensor, rank in statements]
+    return job, skipped
+
+
+def _tensor_name(path: str, taken: dict[str, str]) -> str:
+    """Return a name for the tensor at this path that the language has no other use for."""
+    parts = [re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in re.split(r"[/.]", path) if part]
+    last = parts[-1] if parts else "X"
+    for candidate in (last, "_".join(parts) or last):
+        name = candidate if not candidate[0].isdigit() else f"X{candidate}"
+        if is_reserved(name) or keyword.iskeyword(name):
+            name += "_"
+        if name not in taken:
+            return name
+    number = 2
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+def _sum_of(tensor: str, dimensions: int, tensors: dict[str, str]) -> str:
+    """Return a statement that adds up all elements, for the user to replace."""
+    total = f"sum_of_{tensor}"
+    while total in tensors:
+        total += "_"
+    if not dimensions:
+        return f"{total} = {tensor}"
+    labels = []
+    for number in range(dimensions):
+        label = _LABELS[number] if dimensions <= len(_LABELS) else f"i{number}"
+        while label in tensors:
+            label += "_"
+        labels.append(label)
+    return f"{total} = sum({tensor}[{','.join(labels)}])"
+
+
+# ---- from the user's answers ---------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+_INPUT_HELP = (
+    "FILE.h5:/DATASET, FILE.zarr:/ARRAY, FILE.npy, or the extents of a random tensor such as 100, n"
+)
+_OUTPUT_HELP = "FILE.h5:/DATASET, FILE.zarr:/ARRAY or FILE.npy; nothing prints a summary"
+
+
+def job_from_answers(title: str) -> NewJob:
+    """Ask for everything that a job file says."""
+    job = NewJob(_ask(f"title [{title}]: ", str) or title, [])
+    print("program, one statement a line such as Z[i,k] = sum(X[i,j] * Y[j,k]); then an empty line")
+    program = _ask_program()
+    job.program = program.text.split("\n")
+    tensors, numbers, results = _names_in(program)
+    for name in tensors:
+        value, sizes = _ask(f"{name} ({_INPUT_HELP}): ", _input_value)
+        job.inputs[name] = value
+        numbers += [size for size in sizes if size not in numbers]
+    for name in numbers:
+        job.sizes[name] = _ask(f"size {name} (a whole number): ", _size_value)
+    for name in results:
+        value = _ask(f"{name} is written to ({_OUTPUT_HELP}): ", _output_value)
+        if value:
+            job.outputs[name] = value
+    return job
+
+
+def _read_line(question: str) -> str:
+    print(question, end="", flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        print()
+        what = f"there is no answer to {question.rstrip(' :>')!r}"
+        raise InputError("einmpi new", what, "answers on standard input, or --from FILE")
+    return line.strip()
+
+
+def _ask(question: str, convert: Callable[[str], T]) -> T:
+    """Ask until the answer can be converted."""
+    while True:
+        try:
+            return convert(_read_line(question))
+        except _WrongAnswer as error:
+            print(error)
+
+
+class _WrongAnswer(Exception):
+    """An answer that has to be given again."""
+
+
+def _ask_program() -> Source:
+    """Ask for statements until an empty line; ask anew if they cannot be parsed."""
+    while True:
+        lines: list[str] = []
+        while line := _read_line("> "):
+            lines.append(line)
+        program = Source("program", "\n".join(lines))
+        try:
+            found = list(statements(program))
+            if any(isinstance(item, Statement) for item in found):
+                return program
+            print("there is no statement yet")
+        except InputError as error:
+            print(error)
+
+
+def _names_in(program: Source) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of tensors that the program needs, of sizes, and of its results."""
+    items = [item for item in statements(program) if isinstance(item, Statement)]
+    defined = [item.name for item in items]
+    tensors: dict[str, None] = {}
+    numbers: dict[str, None] = {}
+    labels: set[str] = set()
+    used: set[str] = set()
+    for item in items:
+        for label, extent in item.labels:
+            labels.add(label)
+            numbers.update(dict.fromkeys(_plain_names(extent)))
+        for tree in item.trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+                    if not is_callable(node.value.id):
+                        tensors[node.value.id] = None
+                    for entry in entries(node.slice):
+                        label_node = entry.lower if isinstance(entry, ast.Slice) else entry
+                        if isinstance(label_node, ast.Name):
+                            labels.add(label_node.id)
+            names = _plain_names(tree)
+            used.update(names)
+            numbers.update(dict.fromkeys(names))
+    no_size = {*tensors, *labels, *defined, *CONSTANTS}
+    sizes = []
+    for name in numbers:
+        if name not in no_size and not is_callable(name):
+            sizes.append(name)
+    needed = [name for name in tensors if name not in defined]
+    results = [name for name in defined if name not in used]
+    return needed, sizes, results
+
+
+def _plain_names(node: ast.expr | None) -> list[str]:
+    if node is None:
+        return []
+    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def _input_value(answer: str) -> tuple[str, Sequence[str]]:
+    """Return the input as TOML, and the sizes that its shape needs."""
+    file, _ = split_short_form(answer)
+    if format_with_suffix(suffix_of(file)) is not None:
+        return _checked_short_form(answer, writable=False), ()
+    extents = [extent.strip() for extent in re.split(r"[,×]", answer.strip("[]() "))]
+    shown = []
+    sizes = []
+    for extent in extents:
+        if re.fullmatch(r"[0-9]{1,12}", extent) and int(extent) <= MAX_EXTENT:
+            shown.append(str(int(extent)))
+        elif re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", extent):
+            shown.append(quoted(extent))
+            sizes.append(extent)
+        else:
+            raise _WrongAnswer(f"{answer!r:.60}; expected {_INPUT_HELP}")
+    return f'{{ shape = [{", ".join(shown)}], random = "normal" }}', sizes
+
+
+def _output_value(answer: str) -> str:
+    if not answer:
+        return ""
+    return _checked_short_form(answer, writable=True)
+
+
+def _checked_short_form(answer: str, writable: bool) -> str:
+    try:
+        read_short_form(answer, answer, writable)
+    except InputError as error:
+        raise _WrongAnswer(str(error)) from None
+    return quoted(answer)
+
+
+def _size_value(answer: str) -> int:
+    if re.fullmatch(r"[0-9]{1,12}", answer) and 1 <= int(answer) <= MAX_EXTENT:
+        return int(answer)
+    raise _WrongAnswer(f"{answer!r:.60}; expected a whole number from 1 to {MAX_EXTENT}")
+
+
+# ---- the text of a job file ----------------------------------------------------------------------
+
+
+@dataclass
+class NewJob:
+    """What a new job file says. The values of inputs and outputs are written as TOML."""
+
+    title: str
+    program: Sequence[str]  # statements
+    sizes: dict[str, int] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # comments after inputs
+
+    def __str__(self) -> str:
+        lines = [f"title   = {quoted(self.title)}", f"program = {_program_text(self.program)}"]
+        sizes = {name: str(value) for name, value in self.sizes.items()}
+        for heading, values in (("sizes", sizes), ("inputs", self.inputs)):
+            lines += _table_lines(heading, values, self.notes)
+        lines += _table_lines("outputs", self.outputs, {})
+        return "\n".join(lines) + "\n"
+
+
+def quoted(text: str) -> str:
+    """Return the text as a TOML string on one line."""
+    # The escapes of JSON are escapes of TOML too, but JSON does not escape DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def tensor_in_file(file: str, name: str) -> str:
+    """Return the value of an input that is a tensor in a file: the short form where it works."""
+    key = known_format(file, file).key
+    if not key:
+        return quoted(file)
+    short = f"{file}:{name}"
+    if split_short_form(short) == (file, name):
+        return quoted(short)
+    return f"{{ file = {quoted(file)}, {key} = {quoted(name)} }}"
+
+
+def _program_text(statements: Sequence[str]) -> str:
+    text = "\n".join(statements)
+    if "\\" in text or '"""' in text or not all(line.isprintable() for line in statements):
+        return quoted(text)
+    return f'"""\n{text}\n"""'
+
+
+def _table_lines(heading: str, entries: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
+    if not entries:
+        return []
+    lines = ["", f"[{heading}]"]
+    width = max(len(name) for name in entries)
+    for name, value in entries.items():
+        note = f"  # {notes[name]}" if name in notes else ""
+        lines.append(f"{name:<{width}} = {value}{note}")
+    return lines
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def example_files() -> dict[str, bytes]:
+    """Return the example jobs and scripts: their paths in the folder and what they contain."""
+    folder = resources.files("einmpi").joinpath("examples")
+    found = {path: file.read_bytes() for path, file in _files_in(folder, "")}
+    return dict(sorted(found.items()))
+
+
+def _files_in(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        path = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            yield from _files_in(entry, f"{path}/")
+        elif not entry.name.endswith(".h5"):  # results of examples that were run where they are
+            yield path, entry
+
+
+def examples(options: argparse.Namespace) -> None:
+    """Copy the files that are not there yet. A file that differs from its example is an error."""
+    folder: str = options.folder
+
+    missing = {}
+    for path, content in example_files().items():
+        target = os.path.join(folder, path)
+        if not os.path.lexists(target):
+            missing[target] = content
+        elif not _has_content(target, content):
+            problem = f"{target} exists and is not the example"
+            raise InputError("einmpi examples", problem, "another folder")
+    for target, content in missing.items():
+        try:
+            os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+        except OSError as error:
+            problem = f"{os.path.dirname(target)}: {error.strerror}"
+            raise InputError("einmpi examples", problem, "a folder to write to") from None
+        replace_file(target, [content])
+        if target.endswith(".sh"):
+            os.chmod(target, os.stat(target).st_mode | 0o111)
+    if not options.quiet:
+        print(f"{counted(len(missing), 'file')} copied to {folder}")
+
+
+def _has_content(file: str, content: bytes) -> bool:
+    if not os.path.isfile(file):
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(len(content) + 1) == content

@@ -1,1 +1,0 @@
-"""`einmpi new`: write a job file."""

@@ -1,0 +1,453 @@
+"""The command `einmpi sbatch`: a Slurm script for a job, with memory and time from its plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+
+from einmpi import api
+from einmpi.cli.doctor import read_answer, start_process
+from einmpi.cli.job_options import (
+    check_files,
+    checkpoint_interval,
+    load_job,
+    loop_interval,
+)
+from einmpi.cli.launcher import family_in
+from einmpi.errors import InputError
+from einmpi.files.replace import replace_file
+from einmpi.graph.eingraph import Vertex
+from einmpi.job.job import Job
+from einmpi.job.settings import SETTINGS
+from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import PlanData
+from einmpi.process.environment import python_command
+from einmpi.units import counted, parse_seconds, show_bytes
+from einmpi.version import __version__
+
+# Names of a site, separated by commas; features also have operators.
+_NAMES = r"[A-Za-z0-9_.][A-Za-z0-9_.,:@+-]{0,199}"
+_CONSTRAINT = r"[A-Za-z0-9_.(\[][A-Za-z0-9_.,:@+&|*()\[\]-]{0,199}"
+
+
+def sbatch(options: argparse.Namespace) -> None:
+    """Write a Slurm script for a job, with memory and time from its plan."""
+    # File names may contain bytes that are not text; they must be written unchanged.
+    data = str(make_script(options)).encode(errors="surrogateescape")
+    if options.out in (None, "-"):
+        sys.stdout.buffer.write(data)
+        return
+    replace_file(options.out, [data])
+    if not options.quiet:
+        print(f"sbatch {shlex.quote(options.out)}")
+
+
+def make_script(options: argparse.Namespace) -> Script:
+    """Return the script that the command line asks for."""
+    limit = _check_flags(options)
+    job = load_job(options)
+    if job.loop is None:
+        checkpoint_interval(options)
+    check_files(options, job)
+    ranks = options.nodes * options.ntasks_per_node
+    ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
+    plan = api.plan(job, ranks, nodes=options.nodes)
+    needs = estimate(plan, job.backend, options.cpus_per_task)
+    if limit is None and needs.seconds > MAX_SECONDS:  # Slurm misreads such numbers
+        problem = f"the plan predicts {needs.seconds // 86400:,} days on {ranks_text}"
+        hint = "use --time LIMIT, more ranks or smaller sizes"
+        raise InputError(options.job, problem, hint=hint)
+    notes = [
+        f"{job.title} ({options.job}), {ranks_text}; written by einmpi {__version__}.",
+        *needs.explanation,
+    ]
+    if limit is not None:
+        minutes = needs.seconds // 60 + 1
+        notes.append(f"The time limit was given; by the above it would be {minutes} minutes.")
+    family, library = _mpi()
+    return Script(
+        Path(options.job).stem,
+        notes,
+        options.nodes,
+        options.ntasks_per_node,
+        options.cpus_per_task,
+        needs.memory_mib,
+        limit or needs.seconds,
+        family,
+        library,
+        _command_words(options),
+        _activate_file(),
+        _gpus_per_node(options, job),
+        options.checkpoint is not None,
+        _site_options(options),
+    )
+
+
+def _check_flags(options: argparse.Namespace) -> int | None:
+    """Check the flags and return the time limit in seconds, if there is one."""
+    for flag in ("nodes", "ntasks_per_node", "cpus_per_task"):
+        count = getattr(options, flag)
+        if count < 1:
+            raise InputError(f"--{flag.replace('_', '-')}", f"{count} requested", "1 or more")
+    limit = None if options.time is None else parse_limit(options.time)
+    loop_interval(options)
+    return limit
+
+
+def _gpus_per_node(options: argparse.Namespace, job: Job) -> str:
+    """Return what to request for each node, such as 4 or a100:4; empty without GPUs."""
+    if options.gpus is None:
+        return str(options.ntasks_per_node) if job.backend == "cupy" else ""
+    found = re.fullmatch(r"(?:([A-Za-z0-9_.-]+):)?([1-9][0-9]{0,5})", options.gpus)
+    if found is None:
+        problem = f"{options.gpus!r:.60} is not a number of GPUs"
+        raise InputError("--gpus", problem, "a number such as 8, or a type and a number: a100:8")
+    if job.backend != "cupy":
+        problem = f"the backend {job.backend} uses no GPU"
+        raise InputError("--gpus", problem, "--backend cupy")
+    gpus = int(found[2])
+    if gpus % options.nodes:
+        problem = f"{counted(gpus, 'GPU')} on {counted(options.nodes, 'node')}"
+        raise InputError("--gpus", problem, "the same number on each node")
+    prefix = f"{found[1]}:" if found[1] else ""
+    return f"{prefix}{gpus // options.nodes}"
+
+
+def _site_options(options: argparse.Namespace) -> dict[str, str]:
+    """Return the names that a site defines, such as partitions, which Slurm itself checks."""
+    found = {}
+    for flag in ("partition", "account", "qos", "constraint"):
+        value = getattr(options, flag)
+        if value is None:
+            continue
+        # The script has them on #SBATCH lines, where blanks, quotes, # and \ have a meaning.
+        letters = _CONSTRAINT if flag == "constraint" else _NAMES
+        if re.fullmatch(letters, value) is None:
+            example = "a100&ib" if flag == "constraint" else "main"
+            expected = f"a value as Slurm writes it, such as {example}"
+            raise InputError(f"--{flag}", f"{value!r:.60} is not a name of Slurm", expected)
+        found[flag] = value
+    return found
+
+
+def _command_words(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of the run. Paths are absolute: a script may be submitted anywhere."""
+    words = [os.path.abspath(options.job)]
+    for setting in options.set:
+        words += ["--set", setting]
+    for name in ("dtype", "steps", *SETTINGS, "every", "checkpoint"):
+        value = getattr(options, name, None)
+        if value in (None, False):
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if name in ("machine", "checkpoint"):
+            words.append(os.path.abspath(value))
+        elif value is not True:
+            words.append(str(value))
+    if options.checkpoint is not None:
+        words.append("--resume")
+    return words
+
+
+def _activate_file() -> str | None:
+    """Return the file that activates the virtual environment of this Python, if it is one."""
+    file = Path(sys.prefix, "bin", "activate")
+    if sys.prefix == sys.base_prefix or not file.exists():
+        return None
+    return str(file)
+
+
+def _mpi() -> tuple[str, str]:
+    """Return the family and the name of mpi4py's MPI library, or why there is none.
+
+    Another process finds out, because loading a library may crash.
+    """
+    process = start_process([*python_command(), "-m", "einmpi.cli.versions", "mpi"])
+    answer = read_answer(process, 60)
+    if "error" in answer:
+        return "other", answer["error"]
+    return family_in(answer["library"]), answer["library"]
+
+
+# ---- the time limit ------------------------------------------------------------------------------
+
+
+MAX_SECONDS = 366 * 86400
+_NUMBERS = r"[0-9]{1,6}(?::[0-9]{1,6}){0,2}"
+# Seconds per unit of the numbers in 90 (minutes), 90:00 and 1:30:00, by how many there are.
+_UNITS = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}
+_UNITS_AFTER_DAYS = (3600, 60, 1)  # of 1-2, 1-2:30 and 1-2:30:00
+
+
+def parse_limit(text: str) -> int:
+    """Return the seconds of a time limit."""
+    days = re.fullmatch(rf"([0-9]{{1,6}})-({_NUMBERS})", text)
+    if days is not None:
+        numbers = _split(days[2])
+        seconds = 86400 * int(days[1]) + _total(numbers, _UNITS_AFTER_DAYS[: len(numbers)])
+    elif re.fullmatch(_NUMBERS, text):
+        numbers = _split(text)
+        seconds = _total(numbers, _UNITS[len(numbers)])
+    else:
+        try:
+            seconds = int(parse_seconds(text, "--time"))
+        except InputError:
+            problem = f"{text!r} is not a time"
+            expected = "a time such as 90, 2:30:00, 1-00:00:00, 90min or 2h"
+            raise InputError("--time", problem, expected) from None
+    if not 60 <= seconds <= MAX_SECONDS:
+        raise InputError("--time", counted(seconds, "second"), "a time from 1 minute to 1 year")
+    return seconds
+
+
+def _split(text: str) -> list[int]:
+    return [int(number) for number in text.split(":")]
+
+
+def _total(numbers: list[int], units: tuple[int, ...]) -> int:
+    return sum(number * unit for number, unit in zip(numbers, units, strict=True))
+
+
+# ---- memory and time: too much beats too little --------------------------------------------------
+
+
+MIB = 2**20
+# Bytes of a rank without its tensors: Python, MPI, compiled kernels and their workspace, files.
+OVERHEAD_BYTES = 512 * MIB
+START_SECONDS = 300  # many ranks import from a slow file system, and kernels are compiled
+MARGIN = 2  # Slurm kills a job at its time limit: request twice the prediction
+# Assumed speeds without a measured machine, slow on purpose: operations per second of a core or of
+# a GPU, and bytes per second of a file system or a network.
+OPERATIONS_PER_SECOND = {"numpy": 10**9, "cupy": 10**12}
+BYTES_PER_SECOND = 10**8
+_SPEED = f"{BYTES_PER_SECOND // 10**6} MB/s"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The needs of a run."""
+
+    memory_mib: int  # per node
+    seconds: int  # of the whole run
+    explanation: Sequence[str]  # lines for people
+
+
+def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
+    """Estimate memory and time of a run with this many threads per rank."""
+    ranks_per_node = plan.ranks // plan.nodes
+    peak = _peak(plan, backend)
+    memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
+    memory_text = (
+        f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
+        f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
+    )
+    run_seconds, time_text = _run_seconds(plan, backend, threads)
+    file_seconds = _bytes_of_files(plan) / (plan.nodes * BYTES_PER_SECOND)
+    time_text.append(
+        f"inputs and outputs at {_SPEED} per node: {_show(file_seconds)}; "
+        f"{MARGIN} times that, plus {START_SECONDS // 60} minutes for the start."
+    )
+    seconds = ceil(MARGIN * (run_seconds + file_seconds)) + START_SECONDS
+    return Estimate(memory_mib, seconds, [memory_text, *time_text])
+
+
+def _peak(plan: PlanData, backend: str) -> int:
+    """Return the bytes that the tensors of a rank take in host memory."""
+    peak = plan.peak_in_all
+    if backend != "numpy":
+        ahead = [0]  # in host memory, which the plan does not count
+        for each in plan.loops:
+            if each.loop is not None and each.loop.batches is not None:
+                ahead.append(each.loop.batches.bytes_ahead)
+        peak += max(ahead)
+    return peak
+
+
+def _bytes_of_files(plan: PlanData) -> int:
+    """Return the bytes of all inputs and outputs, as if all were in files."""
+    tensors: dict[str, Vertex] = {}
+    bytes_of_batches = 0  # of all but the first ones
+    for each in plan.loops or (plan,):
+        for name in (*(vertex.name for vertex in each.graph.inputs), *each.graph.outputs):
+            tensors[name] = each.graph[name]
+        if each.loop is not None and each.loop.batches is not None:
+            bytes_of_batches += (each.loop.steps - 1) * each.loop.batches.nbytes
+    return sum(vertex.nbytes for vertex in tensors.values()) + bytes_of_batches
+
+
+def _run_seconds(plan: PlanData, backend: str, threads: int) -> tuple[float, list[str]]:
+    """Return the seconds without files, and lines that say what they are based on."""
+    cost = plan.cost_in_all
+    if cost.seconds is not None and plan.machine is not None:
+        seconds = cost.seconds
+        source = plan.machine.source
+        return seconds, [f"Time: {_show(seconds)} by the plan, from measured times: {source};"]
+    per_second = OPERATIONS_PER_SECOND[backend]
+    if backend == "numpy":
+        per_second *= threads
+    computing = cost.operations / (per_second * plan.mesh.ranks)
+    moving = cost.nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
+    return computing + moving, [
+        "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
+        f"{per_second / 1e9:g} Gop/s per rank: {_show(computing)}; "
+        f"{_SPEED} to each rank: {_show(moving)};",
+    ]
+
+
+def _show(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds / 60:.0f} min"
+    if seconds >= 1:
+        return f"{seconds:.0f} s"
+    return "less than 1 s"
+
+
+# ---- the script ----------------------------------------------------------------------------------
+
+
+# How Slurm starts the ranks of an MPI family (see launch.mpirun).
+PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
+# Slurm's signal may come at any time from the start, also while modules are loaded.
+_CATCH_SIGNAL = (
+    "trap 'asked=yes' USR1  # Slurm sends this signal before the time is up",
+    "asked=",
+    "",
+)
+_SIGNAL_SECONDS = 300  # before the end of the time
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script says."""
+
+    name: str
+    notes: Sequence[str]  # lines of comment
+    nodes: int
+    tasks_per_node: int
+    threads: int
+    memory_mib: int  # per node
+    seconds: int
+    family: str  # of the MPI library
+    library: str  # its name, or why it is unknown
+    command: Sequence[str]  # the words after `python -m einmpi`
+    activate: str | None = None  # the file that activates the environment of this Python
+    gpus_per_node: str = ""  # such as 4 or a100:4; empty for none
+    resumes: bool = False  # whether the run has a checkpoint and continues when it is requeued
+    site_options: Mapping[str, str] = field(default_factory=dict)  # partition, account, …
+
+    def __str__(self) -> str:
+        lines = ["#!/bin/bash"]
+        lines += [f"# {plain(note)}" for note in self.notes]
+        lines += self._sbatch_lines()
+        lines.append("")
+        if self.resumes:
+            lines += _CATCH_SIGNAL
+        lines += self._environment_lines()
+        lines.append("")
+        if self.resumes:
+            lines += self._resuming_lines()
+        else:
+            lines.append(self._run_line(""))
+        lines.append("")
+        return "\n".join(lines)
+
+    def _sbatch_lines(self) -> list[str]:
+        options = [
+            f"job-name={job_name(self.name)}",
+            f"nodes={self.nodes}",
+            f"ntasks-per-node={self.tasks_per_node}",
+            f"cpus-per-task={self.threads}",
+        ]
+        options += [f"{name}={value}" for name, value in self.site_options.items()]
+        if self.gpus_per_node:
+            options.append(f"gpus-per-node={self.gpus_per_node}")
+        options += [
+            f"mem={self.memory_mib}M",
+            f"time={clock(self.seconds)}",
+            "output=%x-%j.out",
+        ]
+        if self.resumes:
+            # A vertex and a checkpoint must fit into the rest of the time, but a short job must
+            # not be asked to stop at its start.
+            notice = min(_SIGNAL_SECONDS, self.seconds // 4)
+            options += [f"signal=B:USR1@{notice}", "requeue", "open-mode=append"]
+        return [f"#SBATCH --{option}" for option in options]
+
+    def _environment_lines(self) -> list[str]:
+        pmi = PMI.get(self.family)
+        srun = f"srun --mpi={pmi}" if pmi else "srun"
+        found = f"Found {self.library}" if pmi else f"Found no MPI here ({self.library})"
+        lines = ["# ==== YOUR SITE: load einmpi and its MPI ====", "# module load …"]
+        if self.activate:
+            lines.append(f"source {shlex.quote(self.activate)}")
+        else:
+            lines.append("# source …/bin/activate")
+        lines += [
+            "",
+            f"# {plain(found)}. Use pmi2 for MPICH and its relatives, pmix for Open MPI; "
+            "LAUNCH=mpirun works with both.",
+        ]
+        if self.family == "intel":
+            lines.append("# Intel MPI also needs: export I_MPI_PMI_LIBRARY=…/libpmi2.so (of Slurm)")
+        lines += [
+            f"launch=${{LAUNCH:-{srun}}}",
+            "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
+            "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+        ]
+        return lines
+
+    def _run_line(self, prefix: str) -> str:
+        return f"$launch {prefix}python -m einmpi {shlex.join(self.command)}"
+
+    def _resuming_lines(self) -> list[str]:
+        return [
+            "# Ranks that are still starting keep the signal for later, if env can do that "
+            "(coreutils 8.31).",
+            'hold="env --block-signal=USR1"',
+            "$hold true 2>/dev/null || hold=",
+            f"{self._run_line('$hold ')} &",
+            "run=$!",
+            "# The launcher passes the signal on to the ranks. It may lose one while it starts, "
+            "so send it again.",
+            'while kill -0 "$run" 2>/dev/null; do',
+            "    sleep 2 & wait $!  # a shell handles signals while it waits, not while it sleeps",
+            '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
+            "done",
+            'wait "$run"',
+            "status=$?",
+            "# 75: stopped with a checkpoint. A rank that was still starting may have died of the "
+            "signal.",
+            'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            "exit $status",
+        ]
+
+
+def plain(text: str) -> str:
+    """Return the text as one line for a comment, with ? for characters that cannot be printed."""
+    one_line = " ".join(text.split())
+    shown = ""
+    for letter in one_line:
+        shown += letter if letter.isprintable() else "?"
+    return shown
+
+
+def job_name(text: str) -> str:
+    """Return a name of letters, digits and little else: it becomes part of file names."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:60] or "einmpi"
+
+
+def clock(seconds: int) -> str:
+    """Return the time in Slurm's notation, rounded up to whole minutes: 1-02:30:00."""
+    minutes = -(-seconds // 60)
+    days, minutes_of_day = divmod(minutes, 24 * 60)
+    time_of_day = f"{minutes_of_day // 60:02d}:{minutes_of_day % 60:02d}:00"
+    return f"{days}-{time_of_day}" if days else time_of_day

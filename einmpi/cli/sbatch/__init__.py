@@ -1,1 +1,0 @@
-"""`einmpi sbatch`: write a Slurm script from a plan."""

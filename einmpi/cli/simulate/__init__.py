@@ -1,1 +1,0 @@
-"""`einmpi simulate`: replay a plan on a simulated network."""
