@@ -41,7 +41,7 @@ from einmpi.comm.control_messages import (
     lowest_in_steps,
     requests_to_all,
 )
-from einmpi.comm.local import ALONE, CountingComm
+from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
 from einmpi.comm.nodes import node_of, sort_by_node
 from einmpi.comm.shared_memory import share_unnamed_file
@@ -117,7 +117,7 @@ class _FreedCommunicator:
         raise failure(EinmpiError.status, FREED, everywhere=True)
 
 
-class MpiComm(CountingComm):
+class MpiComm(Comm):
     """All ranks of the caller's communicator, over a duplicate that keeps messages apart.
 
     Ranks are numbered node by node where every node has equally many; rank 0 stays rank 0.
@@ -307,7 +307,7 @@ class MpiComm(CountingComm):
 
     def prepare_compare(self, text: str) -> Callable[[], list[str] | None]:
         if self.size > MOST_RANKS_OF_DIRECT_MESSAGES:
-            return partial(self.compare, text)
+            return lambda: self.compare(text)
         own = np.empty(DIGEST_BYTES, np.uint8)
         own[:-CODE_BYTES] = np.frombuffer(digest_of(text), np.uint8)
         code = own[-CODE_BYTES:].view("<u4")

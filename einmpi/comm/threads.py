@@ -12,8 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from einmpi.comm.base import Array, Counts, Group, pieces_of
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import Array, Comm, Counts, Group, pieces_of
 from einmpi.comm.shared_memory import aligned_bytes
 from einmpi.errors import EinmpiError
 
@@ -144,7 +143,7 @@ def run_threads(
     return results
 
 
-class ThreadComm(CountingComm):
+class ThreadComm(Comm):
     """One rank of `run_threads`. Sent arrays are copied, so no rank sees another one's buffers."""
 
     def __init__(self, rank: int, size: int, mailboxes: _Mailboxes, nodes: int = 1) -> None:
