@@ -161,24 +161,23 @@ class ThreadComm(Comm):
         receive_counts: Counts,
     ) -> None:
         super().alltoallv(group, send, send_counts, receive, receive_counts)
-        call = f"alltoallv{group}"
-        for to, piece in zip(group, pieces_of(send, send_counts), strict=True):
-            if to != self.rank:
-                self._send(to, call, piece)
-        for source, piece in zip(group, pieces_of(receive, receive_counts), strict=True):
-            if source != self.rank:
-                piece[...] = self._receive(source, call, piece)
-        self._finish_sending(group, call)
+        outgoing = pieces_of(send, send_counts)
+        self._exchange(f"alltoallv{group}", group, outgoing, pieces_of(receive, receive_counts))
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
         super().allgatherv(group, buffer, counts)
-        call = f"allgatherv{group}"
         pieces = pieces_of(buffer, counts)
-        own = pieces[group.index(self.rank)]
-        for to in group:
+        outgoing = [pieces[group.index(self.rank)]] * len(group)
+        self._exchange(f"allgatherv{group}", group, outgoing, pieces)
+
+    def _exchange(
+        self, call: str, group: Group, outgoing: list[Array], incoming: list[Array]
+    ) -> None:
+        """Send a piece to every other member, and receive one."""
+        for to, piece in zip(group, outgoing, strict=True):
             if to != self.rank:
-                self._send(to, call, own)
-        for source, piece in zip(group, pieces, strict=True):
+                self._send(to, call, piece)
+        for source, piece in zip(group, incoming, strict=True):
             if source != self.rank:
                 piece[...] = self._receive(source, call, piece)
         self._finish_sending(group, call)
