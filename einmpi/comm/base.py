@@ -8,8 +8,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -61,32 +61,44 @@ def split_calls(text: str) -> list[str]:
     return text.split(_SEPARATOR)
 
 
-class Comm(Protocol):
+@lru_cache(maxsize=16)
+def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
+    """Return the node of each rank if ranks are placed evenly, one node after the other."""
+    return tuple(rank * nodes // size for rank in range(size))
+
+
+class Comm:
     """All ranks of a run, as one of them sees them.
 
-    Every call blocks until this rank may use its buffers again.
+    Every call blocks until this rank may use its buffers again. This one is a rank of a dry run: it
+    counts bytes but moves nothing and never looks at an element. Others do more.
     """
 
-    rank: int
-    size: int
-    cores: int  # for this rank alone
-    nodes: tuple[int, ...]  # the node of each rank
-    ranks_on_node: int  # on the node of this rank
-    rank_on_node: int  # the place of this rank among them
-    received: int  # bytes of payload from other ranks so far
-    received_between: int  # those of them from other nodes
-    received_shared: int  # those of them that were read in memory that ranks share
-    kept: dict[str, Any]  # what callers keep for these ranks until the Comm is freed
-    calls: Calls
     # Calls may come from any thread, but from one at a time only.
-    serves_threads: bool
+    serves_threads = True
     # Seconds that a rank sleeps between two looks at messages that it waits for; with 0 it looks
     # all the time, unless other ranks need its core.
-    pause: float
+    pause = 0.0
+    received_shared = 0  # bytes of `received` that were read in memory that ranks share
 
-    @property
+    def __init__(self, rank: int, size: int, nodes: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.cores = 1  # for this rank alone
+        self.nodes = spread_over_nodes(size, nodes)  # the node of each rank
+        self.ranks_on_node = 1  # on the node of this rank
+        self.rank_on_node = 0  # the place of this rank among them
+        self.received = 0  # bytes of payload from other ranks so far
+        self.received_between = 0  # those of them from other nodes
+        self.kept: dict[str, Any] = {}  # what callers keep for these ranks until the Comm is freed
+        self.calls = Calls()
+
+    @cached_property
     def cuda_aware(self) -> bool:
         """Whether buffers may be on a GPU."""
+        return False
+
+    # ---- payload ---------------------------------------------------------------------------------
 
     def alltoallv(
         self,
@@ -97,15 +109,23 @@ class Comm(Protocol):
         receive_counts: Counts,
     ) -> None:
         """Exchange pieces with all other members. A rank's counts for itself are 0."""
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        count_received(self, received)
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
         """Fill the buffer with the pieces of all members. The own piece is there already."""
+        count_received(self, allgatherv_bytes(self, group, buffer, counts))
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         """Receive the sum of all members' pieces for this rank.
 
         Return False if that is not possible: then the caller has to exchange and add.
         """
+        received = reduce_scatter_bytes(self, group, send, counts, receive)
+        if send.dtype.name not in SUMMABLE:
+            return False
+        count_received(self, received)
+        return True
 
     def sendrecv(
         self, to: int | None, send: Array | None, source: int | None, receive: Array | None
@@ -114,6 +134,9 @@ class Comm(Protocol):
 
         Messages between two ranks stay in order.
         """
+        count_received(self, sendrecv_bytes(self, to, send, source, receive))
+
+    # ---- prepared calls --------------------------------------------------------------------------
 
     def prepare_alltoallv(
         self,
@@ -127,85 +150,61 @@ class Comm(Protocol):
 
         Nothing is sent yet. Other members need not prepare their calls.
         """
+        return partial(self.alltoallv, group, send, send_counts, receive, receive_counts)
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
         """Return `allgatherv` of small messages in this buffer, to be called again and again.
 
         Nothing is sent yet. Other members need not prepare their calls.
         """
-
-    def share_memory(self, group: Group, nbytes: int) -> Array:
-        """Return bytes of memory that all members of a group on one node read and write.
-
-        Raise a SharingError on all members if that is not possible for one of them.
-        """
-
-    def barrier_among(self, group: Group) -> None:
-        """Wait for all members of a group. What they wrote to shared memory before is there."""
+        return partial(self.allgatherv, group, buffer, counts)
 
     def prepare_compare(self, text: str) -> Callable[[], list[str] | None]:
         """Return `compare` of a text, to be called again and again.
 
         It sends what `compare` sends: other ranks may call that. Nothing is sent yet.
         """
+        return lambda: self.compare(text)
+
+    # ---- shared memory ---------------------------------------------------------------------------
+
+    def share_memory(self, group: Group, nbytes: int) -> Array:
+        """Return bytes of memory that all members of a group on one node read and write.
+
+        Raise a SharingError on all members if that is not possible for one of them.
+        """
+        raise SharingError("these ranks share no memory")
+
+    def barrier_among(self, group: Group) -> None:
+        """Wait for all members of a group. What they wrote to shared memory before is there."""
+        raise SharingError("these ranks share no memory")
+
+    # ---- control ---------------------------------------------------------------------------------
 
     def lowest(self, number: int) -> int:
         """Return the lowest number of all ranks on every rank. Not counted."""
+        return number
 
     def compare(self, text: str) -> list[str] | None:
         """Return None on all ranks if they say the same and have made the same calls.
 
         Otherwise return what each of them says, followed by its calls: `Calls.after`.
         """
+        return None
 
     def allgather_text(self, text: str) -> list[str]:
         """Return the texts of all ranks on every rank. Meant for short texts; not counted.
 
         It sends what `compare` sends.
         """
+        found = self.compare(text) or [text] * self.size
+        return [split_calls(each)[0] for each in found]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def free(self) -> None:
         """Release everything that the Comm holds. All ranks call this."""
-
-
-class PreparesNothing:
-    """The prepared calls of a Comm that has nothing to prepare, and takes no core to wait."""
-
-    serves_threads = True
-    pause = 0.0
-
-    def prepare_alltoallv(
-        self: Comm,
-        group: Group,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-    ) -> Callable[[], None]:
-        return partial(self.alltoallv, group, send, send_counts, receive, receive_counts)
-
-    def prepare_allgatherv(
-        self: Comm, group: Group, buffer: Array, counts: Counts
-    ) -> Callable[[], None]:
-        return partial(self.allgatherv, group, buffer, counts)
-
-    def prepare_compare(self: Comm, text: str) -> Callable[[], list[str] | None]:
-        return lambda: self.compare(text)
-
-
-class SharesNothing:
-    """The shared memory of a Comm whose ranks have none."""
-
-    received_shared = 0
-
-    def share_memory(self, group: Group, nbytes: int) -> Array:
-        raise SharingError("these ranks share no memory")
-
-    def barrier_among(self, group: Group) -> None:
-        raise SharingError("these ranks share no memory")
 
 
 def pieces_of(buffer: Array, counts: Counts) -> list[Array]:

@@ -75,7 +75,9 @@ def compare_in_steps(comm: Any, mpi: Any, text: str, calls: Calls) -> Steps[list
         rows = yield from _send_to_all_in_steps(comm, own)
         is_same = rows.tobytes() == own * comm.size
     else:
-        numbers = numbers_with_complements(own)
+        # All are equal if the least number is also the greatest: one message tells that usually.
+        digest = np.frombuffer(own, np.int64)
+        numbers = np.concatenate((digest, ~digest))
         least = numbers.copy()
         yield comm.Iallreduce(mpi.IN_PLACE, [least, mpi.INT64_T], mpi.MIN)
         is_same = bool((least == numbers).all())
@@ -85,24 +87,19 @@ def compare_in_steps(comm: Any, mpi: Any, text: str, calls: Calls) -> Steps[list
     return None
 
 
-def numbers_with_complements(digest: bytes) -> npt.NDArray[np.int64]:
-    """Return a digest as numbers whose least values on all ranks tell whether all are equal.
-
-    They are if the least number is also the greatest: one message tells that usually.
-    """
-    numbers = np.frombuffer(digest, np.int64)
-    return np.concatenate((numbers, ~numbers))
-
-
 def _send_to_all_in_steps(comm: Any, own: bytes) -> Steps[Bytes]:
-    """Return the digests of all ranks, one in a row; each sends its own to every other one."""
+    """Return the digests of all ranks, one in a row."""
     rows = np.empty((comm.size, DIGEST_BYTES), np.uint8)
     rows[comm.rank] = np.frombuffer(own, np.uint8)
+    yield from requests_to_all(comm, rows)
+    return rows
+
+
+def requests_to_all(comm: Any, rows: Bytes) -> list[Any]:
+    """Start to send the row of this rank to every other one, and to receive their rows."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     requests = [comm.Irecv(rows[other], other, CONTROL_TAG) for other in others]
-    requests += [comm.Isend(rows[comm.rank], other, CONTROL_TAG) for other in others]
-    yield from requests
-    return rows
+    return requests + [comm.Isend(rows[comm.rank], other, CONTROL_TAG) for other in others]
 
 
 def differing_texts_in_steps(comm: Any, mpi: Any, text: str) -> Steps[list[str] | None]:

@@ -14,7 +14,6 @@ import numpy as np
 from einmpi.comm.base import (
     SUMMABLE,
     Array,
-    Calls,
     Comm,
     Counts,
     Group,
@@ -25,7 +24,6 @@ from einmpi.comm.base import (
     pieces_of,
     reduce_scatter_bytes,
     sendrecv_bytes,
-    split_calls,
 )
 from einmpi.comm.control_messages import (
     CODE_BYTES,
@@ -41,7 +39,7 @@ from einmpi.comm.control_messages import (
     digest_of,
     gather_in_steps,
     lowest_in_steps,
-    numbers_with_complements,
+    requests_to_all,
 )
 from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
@@ -119,7 +117,7 @@ class _FreedCommunicator:
         raise failure(EinmpiError.status, FREED, everywhere=True)
 
 
-class MpiComm:
+class MpiComm(Comm):
     """All ranks of the caller's communicator, over a duplicate that keeps messages apart.
 
     Ranks are numbered node by node where every node has equally many; rank 0 stays rank 0.
@@ -131,17 +129,11 @@ class MpiComm:
                 "MPI: this is an intercommunicator with two sides; expected an intracommunicator"
             )
         self._mpi = import_mpi()
-        self._all, self.nodes = sort_by_node(comm, self._mpi)
+        self._all, nodes = sort_by_node(comm, self._mpi)
+        super().__init__(self._all.rank, self._all.size)
+        self.nodes = nodes
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
-        self.rank: int = self._all.rank
-        self.size: int = self._all.size
-        self.received = 0
-        self.received_between = 0
-        self.received_shared = 0
-        self.kept: dict[str, Any] = {}
-        self.calls = Calls()
         self.serves_threads = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
-        self.pause = 0.0
         self.communicator = comm  # the user's own
         # A library may run out of communicators. All members of a group learn it together, and its
         # entry is None.
@@ -178,27 +170,12 @@ class MpiComm:
         receive: Array,
         receive_counts: Counts,
     ) -> None:
-        # MPI's own needs all ranks to agree whether counts are too large, and a rank does not know
-        # the counts of others. Here pairs without data cost nothing and no communicator is needed.
-        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-        count_received(self, received)
-        place = group.index(self.rank)
-        incoming = pieces_of(receive, receive_counts)
-        outgoing = pieces_of(send, send_counts)
-        requests: list[Any] = []
-        # Each rank starts with another one.
-        for step in range(1, len(group)):
-            source = place - step
-            requests += self._start(self._all.Irecv, incoming[source], group[source])
-        for step in range(1, len(group)):
-            target = (place + step) % len(group)
-            requests += self._start(self._all.Isend, outgoing[target], group[target])
-        self._wait(requests)
+        self.prepare_alltoallv(group, send, send_counts, receive, receive_counts)()
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        if is_gathered_directly(group, buffer):
-            self.prepare_allgatherv(group, buffer, counts)()
-            return
+        self.prepare_allgatherv(group, buffer, counts)()
+
+    def _gather_large(self, group: Group, buffer: Array, counts: Counts) -> None:
         count_received(self, allgatherv_bytes(self, group, buffer, counts))
         comm = None
         if len(group) > 2 and buffer.nbytes <= MOST_BYTES:
@@ -214,9 +191,8 @@ class MpiComm:
         preceding = group[place - 1]
         following = group[(place + 1) % len(group)]
         for step in range(len(group) - 1):
-            requests = self._start(self._all.Irecv, pieces[place - step - 1], preceding)
-            requests += self._start(self._all.Isend, pieces[place - step], following)
-            self._wait(requests)
+            receives = self._messages(pieces[place - step - 1], preceding)
+            self._exchange(receives, self._messages(pieces[place - step], following))
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         received = reduce_scatter_bytes(self, group, send, counts, receive)
@@ -240,12 +216,13 @@ class MpiComm:
         self, to: int | None, send: Array | None, source: int | None, receive: Array | None
     ) -> None:
         count_received(self, sendrecv_bytes(self, to, send, source, receive))
-        requests: list[Any] = []
+        receives: list[_Message] = []
+        sends: list[_Message] = []
         if source is not None and receive is not None:
-            requests += self._start(self._all.Irecv, receive, source)
+            receives = self._messages(receive, source)
         if to is not None and send is not None:
-            requests += self._start(self._all.Isend, send, to)
-        self._wait(requests)
+            sends = self._messages(send, to)
+        self._exchange(receives, sends)
 
     # ---- shared memory ---------------------------------------------------------------------------
 
@@ -259,8 +236,7 @@ class MpiComm:
         while distance < len(group):
             source = group[place - distance]
             target = group[(place + distance) % len(group)]
-            requests = [self._all.Irecv(self._heard, source), self._all.Isend(self._signal, target)]
-            self._wait(requests)
+            self._exchange([(self._heard, source)], [(self._signal, target)])
             distance *= 2
 
     # ---- prepared calls --------------------------------------------------------------------------
@@ -273,62 +249,48 @@ class MpiComm:
         receive: Array,
         receive_counts: Counts,
     ) -> Callable[[], None]:
-        if max(send.nbytes, receive.nbytes) > MOST_BYTES:
-            return partial(self.alltoallv, group, send, send_counts, receive, receive_counts)
+        # MPI's own needs all ranks to agree whether counts are too large, and a rank does not know
+        # the counts of others. Here pairs without data cost nothing and no communicator is needed.
         received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-        place = group.index(self.rank)
-        incoming = pieces_of(receive, receive_counts)
         outgoing = pieces_of(send, send_counts)
-        receives = []
-        sends = []
-        # The same messages as those of alltoallv, in the same order.
-        for step in range(1, len(group)):
-            source = place - step
-            receives += self._message(incoming[source], group[source])
-        for step in range(1, len(group)):
-            target = (place + step) % len(group)
-            sends += self._message(outgoing[target], group[target])
-        return self._prepare_messages(receives, sends, received)
+        return self._prepare_messages(group, outgoing, pieces_of(receive, receive_counts), received)
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
         if not is_gathered_directly(group, buffer):
-            return partial(self.allgatherv, group, buffer, counts)
+            return partial(self._gather_large, group, buffer, counts)
         received = allgatherv_bytes(self, group, buffer, counts)
-        place = group.index(self.rank)
         pieces = pieces_of(buffer, counts)
-        receives = []
-        sends = []
+        outgoing = [pieces[group.index(self.rank)]] * len(group)
+        return self._prepare_messages(group, outgoing, pieces, received)
+
+    def _prepare_messages(
+        self,
+        group: Group,
+        outgoing: Sequence[Array],
+        incoming: Sequence[Array],
+        received: Received,
+    ) -> Callable[[], None]:
+        """Return a call that exchanges pieces with all other members, and counts the bytes."""
+        place = group.index(self.rank)
+        receives: list[_Message] = []
+        sends: list[_Message] = []
+        # Each rank starts with another one.
         for step in range(1, len(group)):
             source = place - step
             target = (place + step) % len(group)
-            receives += self._message(pieces[source], group[source])
-            sends += self._message(pieces[place], group[target])
-        return self._prepare_messages(receives, sends, received)
-
-    def _message(self, piece: Array, peer: int) -> list[_Message]:
-        """Return a piece as MPI takes it, and the other rank. No elements need no message."""
-        if piece.size == 0:
-            return []
-        return [([piece.view(np.uint8), piece.nbytes, self._mpi.BYTE], peer)]
-
-    def _prepare_messages(
-        self, receives: Sequence[_Message], sends: Sequence[_Message], received: Received
-    ) -> Callable[[], None]:
-        """Return a call that exchanges these messages, and counts what is received."""
-        comm = self._all
+            receives += self._messages(incoming[source], group[source])
+            sends += self._messages(outgoing[target], group[target])
 
         def exchange_all() -> None:
             count_received(self, received)
-            requests = [comm.Irecv(buffer, peer) for buffer, peer in receives]
-            requests += [comm.Isend(buffer, peer) for buffer, peer in sends]
-            self._wait(requests)
+            self._exchange(receives, sends)
 
         if self.oversubscribed or len(receives) > 1 or len(sends) > 1:
             return exchange_all
         nobody = (None, self._mpi.PROC_NULL)
-        receive_buffer, source = receives[0] if receives else nobody
+        receive_buffer, source_rank = receives[0] if receives else nobody
         send_buffer, to = sends[0] if sends else nobody
-        send_and_receive = comm.Sendrecv
+        send_and_receive = self._all.Sendrecv
         nbytes, between = received
 
         def exchange_with_one() -> None:
@@ -337,13 +299,15 @@ class MpiComm:
                 return
             self.received += nbytes
             self.received_between += between
-            send_and_receive(send_buffer, to, 0, receive_buffer, source, 0)
+            send_and_receive(send_buffer, to, 0, receive_buffer, source_rank, 0)
 
         return exchange_with_one
 
     # ---- control ---------------------------------------------------------------------------------
 
     def prepare_compare(self, text: str) -> Callable[[], list[str] | None]:
+        if self.size > MOST_RANKS_OF_DIRECT_MESSAGES:
+            return lambda: self.compare(text)
         own = np.empty(DIGEST_BYTES, np.uint8)
         own[:-CODE_BYTES] = np.frombuffer(digest_of(text), np.uint8)
         code = own[-CODE_BYTES:].view("<u4")
@@ -362,16 +326,12 @@ class MpiComm:
 
     def _prepare_comparison(self, own: Array) -> Callable[[], bool]:
         """Return a call that tells whether all ranks have the same bytes in `own`."""
-        if self.size > MOST_RANKS_OF_DIRECT_MESSAGES:
-            return self._prepare_comparison_by_mpi(own)
-        comm = self._all
         received = np.empty((self.size, DIGEST_BYTES), np.uint8)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        is_pair = len(others) == 1 and not self.oversubscribed
-        if is_pair:
-            other = others[0]
+        if len(others) == 1 and not self.oversubscribed:
+            (other,) = others
             other_row = received[other]
-            send_and_receive = comm.Sendrecv
+            send_and_receive = self._all.Sendrecv
 
             def compare_with_other() -> bool:
                 send_and_receive(own, other, CONTROL_TAG, other_row, other, CONTROL_TAG)
@@ -381,24 +341,10 @@ class MpiComm:
 
         def compare_with_all() -> bool:
             received[self.rank] = own
-            requests = [comm.Irecv(received[other], other, CONTROL_TAG) for other in others]
-            requests += [comm.Isend(own, other, CONTROL_TAG) for other in others]
-            self._wait(requests)
+            self._wait(requests_to_all(self._all, received))
             return received.tobytes() == own.tobytes() * self.size
 
         return compare_with_all
-
-    def _prepare_comparison_by_mpi(self, own: Array) -> Callable[[], bool]:
-        least = np.empty(2 * DIGEST_BYTES // 8, np.int64)
-        target = [least, self._mpi.INT64_T]
-
-        def compare() -> bool:
-            numbers = numbers_with_complements(own.tobytes())
-            least[...] = numbers
-            self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
-            return least.tobytes() == numbers.tobytes()
-
-        return compare
 
     def lowest(self, number: int) -> int:
         return self._finish(lowest_in_steps(self._all, self._mpi, number))
@@ -408,10 +354,6 @@ class MpiComm:
 
     def compare_in_steps(self, text: str) -> Steps[list[str] | None]:
         return compare_in_steps(self._all, self._mpi, text, self.calls)
-
-    def allgather_text(self, text: str) -> list[str]:
-        found = self.compare(text) or [text] * self.size
-        return [split_calls(each)[0] for each in found]
 
     def differing_texts(self, text: str) -> list[str] | None:
         """Return the texts of all ranks if they differ, None otherwise."""
@@ -441,18 +383,23 @@ class MpiComm:
 
     # ---- requests and communicators --------------------------------------------------------------
 
-    def _start(self, call: Callable[..., Any], piece: Array, peer: int) -> list[Any]:
-        """Start to send or receive a piece, in messages that MPI can count; return the requests.
+    def _messages(self, piece: Array, peer: int) -> list[_Message]:
+        """Return a piece as messages that MPI can count. No elements need no message.
 
-        Both sides split a piece in the same way. No elements need no message.
+        Both sides split a piece in the same way.
         """
         most_elements = max(1, MOST_BYTES // piece.dtype.itemsize)
-        requests = []
+        messages: list[_Message] = []
         for start in range(0, piece.size, most_elements):
             part = piece[start : start + most_elements]
             # As bytes: numpy has no buffer of bfloat16 that others could read.
-            requests.append(call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer))
-        return requests
+            messages.append(([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer))
+        return messages
+
+    def _exchange(self, receives: Sequence[_Message], sends: Sequence[_Message]) -> None:
+        requests = [self._all.Irecv(buffer, peer) for buffer, peer in receives]
+        requests += [self._all.Isend(buffer, peer) for buffer, peer in sends]
+        self._wait(requests)
 
     def _wait(self, requests: list[Any]) -> None:
         if self.pause:

@@ -12,22 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from einmpi.comm.base import (
-    SUMMABLE,
-    Array,
-    Calls,
-    Counts,
-    Group,
-    PreparesNothing,
-    allgatherv_bytes,
-    alltoallv_bytes,
-    count_received,
-    pieces_of,
-    reduce_scatter_bytes,
-    sendrecv_bytes,
-    split_calls,
-)
-from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.base import Array, Comm, Counts, Group, pieces_of
 from einmpi.comm.shared_memory import aligned_bytes
 from einmpi.errors import EinmpiError
 
@@ -158,22 +143,13 @@ def run_threads(
     return results
 
 
-class ThreadComm(PreparesNothing):
+class ThreadComm(Comm):
     """One rank of `run_threads`. Sent arrays are copied, so no rank sees another one's buffers."""
 
     def __init__(self, rank: int, size: int, mailboxes: _Mailboxes, nodes: int = 1) -> None:
-        self.rank = rank
-        self.size = size
-        self.cores = 1
-        self.nodes = spread_over_nodes(size, nodes)
+        super().__init__(rank, size, nodes)
         self.ranks_on_node = size
         self.rank_on_node = rank
-        self.received = 0
-        self.received_between = 0
-        self.received_shared = 0
-        self.cuda_aware = False
-        self.kept: dict[str, Any] = {}
-        self.calls = Calls()
         self._mailboxes = mailboxes
 
     def alltoallv(
@@ -184,35 +160,31 @@ class ThreadComm(PreparesNothing):
         receive: Array,
         receive_counts: Counts,
     ) -> None:
-        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-        count_received(self, received)
-        call = f"alltoallv{group}"
-        for to, piece in zip(group, pieces_of(send, send_counts), strict=True):
-            if to != self.rank:
-                self._send(to, call, piece)
-        for source, piece in zip(group, pieces_of(receive, receive_counts), strict=True):
-            if source != self.rank:
-                piece[...] = self._receive(source, call, piece)
-        self._finish_sending(group, call)
+        super().alltoallv(group, send, send_counts, receive, receive_counts)
+        outgoing = pieces_of(send, send_counts)
+        self._exchange(f"alltoallv{group}", group, outgoing, pieces_of(receive, receive_counts))
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        count_received(self, allgatherv_bytes(self, group, buffer, counts))
-        call = f"allgatherv{group}"
+        super().allgatherv(group, buffer, counts)
         pieces = pieces_of(buffer, counts)
-        own = pieces[group.index(self.rank)]
-        for to in group:
+        outgoing = [pieces[group.index(self.rank)]] * len(group)
+        self._exchange(f"allgatherv{group}", group, outgoing, pieces)
+
+    def _exchange(
+        self, call: str, group: Group, outgoing: list[Array], incoming: list[Array]
+    ) -> None:
+        """Send a piece to every other member, and receive one."""
+        for to, piece in zip(group, outgoing, strict=True):
             if to != self.rank:
-                self._send(to, call, own)
-        for source, piece in zip(group, pieces, strict=True):
+                self._send(to, call, piece)
+        for source, piece in zip(group, incoming, strict=True):
             if source != self.rank:
                 piece[...] = self._receive(source, call, piece)
         self._finish_sending(group, call)
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
-        received = reduce_scatter_bytes(self, group, send, counts, receive)
-        if send.dtype.name not in SUMMABLE:
+        if not super().reduce_scatter(group, send, counts, receive):
             return False
-        count_received(self, received)
         call = f"reduce_scatter{group}"
         pieces = pieces_of(send, counts)
         for to, piece in zip(group, pieces, strict=True):
@@ -229,7 +201,7 @@ class ThreadComm(PreparesNothing):
     def sendrecv(
         self, to: int | None, send: Array | None, source: int | None, receive: Array | None
     ) -> None:
-        count_received(self, sendrecv_bytes(self, to, send, source, receive))
+        super().sendrecv(to, send, source, receive)
         if to is not None and send is not None:
             self._send(to, "sendrecv", send)
         if source is not None and receive is not None:
@@ -265,15 +237,8 @@ class ThreadComm(PreparesNothing):
         self.calls.forget()
         return None
 
-    def allgather_text(self, text: str) -> list[str]:
-        found = self.compare(text) or [text] * self.size
-        return [split_calls(each)[0] for each in found]
-
     def barrier(self) -> None:
         self._gather("barrier", "")
-
-    def free(self) -> None:
-        pass
 
     def _gather(self, call: str, text: str) -> list[str]:
         for to in range(self.size):

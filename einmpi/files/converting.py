@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import STRIP_BYTES, Array, Dataset, Reader
+from einmpi.files.datasets import Array, Dataset, Reader, strips
 from einmpi.schedule.regions import Box
 
 CONVERTIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -38,21 +37,7 @@ class ConvertingReader:
     def read(self, there: Box, target: Array, here: Box) -> None:
         """Read a box, with dimensions in the file's order, into a box of the target."""
         place: Any = (*here, ...)  # gives an array even for a single element
-        part = target[place]
-        if part.ndim == 0:
-            strip = np.empty((), self.stored)
-            self.reader.read(there, strip, ())
+        for box, part in strips(there, target[place], self.stored.itemsize):
+            strip = np.empty(part.shape, self.stored)
+            self.reader.read(box, strip, tuple(slice(0, extent) for extent in part.shape))
             part[...] = strip
-            return
-        row_bytes = max(1, prod(part.shape[1:]) * self.stored.itemsize)
-        rows = max(1, STRIP_BYTES // row_bytes)
-        whole_strip = tuple(slice(0, extent) for extent in part.shape[1:])
-        first = there[0]
-        step = first.step or 1
-        for start in range(0, part.shape[0], rows):
-            count = min(rows, part.shape[0] - start)
-            strip = np.empty((count, *part.shape[1:]), self.stored)
-            begin = first.start + start * step
-            box = (slice(begin, begin + (count - 1) * step + 1, first.step), *there[1:])
-            self.reader.read(box, strip, (slice(0, count), *whole_strip))
-            part[start : start + count] = strip

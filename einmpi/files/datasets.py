@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
@@ -146,6 +146,31 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+def strips(there: Box, target: Array, itemsize: int) -> Iterator[tuple[Box, Array]]:
+    """Cut a box along its first dimension that can be cut, so that a part fits into a buffer.
+
+    Yield each part with its place in the target.
+    """
+    if not target.size:
+        return
+    dimension = 0
+    while dimension < target.ndim - 1 and target.shape[dimension] == 1:
+        dimension += 1
+    if not target.ndim:
+        yield there, target
+        return
+    extent = target.shape[dimension]
+    count = max(1, STRIP_BYTES * extent // (target.size * itemsize))
+    side = there[dimension]
+    step = side.step or 1
+    for start in range(0, extent, count):
+        part = target[(slice(None),) * dimension + (slice(start, start + count),)]
+        first = side.start + start * step
+        last = first + (part.shape[dimension] - 1) * step
+        cut = slice(first, last + 1, side.step)
+        yield (*there[:dimension], cut, *there[dimension + 1 :]), part
+
+
 class RawReader:
     """Reads contiguous elements without a library: Python's lock is free during system calls."""
 
@@ -169,19 +194,18 @@ class RawReader:
         """Read a box, with dimensions in the file's order, into a box of the target."""
         place: Any = (*here, ...)  # gives an array even for a single element
         if any(side.step not in (None, 1) for side in there):
-            self._read_steps(list(there), target[place])
+            self._read_steps(there, target[place])
             return
-        self._read_box([(side.start, side.stop) for side in there], target[place])
+        self._read_box(there, target[place])
 
-    def _read_steps(self, there: list[slice], out: Array) -> None:
+    def _read_steps(self, there: Box, out: Array) -> None:
         """Read a box with steps: small boxes whole, of large ones one half after the other.
 
         Long rows between two that are selected are not read.
         """
         if not out.size:
             return
-        bounds = [(side.start, side.stop) for side in there]
-        extents = [stop - start for start, stop in bounds]
+        extents = [side.stop - side.start for side in there]
         nbytes = prod(extents) * out.itemsize
         dimension = 0
         while dimension < out.ndim - 1 and out.shape[dimension] == 1:
@@ -191,7 +215,7 @@ class RawReader:
         count = out.shape[dimension]
         if count == 1 or (nbytes <= STRIP_BYTES and not skips_long_rows):
             covering = np.empty(extents, out.dtype)
-            self._read_box(bounds, covering)
+            self._read_box(there, covering)
             out[...] = covering[tuple(slice(None, None, side.step) for side in there)]
             return
         middle = there[dimension].start + count // 2 * step
@@ -199,22 +223,26 @@ class RawReader:
             (slice(there[dimension].start, middle - step + 1, step), slice(0, count // 2)),
             (slice(middle, there[dimension].stop, step), slice(count // 2, count)),
         ):
-            box = [*there[:dimension], half, *there[dimension + 1 :]]
+            box = (*there[:dimension], half, *there[dimension + 1 :])
             self._read_steps(box, out[(slice(None),) * dimension + (part,)])
 
-    def _read_box(self, bounds: list[tuple[int, int]], out: Array) -> None:
-        """Read run by run.
+    def _read_box(self, there: Box, out: Array) -> None:
+        """Read run by run, without steps.
 
         The last dimensions that are read whole make one run in the file, together with a part of
         the dimension before them. The dimensions before that are the outer ones.
         """
         if not out.size:
             return
+        bounds = [(side.start, side.stop) for side in there]
         outer_ndim = max(len(bounds) - 1, 0)
         while outer_ndim > 0 and bounds[outer_ndim] == (0, self.shape[outer_ndim]):
             outer_ndim -= 1
         if not out[(0,) * outer_ndim].flags.c_contiguous:
-            self._read_strips(bounds, out)
+            for box, part in strips(there, out, out.itemsize):
+                strip = np.empty(part.shape, out.dtype)
+                self._read_box(box, strip)
+                part[...] = strip
             return
         starts = self._run_offsets(bounds, outer_ndim)
         outer_shape = out.shape[:outer_ndim]
@@ -241,27 +269,6 @@ class RawReader:
             starts = starts[..., None] + np.arange(first, last) * stride
         offsets: list[int] = starts.ravel().tolist()
         return offsets
-
-    def _read_strips(self, bounds: list[tuple[int, int]], out: Array) -> None:
-        """Read through a buffer, for a target with its dimensions in another order.
-
-        The buffer holds a strip of the first dimension that can be cut.
-        """
-        dimension = 0
-        for number, extent in enumerate(out.shape):
-            if extent > 1:
-                dimension = number
-                break
-        extent = out.shape[dimension]
-        count = max(1, min(extent, STRIP_BYTES * extent // out.nbytes))
-        for start in range(0, extent, count):
-            part = out[(slice(None),) * dimension + (slice(start, start + count),)]
-            first = bounds[dimension][0] + start
-            strip_bounds = list(bounds)
-            strip_bounds[dimension] = (first, first + part.shape[dimension])
-            strip = np.empty(part.shape, out.dtype)
-            self._read_box(strip_bounds, strip)
-            part[...] = strip
 
     def _read_exactly(self, remaining: memoryview, offset: int) -> None:
         title = self.dataset.title

@@ -155,21 +155,16 @@ def _fill_chunks(
     draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm, attempt: FirstFailure
 ) -> None:
     """Write a chunked tensor: each rank encodes some chunks, and rank 0 hands them to HDF5."""
-    dtype = np.dtype(tensor.storage.dtype)
-    compression = tensor.storage.compression
-    rounds = rounds_of_chunks(tensor.storage.shape, chunks, dtype.itemsize, comm.size, WINDOW_BYTES)
-    most_elements = max(prod(chunks), WINDOW_BYTES // dtype.itemsize)
     with contextlib.ExitStack() as stack:
         write_chunk: Any = None
         if comm.rank == 0:
             writer = hdf5_writing.chunk_writer(draft, tensor.name)
             write_chunk = attempt(stack.enter_context, writer)
-        local = np.ascontiguousarray(tensor.array.host)
-        for pieces, values in assembled(tensor.array, local, rounds, most_elements):
+        for pieces, values in _assembled_chunks(tensor, chunks, comm):
             own: list[hdf5_writing.Chunk] = []
             if values is not None:
-                converted = _converted(values, dtype)
-                own = attempt(hdf5_writing.encode, converted, chunks, compression) or []
+                compression = tensor.storage.compression
+                own = attempt(hdf5_writing.encode, values, chunks, compression) or []
             for rank, piece in enumerate(pieces):
                 if piece is None or comm.rank not in (0, rank):
                     continue
@@ -180,6 +175,19 @@ def _fill_chunks(
                     if comm.rank == 0 and data:
                         attempt(write_chunk, corner, mask, data)
         attempt.call_anyway(stack.close)  # HDF5 writes what it has buffered
+
+
+def _assembled_chunks(
+    tensor: Tensor, chunks: tuple[int, ...], comm: Comm
+) -> Iterator[tuple[Round, Array | None]]:
+    """Yield what `assembled` yields, in pieces of whole chunks and in the dtype of the file."""
+    dtype = np.dtype(tensor.storage.dtype)
+    bound = tensor.storage.shape or (1,)
+    rounds = rounds_of_chunks(bound, chunks, dtype.itemsize, comm.size, WINDOW_BYTES)
+    most_elements = max(prod(chunks), WINDOW_BYTES // dtype.itemsize)
+    local = np.ascontiguousarray(tensor.array.host)
+    for pieces, values in assembled(tensor.array, local, rounds, most_elements):
+        yield pieces, None if values is None else _converted(values, dtype)
 
 
 def _chunk_corners(piece: Region, chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -238,22 +246,16 @@ def fill_chunk_files(
         assert chunks is not None
         if not tensor.array.size:
             continue
-        dtype = np.dtype(tensor.storage.dtype)
-        bound = tensor.storage.shape or (1,)
         extents = chunks or (1,)  # a number is one chunk, whose index has no dimensions
-        rounds = rounds_of_chunks(bound, extents, dtype.itemsize, comm.size, WINDOW_BYTES)
-        most_elements = max(prod(extents), WINDOW_BYTES // dtype.itemsize)
         writer = attempt(open_writer, draft, tensor.name, tensor.storage, chunks)
-        local = np.ascontiguousarray(tensor.array.host)
-        for pieces, values in assembled(tensor.array, local, rounds, most_elements):
+        for pieces, values in _assembled_chunks(tensor, extents, comm):
             piece = pieces[comm.rank]
             if values is None or piece is None or writer is None:
                 continue
-            converted = _converted(values, dtype)
             first = [runs[0][0] for runs in piece]
             for corner in _chunk_corners(piece, extents):
                 in_piece = tuple(start - begin for start, begin in zip(corner, first, strict=True))
-                chunk = hdf5_writing.chunk_at(converted, in_piece, extents)
+                chunk = hdf5_writing.chunk_at(values, in_piece, extents)
                 index = [start // extent for start, extent in zip(corner, extents, strict=True)]
                 attempt(writer.write, index[: len(chunks)], chunk)
         if writer is not None:

@@ -287,7 +287,7 @@ HDF5 = FileFormat(
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
     list_names=hdf5.list_datasets,
-    find_linked=hdf5.find_linked,
+    find_linked=hdf5.find,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
         hdf5_writing.lay_out_draft,

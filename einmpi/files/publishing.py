@@ -49,18 +49,15 @@ def publish_all(drafts: Sequence[Draft], token: str) -> None:
         if not _is_unchanged(draft):
             reason = "another program has changed it while the results were being written"
             raise NotPublished(reason, draft.target)
-    if len(drafts) == 1:
-        try:
-            is_published = _replace_at_once(drafts[0])
-        except OSError as error:
-            raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
-        if is_published:
-            _flush(drafts)
-            return
     try:
-        journal, without_backup = _commit(drafts, token)
+        is_published = len(drafts) == 1 and _replace_at_once(drafts[0])
+        if not is_published:
+            journal, without_backup = _commit(drafts, token)
     except OSError as error:
         raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
+    if is_published:
+        _flush(drafts)
+        return
     backups = {entry.target: journal.backup(entry) for entry in journal.entries}
     # A file without a backup cannot come back, so it is replaced while nothing else has been.
     in_order = sorted(drafts, key=lambda draft: draft.target not in without_backup)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.indices import Reach
@@ -83,116 +85,105 @@ class Scope:
         return f"label {label} has two extents: {known} in {first} and {extent} in {second}"
 
 
-def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
-    """Return every label that is an index in `node` and not bound by name inside it."""
-    found: list[Occurrence] = []
-    _collect(node, known, frozenset(), False, False, found)
-    return found
+# An aggregation around a part of a syntax tree: its brackets, if it has any, and the argument.
+Binder: TypeAlias = tuple[ast.expr | None, ast.expr]
 
 
-class ReachFinder:
-    """Finds every index in a syntax tree that is not a label alone.
+class _Entry(NamedTuple):
+    """What is between two commas in the brackets of a tensor.
 
-    `is_outer` tells which labels belong to the scope of the tree or to one around it, and
-    `integer_of` returns the extent that is written in brackets.
+    `extent` is that of the dimension; None if the tensor is unknown or has another number of
+    dimensions. `guarded` says that it is inside a branch of `where`.
     """
 
-    def __init__(
-        self,
-        known: Mapping[str, Vertex],
-        is_outer: Callable[[str], bool],
-        integer_of: Callable[[ast.expr], int],
-    ) -> None:
-        self.known = known
-        self.is_outer = is_outer
-        self.integer_of = integer_of
-        self.found: list[Reach] = []
-
-    def visit(self, node: ast.AST, guarded: bool, inner: Mapping[str, int | None]) -> None:
-        """Append what is found; `inner` are labels of aggregations around the node."""
-        called = called_name(node)
-        if isinstance(node, ast.Call) and called is not None:
-            name, brackets = called
-            if name == "where":
-                self.visit(node.args[0], guarded, inner)
-                for branch in node.args[1:]:
-                    self.visit(branch, True, inner)
-                return
-            if binds_labels(name):
-                for argument in node.args:
-                    own = self._labels_bound_by(brackets, argument)
-                    self.visit(argument, guarded, {**inner, **own})
-                return
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            self._add(node, node.value.id, guarded, inner)
-        for child in ast.iter_child_nodes(node):
-            self.visit(child, guarded, inner)
-
-    def _add(
-        self, node: ast.Subscript, name: str, guarded: bool, inner: Mapping[str, int | None]
-    ) -> None:
-        parts = entries(node.slice)
-        bound = self.known[name].bound if name in self.known else ()
-        if len(parts) != len(bound):
-            return
-        for part, extent in zip(parts, bound, strict=True):
-            if not isinstance(part, ast.Name):
-                self.found.append(Reach(part, extent, node, guarded, inner))
-
-    def _labels_bound_by(
-        self, brackets: ast.expr | None, argument: ast.expr
-    ) -> dict[str, int | None]:
-        """Return the labels that an aggregation binds, with their extents where these are clear."""
-        extents: dict[str, int | None] = {}
-        for entry in occurrences(argument, self.known):
-            if entry.extent is not None:
-                extents[entry.label] = entry.extent
-        if brackets is None:
-            return {label: extents[label] for label in extents if not self.is_outer(label)}
-        bound: dict[str, int | None] = {}
-        for label in _listed(brackets):
-            bound[label] = extents.get(label)
-        for part in entries(brackets):
-            if isinstance(part, ast.Slice) and isinstance(part.lower, ast.Name) and part.upper:
-                bound[part.lower.id] = self.integer_of(part.upper)
-        return bound
+    node: ast.expr
+    extent: int | None
+    tensor: ast.Subscript
+    guarded: bool
+    binders: tuple[Binder, ...]
 
 
 def _collect(
     node: ast.AST,
     known: Mapping[str, Vertex],
-    hidden: frozenset[str],
-    nested: bool,
-    guarded: bool,
-    found: list[Occurrence],
-) -> None:
-    """Append the occurrences in `node`, except of the hidden labels."""
-    match node:
-        case ast.Call(func=ast.Name(id="where"), args=[condition, *branches]):
-            _collect(condition, known, hidden, nested, guarded, found)
-            for branch in branches:
-                _collect(branch, known, hidden, nested, True, found)
-            return
-        case ast.Call(func=ast.Name(id=name)) if binds_labels(name):
-            nested = True
-        case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=labels), args=args):
-            if binds_labels(name):
-                hidden = hidden.union(_listed(labels))
-            for arg in args:
-                _collect(arg, known, hidden, nested, guarded, found)
-            return
-        case ast.Subscript(value=ast.Name(id=name), slice=index):
-            parts = entries(index)
-            bound = known[name].bound if name in known else ()
-            for k, part in enumerate(parts):
-                if not isinstance(part, ast.Name):
-                    _collect(part, known, hidden, nested, guarded, found)
-                elif part.id not in hidden:
-                    extent = bound[k] if len(bound) == len(parts) else None
-                    found.append(Occurrence(part.id, extent, part, node, nested, guarded))
-            return
-    for child in ast.iter_child_nodes(node):
-        _collect(child, known, hidden, nested, guarded, found)
+    found: list[_Entry],
+    guarded: bool = False,
+    binders: tuple[Binder, ...] = (),
+) -> list[_Entry]:
+    """Append all indices of tensors in `node`, and return the list."""
+    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Call):
+        name, brackets = called_name(node) or ("", None)
+        if brackets is not None or name == "where" or binds_labels(name):
+            children = ()
+            for position, argument in enumerate(node.args):
+                is_branch = name == "where" and position > 0
+                around = (*binders, (brackets, argument)) if binds_labels(name) else binders
+                _collect(argument, known, found, guarded or is_branch, around)
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        children = ()
+        parts = entries(node.slice)
+        bound = known[node.value.id].bound if node.value.id in known else ()
+        for position, part in enumerate(parts):
+            extent = bound[position] if len(bound) == len(parts) else None
+            found.append(_Entry(part, extent, node, guarded, binders))
+            if not isinstance(part, ast.Name):
+                _collect(part, known, found, guarded, binders)
+    for child in children:
+        _collect(child, known, found, guarded, binders)
+    return found
+
+
+def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
+    """Return every label that is an index in `node` and not bound by name inside it."""
+    found = []
+    for part, extent, tensor, guarded, binders in _collect(node, known, []):
+        if not isinstance(part, ast.Name):
+            continue
+        listed = [_listed(brackets) for brackets, _ in binders if brackets is not None]
+        if not any(part.id in labels for labels in listed):
+            is_nested = len(listed) < len(binders)
+            found.append(Occurrence(part.id, extent, part, tensor, is_nested, guarded))
+    return found
+
+
+def reaches_in(
+    node: ast.AST,
+    known: Mapping[str, Vertex],
+    is_outer: Callable[[str], bool],
+    integer_of: Callable[[ast.expr], int],
+) -> list[Reach]:
+    """Return every index in a syntax tree that is not a label alone.
+
+    `is_outer` tells which labels belong to the scope of the tree or to one around it, and
+    `integer_of` returns the extent that is written in brackets.
+    """
+
+    def bound_by(binder: Binder) -> dict[str, int | None]:
+        """Return the labels that an aggregation binds, with their extents where these are clear."""
+        brackets, argument = binder
+        extents: dict[str, int | None] = {}
+        for entry in occurrences(argument, known):
+            if entry.extent is not None:
+                extents[entry.label] = entry.extent
+        if brackets is None:
+            return {label: extents[label] for label in extents if not is_outer(label)}
+        bound = {label: extents.get(label) for label in _listed(brackets)}
+        for part in entries(brackets):
+            if isinstance(part, ast.Slice) and isinstance(part.lower, ast.Name) and part.upper:
+                bound[part.lower.id] = integer_of(part.upper)
+        return bound
+
+    found = []
+    bound_labels = cache(bound_by)
+    for part, extent, tensor, guarded, binders in _collect(node, known, []):
+        if extent is None or isinstance(part, ast.Name):
+            continue
+        inner: dict[str, int | None] = {}
+        for binder in binders:
+            inner.update(bound_labels(binder))
+        found.append(Reach(part, extent, tensor, guarded, inner))
+    return found
 
 
 def bound_inside(node: ast.expr) -> set[str]:

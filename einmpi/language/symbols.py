@@ -16,7 +16,7 @@ from einmpi.graph.einsum import make_einsum
 from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names, unique
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.indices import Reach, affine_of_syntax, largest_extent
-from einmpi.language.scope import ReachFinder, Scope, occurrences
+from einmpi.language.scope import Scope, occurrences, reaches_in
 from einmpi.language.syntax import Source, Statement, integer
 from einmpi.language.vocabulary import called_name, is_reserved
 
@@ -185,9 +185,7 @@ class SymbolTable:
         for entry in found:
             if not entry.nested and scope.owner(entry.label) is None:
                 scope.loose.setdefault(entry.label, entry.node)
-        finder = ReachFinder(self.known, scope.sees, self._written_extent)
-        finder.visit(body, False, {})
-        scope.reaches = finder.found
+        scope.reaches = reaches_in(body, self.known, scope.sees, self._written_extent)
         for label, node in bound:
             if node is not None and any(reach.mentions(label) for reach in scope.reaches):
                 # As in y[i:n-1] = x[i+1] - x[i]: the label need not go through all of x.

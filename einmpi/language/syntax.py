@@ -6,6 +6,7 @@ Nothing is evaluated as Python.
 from __future__ import annotations
 
 import ast
+import operator
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,12 @@ PYTHON_PARSER = threading.Lock()
 # One character for one, so that columns do not shift.
 _GLYPHS = str.maketrans({"←": "=", "×": "*"})
 _INTEGER_OPS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
 }
 
 
@@ -288,31 +289,21 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _INTEGER_OPS:
         left = integer(source, node.left, sizes)
         right = integer(source, node.right, sizes)
-        return _apply(source, node, _INTEGER_OPS[type(node.op)], left, right)
+        return _apply(source, node, left, right)
     what = f"{ast.unparse(node)[:60]} is not integer arithmetic"
     raise InputError(source.at(node), what, INTEGER_ARITHMETIC)
 
 
-def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> int:
+def _apply(source: Source, node: ast.BinOp, left: int, right: int) -> int:
     """Return the value of an operation on integers; every step stays below 2**63."""
-    if op in ("//", "%") and right == 0:
+    if isinstance(node.op, ast.FloorDiv | ast.Mod) and right == 0:
         raise InputError(source.at(node), "division by zero", "a divisor other than 0")
-    if op == "**" and right < 0:
-        raise InputError(source.at(node), f"{left}**{right} is not an integer", _SMALL_INTEGER)
-    if op == "**" and abs(left) > 1 and right * (abs(left).bit_length() - 1) >= 63:
-        raise InputError(source.at(node), f"{left}**{right} is too large", _SMALL_INTEGER)
-    if op == "//":
-        result = left // right
-    elif op == "%":
-        result = left % right
-    elif op == "**":
-        result = left**right
-    elif op == "*":
-        result = left * right
-    elif op == "-":
-        result = left - right
-    else:
-        result = left + right
+    if isinstance(node.op, ast.Pow):
+        if right < 0:
+            raise InputError(source.at(node), f"{left}**{right} is not an integer", _SMALL_INTEGER)
+        if abs(left) > 1 and right * (abs(left).bit_length() - 1) >= 63:
+            raise InputError(source.at(node), f"{left}**{right} is too large", _SMALL_INTEGER)
+    result: int = _INTEGER_OPS[type(node.op)](left, right)
     if abs(result) >= 2**63:
         raise InputError(source.at(node), "this number is too large", _SMALL_INTEGER)
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.base import spread_over_nodes
 from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import Loop
 from einmpi.loops.arrival import (

@@ -180,6 +180,20 @@ class Progress:
             self.closed.set()
 
 
+@contextmanager
+def shown(progress: Progress | None) -> Iterator[None]:
+    """Show progress, if there is any to show, in a with block."""
+    if progress is None:
+        yield
+        return
+    progress.open()
+    with on_abort(progress.close):
+        try:
+            yield
+        finally:
+            progress.close()
+
+
 def _about(seconds: float) -> str:
     """Return an estimate with few digits: "about 2 min left"."""
     if seconds < 100:
@@ -229,15 +243,8 @@ class LoopProgress:
                 self.progress.note = lambda: _row_text(text, {**recorded, **validated})
 
         note(f"{self.which}step 0 of {self.steps}")
-        if self.progress is None:
-            yield None, on_row
-            return
-        self.progress.open()
-        with on_abort(self.progress.close):
-            try:
-                yield self.progress, on_row
-            finally:
-                self.progress.close()
+        with shown(self.progress):
+            yield self.progress, on_row
 
 
 def _row_text(step: str, row: Mapping[str, npt.NDArray[Any]]) -> str:

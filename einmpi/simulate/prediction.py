@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.machine import Machine
 from einmpi.planner.moving.traffic import Bill
 from einmpi.planner.plan import Plan

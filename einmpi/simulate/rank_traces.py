@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import Prices
 from einmpi.runtime.sharing.memory import choose_shared_slots

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
-from einmpi.comm.local import spread_over_nodes
+from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.machine import Machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import Prices

@@ -18,6 +18,9 @@ class Option:
     least: float = 0.0
     end: float = inf
 
+    def allows(self, number: float) -> bool:
+        return self.least <= number < self.end
+
     @property
     def range_text(self) -> str:
         """The numbers that are allowed, for messages."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from einmpi.errors import InputError, one_of
 from einmpi.language.toml_document import show
-from einmpi.training.optimizers import OPTIMIZERS, Optimizer, optimizer_named
+from einmpi.training.optimizers import OPTIMIZERS, Optimizer, Option, optimizer_named
 
 # Where a key of the settings is, for messages: place("optimizer", "rate").
 Place: TypeAlias = Callable[..., str]
@@ -85,17 +85,18 @@ def make_training(
         raise InputError(place("loss"), what, "the name of a tensor without dimensions")
     names = _checked_names(place, parameters)
     record, given = _checked_optimizer(place, optimizer)
+    options = {key: _option(place, given, key, each) for key, each in record.options.items()}
     return Training(
         loss=loss,
         parameters=names,
         optimizer=record,
-        options=_checked_options(place, given, record),
-        decay=_checked_decay(place, given, record),
+        options=options,
+        decay=_option(place, given, "decay", Option(record.decay, "the decay of weights")),
         clip=_checked_clip(place, given),
         rate=_checked_rate(place, given, record),
         accumulate=_checked_count(place, "accumulate", accumulate, 1),
         precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
-        scale=_checked_scale(place, scale),
+        scale=FIRST_SCALE if scale is None else _positive(place("scale"), "scale", scale),
         growth=_checked_count(place, "growth", growth, STEPS_UNTIL_GROWTH),
         place=place,
     )
@@ -129,37 +130,17 @@ def _checked_optimizer(place: Place, optimizer: Any) -> tuple[Optimizer, Mapping
     return record, optimizer
 
 
-def _checked_options(
-    place: Place, optimizer: Mapping[str, Any], record: Optimizer
-) -> dict[str, float]:
-    """Return the options that only this optimiser has."""
-    options = {}
-    for key, option in record.options.items():
-        value = _number(place, optimizer, key, option.default, option.range_text)
-        if not option.least <= value < option.end:
-            what = f"{key} is {show(optimizer[key])}"
-            raise InputError(place("optimizer", key), what, option.range_text)
-        options[key] = value
-    return options
-
-
-def _checked_decay(place: Place, optimizer: Mapping[str, Any], record: Optimizer) -> float:
-    expected = "a number of at least 0"
-    decay = _number(place, optimizer, "decay", record.decay, expected)
-    if decay < 0:
-        what = f"decay is {show(optimizer['decay'])}"
-        raise InputError(place("optimizer", "decay"), what, expected)
-    return decay
+def _option(place: Place, optimizer: Mapping[str, Any], key: str, option: Option) -> float:
+    """Return a number of the optimiser's table, the default without the key."""
+    value = optimizer.get(key)
+    if value is None:
+        return option.default
+    return _number(place("optimizer", key), key, value, option.range_text, option.allows)
 
 
 def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
-    if optimizer.get("clip") is None:
-        return None
-    clip = _number(place, optimizer, "clip", 1.0, _POSITIVE)
-    if clip <= 0:
-        what = f"clip is {show(optimizer['clip'])}"
-        raise InputError(place("optimizer", "clip"), what, _POSITIVE)
-    return clip
+    clip = optimizer.get("clip")
+    return None if clip is None else _positive(place("optimizer", "clip"), "clip", clip)
 
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
@@ -181,27 +162,25 @@ def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
 
 
 def _number(
-    place: Place, optimizer: Mapping[str, Any], key: str, default: float, expected: str
+    where: str, key: str, value: Any, expected: str, is_allowed: Callable[[float], bool]
 ) -> float:
-    """Return a finite number of the optimiser's table, the default without the key."""
-    value = optimizer.get(key)
-    if value is None:
-        return default
+    """Return a finite number; refuse all else, and numbers that are not allowed."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isfinite(value):
-        raise InputError(place("optimizer", key), f"{key} is {show(value)}", expected)
+    if not is_number or not isfinite(value) or not is_allowed(value):
+        raise InputError(where, f"{key} is {show(value)}", expected)
     return float(value)
+
+
+def _positive(where: str, key: str, value: Any, expected: str = _POSITIVE) -> float:
+    return _number(where, key, value, expected, lambda number: number > 0)
 
 
 def _checked_rate(place: Place, optimizer: Mapping[str, Any], record: Optimizer) -> float | str:
     rate = optimizer.get("rate")
-    if isinstance(rate, str):
-        return rate
+    if rate is None or isinstance(rate, str):
+        return record.rate if rate is None else rate
     expected = f'{_POSITIVE}, or an expression such as "0.1 * 0.99**step"'
-    number = _number(place, optimizer, "rate", record.rate, expected)
-    if number <= 0:
-        raise InputError(place("optimizer", "rate"), f"rate is {show(rate)}", expected)
-    return number
+    return _positive(place("optimizer", "rate"), "rate", rate, expected)
 
 
 def _checked_count(place: Place, key: str, given: Any, default: int) -> int:
@@ -226,12 +205,3 @@ def _checked_precision(place: Place, precision: Any, scaling: Mapping[str, Any])
         what = f"precision is {show(precision)}"
         raise InputError(place("precision"), what, one_of(PRECISIONS, str(precision)))
     return str(precision)
-
-
-def _checked_scale(place: Place, scale: Any) -> float:
-    if scale is None:
-        return FIRST_SCALE
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not isfinite(scale) or scale <= 0:
-        raise InputError(place("scale"), f"scale is {show(scale)}", _POSITIVE)
-    return float(scale)

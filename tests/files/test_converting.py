@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
-from einmpi.files import converting
+from einmpi.files import converting, datasets
 from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 
@@ -42,7 +42,7 @@ CASES = (
 @pytest.mark.parametrize(("file", "name", "stored"), CASES)
 @pytest.mark.parametrize("dtype", converting.CONVERTIBLE_DTYPES)
 def test_elements_equal_those_that_numpy_converts(files, monkeypatch, file, name, stored, dtype):
-    monkeypatch.setattr(converting, "STRIP_BYTES", 300)  # several strips
+    monkeypatch.setattr(datasets, "STRIP_BYTES", 300)  # several strips
     spec = InputSpec("X", file=str(files / file), inside=name, convert=dtype)
     shape, found = describe(spec)
     assert (shape, found) == (np.shape(stored), dtype)
@@ -50,7 +50,7 @@ def test_elements_equal_those_that_numpy_converts(files, monkeypatch, file, name
 
 
 def test_parts_on_several_ranks(files, monkeypatch):
-    monkeypatch.setattr(converting, "STRIP_BYTES", 300)
+    monkeypatch.setattr(datasets, "STRIP_BYTES", 300)
     job_file = files / "job.toml"
     job_file.write_text(
         'program = "Z[i,j,k] = X[i,j,k]"\n'

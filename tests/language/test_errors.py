@@ -731,6 +731,7 @@ def test_largest_extent_is_allowed() -> None:
     ("Z[i] = exp(B[i], 2)", "p:1:8: exp is not called like this; expected exp(x)"),
     ("Z[i] = exp[i](B[i])", "p:1:8: exp is not called like this; expected exp(x)"),
     ("Z[i] = exp(x=B[i])", "p:1:8: exp is not called like this; expected exp(x)"),
+    ("Z = where()", "p:1:5: where is not called like this; expected where(c, x, y)"),
     ("Z[i] = where(T[i], 1)", "p:1:8: where is not called like this; expected where(c, x, y)"),
     ("Z[i] = maximum(B[i])", "p:1:8: maximum is not called like this; expected maximum(x, y)"),
 )

@@ -52,13 +52,11 @@ def dataset_path(place: str, text: str) -> str:
     return "/" + "/".join(parts)
 
 
-def find(file: str, dataset: str, place: str = "") -> Dataset:
-    """Look up a dataset without reading its elements; all files it needs are in its folder."""
-    return find_linked(file, dataset, place)
+def find(file: str, dataset: str, place: str = "", follow: Sequence[str] = ()) -> Dataset:
+    """Look up a dataset without reading its elements.
 
-
-def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ()) -> Dataset:
-    """Look up a dataset whose links may also lead to files in the folders `follow`."""
+    All files that it needs are in its folder, or in one of the folders `follow`.
+    """
     check_hdf5(file, place)
     links = LinkedFiles(file, place, follow)
     links.add(file)
@@ -88,7 +86,6 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
 
 def list_datasets(file: str, place: str, most: int) -> list[str]:
     """Return the paths of the first datasets in a file. Links are not followed."""
-    check_hdf5(file, place)
     with opened(file, place) as handle, damage_reported(file, "/", place):
         return datasets_in(handle, most)
 
@@ -139,7 +136,7 @@ def find_given(given: Any) -> Dataset | None:
         return None
     try:
         # The caller's program has opened it, and may follow a link to anywhere.
-        found = find_linked(file.filename, given.name, "", follow=["/"])
+        found = find(file.filename, given.name, follow=["/"])
     except UnsafeLinkError:
         raise
     except InputError:

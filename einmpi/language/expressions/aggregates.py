@@ -11,9 +11,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.scalar import Index, is_plain, relabel
 from einmpi.language.expressions.arguments import Aggregated, check_occurs, read_argument
 from einmpi.language.expressions.reader import (
-    OUTSIDE_MACROS,
     ExpressionReader,
-    MacroNames,
     constant,
 )
 from einmpi.language.expressions.scattered import is_scattered, masked, read_scattered
@@ -25,19 +23,17 @@ from einmpi.language.vocabulary import called_name
 
 
 def read_aggregation(
-    reader: ExpressionReader, node: ast.Call, aggregation: str, scope: Scope, macro: MacroNames
+    reader: ExpressionReader, node: ast.Call, aggregation: str, scope: Scope
 ) -> TypedScalar:
     """Return an aggregation inside of an expression: an element of a vertex of its own."""
-    found = read_aggregated(reader, node, scope, macro)
+    found = read_aggregated(reader, node, scope)
     value = masked(reader, found, aggregation, node)
     return reader.symbols.emit_temporary(
         value, aggregation, found.labels, found.scope, node, tuple(reader.scattered)
     )
 
 
-def read_aggregated(
-    reader: ExpressionReader, node: ast.Call, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
-) -> Aggregated:
+def read_aggregated(reader: ExpressionReader, node: ast.Call, scope: Scope) -> Aggregated:
     """Return the argument and the labels of an aggregation or of a macro that reduces."""
     called = called_name(node)
     assert called is not None
@@ -45,9 +41,10 @@ def read_aggregated(
     if len(node.args) != 1 or (node.keywords and name not in MACROS):
         raise reader.wrong_call(node, name)
     argument = node.args[0]
+    macro = reader.macro
     if brackets is not None and macro.labels is not None:
         # In the body of a macro every aggregation is over L.
-        value = reader.expression(argument, scope, macro)
+        value = reader.expression(argument, scope)
         return Aggregated(value, macro.labels, scope, macro.condition)
     uses_left_indices = is_scattered(reader, argument, brackets, scope)
     body: ast.expr = argument
@@ -68,8 +65,8 @@ def read_aggregated(
         symbols.refuse_repeated(labels, f"this {name}", node)
         inner = symbols.open_scope(scope, listed, body, is_in_branch)
     if uses_left_indices:
-        return read_scattered(reader, node, name, labels, inner, macro)
-    value = read_argument(reader, labels, argument, inner, macro)
+        return read_scattered(reader, node, name, labels, inner)
+    value = read_argument(reader, labels, argument, inner)
     for label in labels:
         if label not in inner.extents:
             check_occurs(reader, label, value.scalar, name, node)
@@ -99,7 +96,6 @@ def read_scan(
     name: str,
     brackets: ast.expr | None,
     scope: Scope,
-    macro: MacroNames,
 ) -> TypedScalar:
     """Return a scan: ⊕[k](where(k <= i, x[k], neutral)), which kernels compute in one pass."""
     symbols = reader.symbols
@@ -109,7 +105,7 @@ def read_scan(
     if len(listed) != 1 or listed[0][1] is not None:
         raise reader.wrong_call(node, name)
     label = listed[0][0]
-    argument = read_argument(reader, (label,), node.args[0], scope, macro)
+    argument = read_argument(reader, (label,), node.args[0], scope)
     check_occurs(reader, label, argument.scalar, name, node)
     if not is_plain(argument.scalar):
         argument = symbols.emit_temporary(argument, None, (), scope, node)

@@ -12,7 +12,7 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.graph.index_arithmetic import Guard
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Call, Const, Scalar, labels_of
-from einmpi.language.expressions.reader import ExpressionReader, MacroNames
+from einmpi.language.expressions.reader import ExpressionReader
 from einmpi.language.indices import has_computed_index
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
@@ -36,7 +36,6 @@ def read_argument(
     labels: Sequence[str],
     argument: ast.expr,
     scope: Scope,
-    macro: MacroNames,
 ) -> TypedScalar:
     """Return what is aggregated or scanned over some labels, for all of their values.
 
@@ -53,7 +52,7 @@ def read_argument(
     if labels:
         reader.scattered_guard = None
         _aggregate_guards(reader, argument, scope)
-    value = reader.expression(argument, scope, macro)
+    value = reader.expression(argument, scope)
     reader.guards = outer_guards
     reader.scattered_guard = scattered_guard
     return value

@@ -17,7 +17,7 @@ from einmpi.graph.index_arithmetic import (
     is_remainder,
 )
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
-from einmpi.language.expressions.reader import ExpressionReader, MacroNames
+from einmpi.language.expressions.reader import ExpressionReader
 from einmpi.language.indices import (
     index_from_start,
     reach_of_branch,
@@ -29,9 +29,7 @@ from einmpi.language.syntax import entries
 from einmpi.language.vocabulary import is_callable
 
 
-def read_element(
-    reader: ExpressionReader, node: ast.Subscript, scope: Scope, macro: MacroNames
-) -> TypedScalar:
+def read_element(reader: ExpressionReader, node: ast.Subscript, scope: Scope) -> TypedScalar:
     """Return TENSOR[indices], each index a label, a number or an expression."""
     tensor = _tensor_of(reader, node)
     parts = entries(node.slice)
@@ -43,7 +41,7 @@ def read_element(
     index: list[str | Scalar] = []
     for part, extent in zip(parts, tensor.bound, strict=True):
         if not isinstance(part, ast.Name):
-            index.append(_computed_index(reader, part, extent, scope, macro))
+            index.append(_computed_index(reader, part, extent, scope))
         elif _has_other_extent(part.id, extent, scope):
             at_label = Call("+", (Index(part.id), Const(0)))
             index.append(_checked_index(reader, at_label, extent, scope, part))
@@ -76,11 +74,9 @@ def _has_other_extent(label: str, extent: int, scope: Scope) -> bool:
 # ---- indices that are computed ------------------------------------------------------------------
 
 
-def _computed_index(
-    reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope, macro: MacroNames
-) -> Scalar:
+def _computed_index(reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope) -> Scalar:
     """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
-    scalar, kind = reader.expression(node, scope, macro)
+    scalar, kind = reader.expression(node, scope)
     dtype = np.dtype(kind)
     if dtype.kind not in "iu":
         what = f"the index {reader.symbols.written(node)} is {dtype.name}"

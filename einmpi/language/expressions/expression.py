@@ -19,9 +19,7 @@ from einmpi.language.expressions.elements import read_element
 from einmpi.language.expressions.gradients import read_gradient
 from einmpi.language.expressions.macro_calls import read_macro_call
 from einmpi.language.expressions.reader import (
-    OUTSIDE_MACROS,
     ExpressionReader,
-    MacroNames,
     constant,
 )
 from einmpi.language.macros import MACROS, SCANS
@@ -66,36 +64,34 @@ _INSTEAD: dict[type[ast.AST], str] = {
 class Expressions(ExpressionReader):
     """Reads expressions over the tensors of a symbol table."""
 
-    def expression(
-        self, node: ast.expr, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
-    ) -> TypedScalar:
+    def expression(self, node: ast.expr, scope: Scope) -> TypedScalar:
         """Return the expression of a syntax tree, adding the vertices that it needs."""
         match node:
             case ast.Constant(value=bool() | int() | float() | complex()):
                 return self._number(node)
             case ast.Name():
-                return self._name(node, scope, macro)
+                return self._name(node, scope)
             case Value():
-                return self._name(node.name, scope, macro)
+                return self._name(node.name, scope)
             case ast.Subscript(value=ast.Name()):
-                return read_element(self, node, scope, macro)
+                return read_element(self, node, scope)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if (
                 value == 2**63
             ):
                 return constant(-value)
             case ast.UnaryOp(op=ast.UAdd()):
-                return self.expression(node.operand, scope, macro)
+                return self.expression(node.operand, scope)
             case ast.UnaryOp() if type(node.op) in _UNARY:
-                operand = self.expression(node.operand, scope, macro)
+                operand = self.expression(node.operand, scope)
                 return self.apply(_UNARY[type(node.op)], [operand], node)
             case ast.BinOp() if type(node.op) in _BINARY:
-                left = self.expression(node.left, scope, macro)
-                right = self.expression(node.right, scope, macro)
+                left = self.expression(node.left, scope)
+                right = self.expression(node.right, scope)
                 return self.apply(_BINARY[type(node.op)], [left, right], node)
             case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
-                return self._comparison(node, scope, macro)
+                return self._comparison(node, scope)
             case ast.Call():
-                return self._call(node, scope, macro)
+                return self._call(node, scope)
         what = f"{self.symbols.written(node)[:60]!r} is not in the language"
         kind = type(node.op) if isinstance(node, ast.BinOp) else type(node)
         raise InputError(self.where(node), what, _INSTEAD.get(kind, _EXPRESSIONS))
@@ -112,12 +108,12 @@ class Expressions(ExpressionReader):
             raise InputError(self.where(node), what, "an integer less than 2**63")
         return constant(value)
 
-    def _name(self, node: ast.Name, scope: Scope, macro: MacroNames) -> TypedScalar:
+    def _name(self, node: ast.Name, scope: Scope) -> TypedScalar:
         """Return what a name without brackets means: a label, a tensor, a size or a constant."""
         name = node.id
         sizes = self.symbols.sizes
-        if name in macro.values:
-            return macro.values[name]
+        if name in self.macro.values:
+            return self.macro.values[name]
         tensor = self.known.get(name)
         if scope.sees(name):
             if tensor is not None and not tensor.bound:
@@ -150,11 +146,11 @@ class Expressions(ExpressionReader):
 
     # ---- comparisons and calls ------------------------------------------------------------------
 
-    def _comparison(self, node: ast.Compare, scope: Scope, macro: MacroNames) -> TypedScalar:
+    def _comparison(self, node: ast.Compare, scope: Scope) -> TypedScalar:
         """Return a comparison; a chain such as 0 < x < 1 becomes (0 < x) & (x < 1)."""
-        sides = [self.expression(node.left, scope, macro)]
+        sides = [self.expression(node.left, scope)]
         for comparator in node.comparators:
-            sides.append(self.expression(comparator, scope, macro))
+            sides.append(self.expression(comparator, scope))
         for k in range(1, len(sides) - 1):
             sides[k] = self.name_value(sides[k], scope, node)  # it is used twice
         result = self.apply(_COMPARE[type(node.ops[0])], sides[:2], node)
@@ -163,7 +159,7 @@ class Expressions(ExpressionReader):
             result = self.apply("&", [result, comparison], node)
         return result
 
-    def _call(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
+    def _call(self, node: ast.Call, scope: Scope) -> TypedScalar:
         """Return a call: of an aggregation, a scan, a macro, a gradient, or a function."""
         called = called_name(node)
         if called is None:
@@ -171,31 +167,31 @@ class Expressions(ExpressionReader):
         name, brackets = called
         aggregation = aggregation_named(name)
         if aggregation is not None:
-            return read_aggregation(self, node, aggregation, scope, macro)
+            return read_aggregation(self, node, aggregation, scope)
         if name in SCANS:
-            return read_scan(self, node, name, brackets, scope, macro)
+            return read_scan(self, node, name, brackets, scope)
         if name in MACROS:
-            return read_macro_call(self, node, name, brackets, scope, macro)
+            return read_macro_call(self, node, name, brackets, scope)
         if name == GRADIENT:
-            return read_gradient(self, node, brackets, scope, macro)
+            return read_gradient(self, node, brackets, scope)
         if not is_callable(name):
             raise self._unknown_function(node, name)
         if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
             raise self.wrong_call(node, name)
         if name == "where":
-            return self._where(node, scope, macro)
-        arguments = [self.expression(argument, scope, macro) for argument in node.args]
+            return self._where(node, scope)
+        arguments = [self.expression(argument, scope) for argument in node.args]
         return self.apply(name, arguments, node)
 
-    def _where(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
+    def _where(self, node: ast.Call, scope: Scope) -> TypedScalar:
         """Return where(condition, this, that); the condition guards the indices in both."""
         condition_node, this_node, that_node = node.args
-        condition = self.expression(condition_node, scope, macro)
+        condition = self.expression(condition_node, scope)
         self.guards.append((condition.scalar, True))
-        this = self.expression(this_node, scope, macro)
+        this = self.expression(this_node, scope)
         self.guards.pop()
         self.guards.append((condition.scalar, False))
-        that = self.expression(that_node, scope, macro)
+        that = self.expression(that_node, scope)
         self.guards.pop()
         return self.apply("where", [condition, this, that], node)
 

@@ -11,7 +11,7 @@ from einmpi.errors import InputError, OperationError
 from einmpi.gradients.differentiate import add_gradients, with_gradient
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Element, labels_of
-from einmpi.language.expressions.reader import ExpressionReader, MacroNames
+from einmpi.language.expressions.reader import ExpressionReader
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.syntax import Statement
@@ -52,13 +52,12 @@ def read_gradient(
     node: ast.Call,
     brackets: ast.expr | None,
     scope: Scope,
-    macro: MacroNames,
 ) -> TypedScalar:
     """Return an element of a gradient, which has the shape of the tensor that it is by."""
     if brackets is not None or node.keywords or len(node.args) != 2:
         raise reader.wrong_call(node, GRADIENT)
-    loss = _loss(reader, node.args[0], scope, macro)
-    by = reader.expression(node.args[1], scope, macro).scalar
+    loss = _loss(reader, node.args[0], scope)
+    by = reader.expression(node.args[1], scope).scalar
     if not isinstance(by, Element):
         what = f"grad is by {reader.symbols.written(node.args[1])[:60]}"
         raise InputError(reader.where(node.args[1]), what, "a tensor with labels, such as W[i,j]")
@@ -67,7 +66,7 @@ def read_gradient(
     return TypedScalar(Element(gradient, by.index), dtype)
 
 
-def _loss(reader: ExpressionReader, node: ast.expr, scope: Scope, macro: MacroNames) -> str:
+def _loss(reader: ExpressionReader, node: ast.expr, scope: Scope) -> str:
     """Return the name of the tensor without dimensions that is differentiated."""
     place = reader.where(node)
     expected = "a real number without labels"
@@ -75,7 +74,7 @@ def _loss(reader: ExpressionReader, node: ast.expr, scope: Scope, macro: MacroNa
     tensor = reader.known.get(node.id) if isinstance(node, ast.Name) else None
     if tensor is not None and tensor.bound:
         raise InputError(place, f"grad is of {tensor.name}, which has labels", expected, hint)
-    loss = reader.expression(node, scope, macro)
+    loss = reader.expression(node, scope)
     if labels_of(loss.scalar):
         what = f"grad is of {reader.symbols.written(node)[:60]}, which has labels"
         raise InputError(place, what, expected, hint)

@@ -30,14 +30,13 @@ def read_macro_call(
     name: str,
     brackets: ast.expr | None,
     scope: Scope,
-    macro: MacroNames,
 ) -> TypedScalar:
     """Return a macro, written out."""
     symbols = reader.symbols
     record = MACROS[name]
     options = _options(reader, node, name)
     if record.reduces:
-        found = read_aggregated(reader, node, scope, macro)
+        found = read_aggregated(reader, node, scope)
     else:
         if record.needs_labels != (brackets is not None) or len(node.args) != 1:
             raise reader.wrong_call(node, name)
@@ -45,16 +44,18 @@ def read_macro_call(
         if brackets is not None:
             listed = labels_in_brackets(symbols.source, brackets)
             labels = tuple(label for label, _ in listed)
-        argument = read_argument(reader, labels, node.args[0], scope, macro)
+        argument = read_argument(reader, labels, node.args[0], scope)
         symbols.refuse_repeated(labels, f"this {name}", node)
         for label in labels:
             check_occurs(reader, label, argument.scalar, name, node)
         found = Aggregated(argument, labels, scope)
     # Errors inside of nested macros point at the outermost call, which the user has written.
     outer_site = symbols.site
+    outer_macro = reader.macro
     symbols.site = outer_site or node
     result = _read_body(reader, record, found, options, node)
     symbols.site = outer_site
+    reader.macro = outer_macro
     return result
 
 
@@ -99,7 +100,7 @@ def _read_body(
     if given.condition is not None and _count_uses(body, "n"):
         values["n"] = _segment_size(reader, given, node)
     values["p"] = _position(reader, given, node)
-    names = MacroNames(values, given.labels, given.condition)
+    reader.macro = MacroNames(values, given.labels, given.condition)
     values["x"] = given.argument
     if _count_uses(body, "x") > 1:
         values["x"] = _named_argument(reader, given, node)
@@ -108,7 +109,7 @@ def _read_body(
         values["x"] = reader.apply("float64", [values["x"]], node)
     for line in body[:-1]:
         assert isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
-        value = reader.expression(line.value, scope, names)
+        value = reader.expression(line.value, scope)
         # A value for each place as well as each label would be too large a tensor.
         labels = labels_of(value.scalar)
         is_for_each_place = any(label in labels for label in reader.scattered)
@@ -117,7 +118,7 @@ def _read_body(
         values[line.targets[0].id] = value
     result = body[-1]
     assert isinstance(result, ast.Expr)
-    return reader.expression(result.value, scope, names)
+    return reader.expression(result.value, scope)
 
 
 @cache

@@ -31,9 +31,6 @@ class MacroNames:
     condition: TypedScalar | None = None
 
 
-OUTSIDE_MACROS = MacroNames()
-
-
 class ExpressionReader(ABC):
     """Reads the expressions of a statement; its state is what is around the one being read.
 
@@ -50,12 +47,11 @@ class ExpressionReader(ABC):
         self.scattered_guard: Scalar | None = None  # its condition, one of `guards`
         self.known = symbols.known
         self.where = symbols.where
+        self.macro = MacroNames()  # of the macro whose body is being read
         self.guards: list[Guard] = []  # the conditions of `where` around what is being read
 
     @abstractmethod
-    def expression(
-        self, node: ast.expr, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
-    ) -> TypedScalar:
+    def expression(self, node: ast.expr, scope: Scope) -> TypedScalar:
         """Return the expression of a syntax tree, adding the vertices that it needs."""
 
     def apply(self, op: str, arguments: Sequence[TypedScalar], node: ast.AST) -> TypedScalar:

@@ -11,7 +11,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Index, labels_of
 from einmpi.language.expressions.arguments import Aggregated, check_occurs, read_argument
-from einmpi.language.expressions.reader import ExpressionReader, MacroNames, constant
+from einmpi.language.expressions.reader import ExpressionReader, constant
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.syntax import labels_in_brackets
@@ -52,19 +52,18 @@ def read_scattered(
     name: str,
     labels: tuple[str, ...],
     scope: Scope,
-    macro: MacroNames,
 ) -> Aggregated:
     """Return the argument of an aggregation over the values that belong to a result."""
     for label in scope.loose:
         what = f"label {label} is in an index left of =, but this {name} does not aggregate it"
         listed = ",".join([*labels, label])
         raise InputError(reader.where(node), what, f"{name}[{listed}](...)")
-    condition = _condition(reader, labels, scope, macro)
+    condition = _condition(reader, labels, scope)
     reader.is_inside_scattered = True
     reader.has_scattered = True
     reader.scattered_guard = condition.scalar
     reader.guards.append((condition.scalar, True))
-    value = reader.expression(node.args[0], scope, macro)
+    value = reader.expression(node.args[0], scope)
     reader.guards.pop()
     reader.scattered_guard = None
     reader.is_inside_scattered = False
@@ -75,13 +74,11 @@ def read_scattered(
     return Aggregated(value, labels, scope, condition)
 
 
-def _condition(
-    reader: ExpressionReader, labels: tuple[str, ...], scope: Scope, macro: MacroNames
-) -> TypedScalar:
+def _condition(reader: ExpressionReader, labels: tuple[str, ...], scope: Scope) -> TypedScalar:
     """Return which values belong to a result: those whose indices are its place."""
     condition: TypedScalar | None = None
     for label, index_node in reader.scattered.items():
-        index = read_argument(reader, labels, index_node, scope, macro)
+        index = read_argument(reader, labels, index_node, scope)
         dtype = np.dtype(index.type)
         if dtype.kind not in "iu":
             what = f"the index {reader.symbols.written(index_node)} is {dtype.name}"

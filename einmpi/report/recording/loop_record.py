@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.comm.clocks import ClockReading, compare_clocks
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph
-from einmpi.process.first_use import first_use_seconds
 from einmpi.report.recording.record import (
     OwnSpans,
     Record,
+    StepTimes,
+    Times,
     TransferTime,
     gather_records,
     timeline_of,
-    use_first_clock,
 )
 from einmpi.report.recording.summary import VertexTimes, vertex_times
 from einmpi.report.recording.timeline import Timeline
@@ -31,8 +28,6 @@ from einmpi.schedule.steps import Step
 
 # Without a choice, the first step of a loop is traced, and so many at its end.
 LAST_STEPS_TRACED = 3
-
-Times = npt.NDArray[np.float64]
 
 
 class _StepTimes(NamedTuple):
@@ -53,7 +48,7 @@ class LoopRecord:
     times: tuple[VertexTimes, ...]  # of all steps
 
 
-class LoopRecorder:
+class LoopRecorder(StepTimes):
     """Records the steps of one loop. All ranks call `begin` and `finish`.
 
     A step is traced if its number is in `chosen`, or, if there is no such step, if it is the first
@@ -68,48 +63,33 @@ class LoopRecorder:
         chosen: range | None = None,
         name: str = "",
     ) -> None:
-        self.comm = comm
+        super().__init__(comm)
         self.schedule = schedule
         self.wait = wait
         self.chosen = chosen if chosen is not None else range(0)
         self.name = name  # of the loop, before the numbers of its steps
-        self.clocks: list[ClockReading] = []
-        self.times: list[float] = []  # when the steps of the schedule began, in this step
-        # Seconds that first uses, such as the compilation of kernels, had taken by then.
-        self.excluded: list[float] = []
         self.seconds = np.zeros(len(schedule.steps))  # of each of them, in all steps of the loop
-        self.transfers: list[TransferTime] = []  # in the background, in this step
         self.transfer_seconds: dict[int, TransferTime] = {}  # in all steps, by the id of each
         self.steps = 0  # of the loop, so far
         self.first: _StepTimes | None = None
         self.last: deque[_StepTimes] = deque(maxlen=LAST_STEPS_TRACED)
         self.selected: list[_StepTimes] = []
 
-    def begin(self) -> None:
-        self.clocks = compare_clocks(self.comm)
-
     def on_schedule_step(self, _: Step) -> None:
         """Note that a step of the schedule begins."""
         self.wait()
-        self.times.append(perf_counter())
-        self.excluded.append(first_use_seconds())
+        self.note_time()
 
     def on_transfer(self, step: Step, start: float, end: float) -> None:
         """Note when a transfer in the background began and ended."""
-        self.transfers.append(TransferTime(step, start, end))
+        super().on_transfer(step, start, end)
         known = self.transfer_seconds.get(id(step), TransferTime(step, 0.0, 0.0))
         self.transfer_seconds[id(step)] = known._replace(end=known.end + end - start)
 
     def end_step(self, number: int) -> None:
         """Note that a step of the loop has ended."""
         self.wait()
-        self.times.append(perf_counter())
-        self.excluded.append(first_use_seconds())
-        times = np.array(self.times)
-        ends = times[1:] - np.diff(self.excluded)
-        self.times.clear()
-        self.excluded.clear()
-        step = _StepTimes(number, times[:-1], ends, self.transfers)
+        step = _StepTimes(number, *self.taken(), self.transfers)
         self.transfers = []
         self.seconds += step.ends - step.starts
         self.steps += 1
@@ -136,12 +116,10 @@ class LoopRecorder:
         sums = OwnSpans()
         sums.add(schedule_steps, np.zeros(len(schedule_steps)), self.seconds, repeats=self.steps)
         sums.add_transfers(list(self.transfer_seconds.values()), repeats=self.steps)
-        clocks_after = compare_clocks(self.comm)
-        records = gather_records(self.comm, own.record())
+        records = self.gathered(own)
         all_sums = gather_records(self.comm, sums.record())
         if self.comm.rank > 0:
             return None
-        use_first_clock(records, self.clocks, clocks_after)
         numbers = tuple(step.number for step in traced)
         steady = timeline_of([[record] for record in records])
         if len(numbers) > 1:  # the first step prepares what later ones only call

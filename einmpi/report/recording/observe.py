@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
-from einmpi.process.abort import on_abort
 from einmpi.process.terminal import columns
-from einmpi.report.progress import Progress
+from einmpi.report.progress import Progress, shown
 from einmpi.report.recording.record import Recorder
 from einmpi.report.recording.timeline import Timeline
 from einmpi.runtime.overlap.background import OnTransfer
@@ -70,19 +69,10 @@ class Observer:
         if recorder is not None:
             self.on_transfer = recorder.on_transfer
             recorder.begin()
-        if self.progress is not None:
-            self.progress.open()
-        with on_abort(self._close):
-            try:
-                yield on_step
-            finally:
-                self._close()
+        with shown(self.progress):
+            yield on_step
         if recorder is not None:
             self.timeline = recorder.finish()
-
-    def _close(self) -> None:
-        if self.progress is not None:
-            self.progress.close()
 
 
 def is_interactive(comm: Comm, schedule: Schedule) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
 from einmpi.process.first_use import first_use_seconds
 from einmpi.report.recording.timeline import KINDS, Span, Timeline
 from einmpi.schedule.steps import Step
+
+Times: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,55 +56,74 @@ class TransferTime(NamedTuple):
     end: float
 
 
-class Recorder:
-    """Records the steps of one run.
+class StepTimes:
+    """When the steps of a schedule began and ended, one after another.
 
-    All ranks call `begin` and `finish`; in between, a step costs no more than reading the clock.
+    All ranks call `begin` and `gathered`; in between, a step costs no more than reading the clock.
     """
 
     def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
         self.comm = comm
         self.checkpoints = checkpoints
-        self.steps: list[Step] = []
+        self.clocks: list[ClockReading] = []
         self.times: list[float] = []  # when each step began
         # Seconds that checkpoints and first uses, such as the compilation of kernels, had taken by
         # then: they do not count towards the step before.
         self.excluded: list[float] = []
-        self.clocks: list[ClockReading] = []
         self.transfers: list[TransferTime] = []  # in the background
 
-    def __call__(self, step: Step) -> None:
-        self._note_time()
-        self.steps.append(step)
+    def begin(self) -> None:
+        self.clocks = compare_clocks(self.comm)
 
-    def on_transfer(self, step: Step, start: float, end: float) -> None:
-        """Note when a transfer in the background began and ended."""
-        self.transfers.append(TransferTime(step, start, end))
-
-    def _note_time(self) -> None:
+    def note_time(self) -> None:
+        """Note that a step begins, or that the last one has ended."""
         self.times.append(perf_counter())
         excluded = first_use_seconds()
         if self.checkpoints is not None:
             excluded += self.checkpoints.seconds
         self.excluded.append(excluded)
 
-    def begin(self) -> None:
-        self.clocks = compare_clocks(self.comm)
+    def on_transfer(self, step: Step, start: float, end: float) -> None:
+        """Note when a transfer in the background began and ended."""
+        self.transfers.append(TransferTime(step, start, end))
+
+    def taken(self) -> tuple[Times, Times]:
+        """Return when the steps began and ended, and forget them."""
+        self.note_time()
+        times = np.array(self.times)
+        ends = times[1:] - np.diff(self.excluded)
+        self.times.clear()
+        self.excluded.clear()
+        return times[:-1], ends
+
+    def gathered(self, own: OwnSpans) -> list[Record]:
+        """Return the spans of all ranks on rank 0, by its clock."""
+        clocks_after = compare_clocks(self.comm)
+        records = gather_records(self.comm, own.record())
+        if self.comm.rank == 0:
+            for record, before, after in zip(records, self.clocks, clocks_after, strict=True):
+                record.times = on_first_clock(record.times, before, after)
+        return records
+
+
+class Recorder(StepTimes):
+    """Records the steps of one run."""
+
+    def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
+        super().__init__(comm, checkpoints)
+        self.steps: list[Step] = []
+
+    def __call__(self, step: Step) -> None:
+        self.note_time()
+        self.steps.append(step)
 
     def finish(self) -> Timeline | None:
         """Return the timeline of all ranks on rank 0, None on the others."""
-        self._note_time()
-        starts = np.array(self.times)
-        ends = starts[1:] - np.diff(self.excluded)
         own = OwnSpans()
-        own.add(self.steps, starts[:-1], ends)
+        own.add(self.steps, *self.taken())
         own.add_transfers(self.transfers)
-        clocks_after = compare_clocks(self.comm)
-        records = gather_records(self.comm, own.record())
-        if self.comm.rank > 0:
-            return None
-        use_first_clock(records, self.clocks, clocks_after)
-        return timeline_of([[record] for record in records])
+        records = self.gathered(own)
+        return timeline_of([[record] for record in records]) if self.comm.rank == 0 else None
 
 
 class OwnSpans:
@@ -117,8 +138,8 @@ class OwnSpans:
     def add(
         self,
         steps: Sequence[Step],
-        starts: npt.NDArray[np.float64],
-        ends: npt.NDArray[np.float64],
+        starts: Times,
+        ends: Times,
         during: str = "",
         repeats: int = 1,
     ) -> None:
@@ -173,17 +194,9 @@ _NO_RECEIVER = -1  # for steps that send nothing to a single rank
 class Record:
     """The spans of a rank in the form in which it sends them."""
 
-    times: npt.NDArray[np.float64]  # start and end of each span
+    times: Times  # start and end of each span
     numbers: npt.NDArray[np.int64]  # _COLUMNS of each; texts and group refer to the index
     index: bytes  # JSON: each text once, each group once
-
-
-def use_first_clock(
-    records: Sequence[Record], before: Sequence[ClockReading], after: Sequence[ClockReading]
-) -> None:
-    """Change the times of all ranks to those of rank 0's clock."""
-    for record, reading_before, reading_after in zip(records, before, after, strict=True):
-        record.times = on_first_clock(record.times, reading_before, reading_after)
 
 
 def gather_records(comm: Comm, own: Record) -> list[Record]:

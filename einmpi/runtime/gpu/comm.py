@@ -20,8 +20,6 @@ from einmpi.comm.base import (
     Comm,
     Counts,
     Group,
-    PreparesNothing,
-    SharesNothing,
     allgatherv_bytes,
     alltoallv_bytes,
     count_received,
@@ -36,7 +34,7 @@ from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 STAGED_PIECE_BYTES = 2**22
 
 
-class StagedComm(PreparesNothing, SharesNothing):
+class StagedComm(Comm):
     """Messages through pinned host memory.
 
     While MPI passes on a piece, the next one is copied from the GPU and the one before to it.
