@@ -197,6 +197,11 @@ class BoundNest:
         return {parameter: k for k, parameter in enumerate(self.nest.parameters())}
 
     @cached_property
+    def addresses(self) -> list[int]:
+        """The positions of the addresses of all arrays, the output's last."""
+        return [self.position["A", array, 0] for array in range(len(self.nest.reads) + 1)]
+
+    @cached_property
     def values(self) -> npt.NDArray[np.int64]:
         """The parameters for the whole nest; addresses are left 0."""
         return np.array([self._value(*parameter) for parameter in self.position], np.int64)

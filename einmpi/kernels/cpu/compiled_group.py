@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import IndexEntries
@@ -19,15 +18,18 @@ from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
+    Jobs,
+    JobTemplate,
     OperandView,
     bind_to_arrays,
     check_gathers,
+    even_ranges,
     kernel_of,
     pool,
 )
 from einmpi.kernels.cpu.grouping_rule import is_product
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas, product_of_views
-from einmpi.kernels.loop_nest import BoundNest, Counter, counted
+from einmpi.kernels.loop_nest import Counter, counted
 from einmpi.kernels.operands import Array, number_operands
 from einmpi.kernels.prepared import PreparedCall, address_of, blocks_maker
 from einmpi.schedule.regions import indices
@@ -63,13 +65,11 @@ class PreparedGroup:
         for extent, size in zip(extents, group.block, strict=True):
             cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
         blocks = list(itertools.product(*cuts))
-        count = min(threads, len(blocks))
-        bounds = [len(blocks) * k // count for k in range(count + 1)]
         self.threads = threads
         self.lock = Lock()
         self.has_products = any(map(is_product, group.kernels))
         self.workers = []
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in even_ranges(0, len(blocks), min(threads, len(blocks))):
             self.workers.append(_Worker(group, arrays, blocks[start:stop], strict))
 
     def compute(self, arrays: Mapping[str, Array]) -> bool:
@@ -111,34 +111,26 @@ class _Stage(Protocol):
 
 @dataclass
 class _CompiledStage:
-    """A compiled kernel of a group.
-
-    The address of each array is that of its slot's array, plus an offset, plus, for each row, the
-    block's start times the array's stride along that row. Arrays of inner slots do not move.
-    """
+    """A compiled kernel of a group."""
 
     located_name: str  # of the vertex, for messages
-    bound: BoundNest
     kernel: CompiledKernel
-    parameters: npt.NDArray[np.int64]  # a row for each block
-    positions: list[int]  # of the arrays' addresses among the parameters
-    names: list[str | None]  # of the slots outside the group; None for other arrays
-    offsets: npt.NDArray[np.int64]  # for each block and array
-    kept_arrays: list[Array | Counter]  # whose addresses are in the offsets
+    template: JobTemplate  # a call for each block
+    names: list[str]  # of the slots outside the group
     is_movable: bool
+    jobs: Jobs | None = None  # of the last run
 
     def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        self.parameters[...] = self.bound.values
-        addresses = [0 if name is None else address_of(arrays[name]) for name in self.names]
-        self.parameters[:, self.positions] = self.offsets + addresses
+        jobs = self.jobs = self.template.jobs_for([arrays[name] for name in self.names])
         kernel = self.kernel
-        first = address_of(self.parameters)
-        step = self.parameters.strides[0]
+        first = address_of(jobs)
+        step = jobs.strides[0]
         return lambda number: kernel(first + number * step)
 
     def check_gathers(self) -> None:
+        assert self.jobs is not None
         try:
-            check_gathers(self.bound, list(self.parameters))
+            check_gathers(self.template.bound, self.jobs)
         except IndexError as error:
             raise EinmpiError(f"{self.located_name}: {error}") from error
 
@@ -343,41 +335,31 @@ class _Worker:
             else:
                 label_values[label] = whole[: extent[label]]
         bound, views = bind_to_arrays(einsum, operands, out, label_values)
+        template = JobTemplate(bound, 0, [(0, bound.axes[0].extent)] * len(starts))
         used = [*views, OperandView(out, einsum.output)]
-        names: list[str | None] = [slot.name for slot in kernel.operands]
-        names += [None] * len(label_values)
-        names.append(kernel.target.name)
-        row_strides = np.zeros((len(rows), len(used)), np.int64)
-        first_addresses = np.zeros(len(used), np.int64)
-        for k, view in enumerate(used):
-            name = names[k]
-            first_addresses[k] = address_of(view.array)
-            if name in self.inner:
-                names[k] = None
+        owners = [*kernel.operands, *[None] * len(label_values), kernel.target]
+        names = []
+        for k, (view, owner) in enumerate(zip(used, owners, strict=True)):
+            if owner is not None and owner.name in self.inner:
+                template.place(k, view.array, None)
                 continue
-            if name is not None:
-                first_addresses[k] -= address_of(arrays[name])
-            for row, label in enumerate(rows):
-                row_strides[row, k] = _stride_along(label, view)
+            given = None
+            if owner is not None:
+                given = arrays[owner.name]
+                names.append(owner.name)
+            strides = [_stride_along(label, view) for label in rows]
+            template.place(k, view.array, given, np.array(starts, np.int64) @ strides)
         # A copy, packed or made to be addressable, would be of the first block only.
         all_views = True
         for view, own in zip(views, operands, strict=False):
             assert not isinstance(view.array, Counter), "Counters come after the operands"
             if view.array.base is None and view.array is not own:
                 all_views = False
-        kept_arrays = []
-        for view, name in zip(used, names, strict=True):
-            if name is None:
-                kept_arrays.append(view.array)
         return _CompiledStage(
             located_name=kernel.located_name or kernel.vertex,
-            bound=bound,
             kernel=kernel_of(bound.nest),
-            parameters=np.empty((len(starts), len(bound.values)), np.int64),
-            positions=[bound.position["A", k, 0] for k in range(len(used))],
+            template=template,
             names=names,
-            offsets=first_addresses + np.array(starts, np.int64) @ row_strides,
-            kept_arrays=kept_arrays,
             is_movable=all_views and not bound.packed,
         )
 

@@ -12,7 +12,6 @@ from einmpi.graph.arithmetic import result_type
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
-from einmpi.kernels.cpu.prepared_loops import prepare_by_compiled_loops
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
@@ -140,7 +139,7 @@ def _prepare_loops(
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
     if einsum.calls() >= min_compiled and compiled.supports_compiled_loops(einsum, dtypes):
-        return prepare_by_compiled_loops(einsum, operands, out, index, threads)
+        return compiled.prepare_by_compiled_loops(einsum, operands, out, index, threads)
     return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
 
 

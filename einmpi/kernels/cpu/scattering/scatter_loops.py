@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,13 @@ from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
     OperandView,
-    Parameters,
     check_gathers,
+    even_ranges,
     indexed_array,
+    jobs_of,
     kernel_of,
     operand_views,
-    pool,
+    run_jobs,
     supports_compiled_loops,
 )
 from einmpi.kernels.loop_choice import gathered_dimensions
@@ -117,30 +118,27 @@ def add_by_loops(
     threads
         How many threads to use; the result does not depend on it.
     """
-    lowered = _with_places(einsum, segments)
-    numbers = {label: counted(indices) for label, indices in index.items()}
-    views = operand_views(lowered, [*operands, *places], numbers)
-    target_entries = _target_entries(einsum, segments, len(operands))
-    place_operands = range(len(operands), len(operands) + len(places))
-    reads = tuple(indexed_array(*view) for view in views)
-    target = indexed_array(totals, target_entries)
-    bound = _bind_scatter(lowered, reads, target, place_operands)
-    places_extent = totals.shape[einsum.output.index(segments.labels[0])]
+    bound, views = bind_values(
+        einsum, segments, operands, index, places, totals.dtype.name, totals.strides
+    )
+    extent = totals.shape[einsum.output.index(segments.labels[0])]
     for dimensions in bound.gathered[:-1]:
         is_empty = any(dimension.extent == 0 for dimension in dimensions)
-        if is_empty and ((places[0] >= 0) & (places[0] < places_extent)).any():
+        if is_empty and ((places[0] >= 0) & (places[0] < extent)).any():
             raise IndexError("an index is out of range; this dimension has extent 0")
     parameters = bound.values.copy()
-    parameters[bound.position["K", 0, 1]] = places_extent
-    for position, array in enumerate([*(view.array for view in views), totals]):
-        parameters[bound.position["A", position, 0]] = address_of(array)
-    used_threads = threads if lowered.calls() >= MIN_THREADED_VALUES else 1
-    jobs = _shares(bound, parameters, places_extent, used_threads)
-    kernel = kernel_of(bound.nest)
-    if len(jobs) > 1:
-        list(pool(threads).map(kernel, map(address_of, jobs)))
+    parameters[bound.position["K", 0, 1]] = extent
+    parameters[bound.addresses] = [address_of(view.array) for view in views] + [address_of(totals)]
+    values = prod(axis.extent for axis in bound.axes)
+    used_threads = threads if values >= MIN_THREADED_VALUES else 1
+    lane = bound.nest.lane
+    lanes = bound.axes[lane].extent
+    if lanes >= used_threads * MIN_SHARED_LANES:
+        jobs = jobs_of(parameters, 2 * lane, even_ranges(0, lanes, used_threads))
     else:
-        kernel(address_of(jobs[0]))
+        pieces = max(1, min(used_threads, extent))
+        jobs = jobs_of(parameters, bound.position["K", 0, 0], even_ranges(0, extent, pieces))
+    run_jobs(kernel_of(bound.nest), jobs, threads)
     check_gathers(bound, jobs)
 
 
@@ -151,16 +149,15 @@ def bind_values(
     index: Mapping[str, Array],
     places: Sequence[Array],
     dtype: str,
+    strides: tuple[int, ...],
 ) -> tuple[BoundNest, list[OperandView]]:
-    """Return the loops of `add_by_loops` for totals of a dtype, and the arrays that they read."""
-    shape = [einsum.extent[label] for label in einsum.output]
-    strides = np.empty(0, dtype).itemsize * np.cumprod([1, *reversed(shape[1:])])[::-1]
+    """Return the loops of `add_by_loops` for totals stored like this, and the arrays they read."""
     lowered = _with_places(einsum, segments)
     numbers = {label: counted(indices) for label, indices in index.items()}
     views = operand_views(lowered, [*operands, *places], numbers)
     reads = tuple(indexed_array(*view) for view in views)
     entries = _target_entries(einsum, segments, len(operands))
-    target = IndexedArray(dtype, tuple(shape), tuple(map(int, strides)), entries)
+    target = IndexedArray(dtype, einsum.bound, strides, entries)
     place_operands = range(len(operands), len(operands) + len(places))
     return _bind_scatter(lowered, reads, target, place_operands), views
 
@@ -174,32 +171,6 @@ def _target_entries(einsum: EinSum, segments: Segments, operands: int) -> IndexE
         else:
             entries.append(label)
     return tuple(entries)
-
-
-def _shares(
-    bound: BoundNest, parameters: Parameters, places: int, threads: int
-) -> list[Parameters]:
-    """Return the parameters of each thread."""
-    lane = bound.nest.lane
-    lanes = bound.axes[lane].extent
-    if lanes >= threads * MIN_SHARED_LANES:
-        first = bound.position["a", lane, 0]
-        last = bound.position["b", lane, 0]
-        pieces = threads
-        extent = lanes
-    else:
-        first = bound.position["K", 0, 0]
-        last = bound.position["K", 0, 1]
-        pieces = max(1, min(threads, places))
-        extent = places
-    jobs = []
-    cuts = [extent * k // pieces for k in range(pieces + 1)]
-    for start, stop in pairwise(cuts):
-        job = parameters.copy()
-        job[first] = start
-        job[last] = stop
-        jobs.append(job)
-    return jobs
 
 
 @lru_cache(maxsize=4096)
