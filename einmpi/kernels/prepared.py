@@ -115,23 +115,6 @@ def _is_same_view(array: Array, view: Array) -> bool:
     return is_alike and view.dtype == array.dtype and address_of(view) == address_of(array)
 
 
-def blocks_maker(
-    array: Array, view: Array, first: int, distance: int, count: int
-) -> Callable[[Array], Sequence[Array]] | None:
-    """Return what makes many views of other arrays that are stored as this one is.
-
-    The first is `first` bytes after the given view, each other one `distance` bytes further.
-    Return None as `view_maker` does.
-    """
-    if not _has_buffer(array) or view_maker(array, view) is None:
-        return None
-    shape = (count, *view.shape)
-    strides = (distance, *view.strides)
-    dtype = view.dtype
-    offset = address_of(view) - address_of(array) + first
-    return lambda other: list(np.ndarray(shape, dtype, other, offset, strides))
-
-
 def address_of(array: Any) -> int:
     """Return the address of the first element of an array, or of what stands for one."""
     return int(array.__array_interface__["data"][0])

@@ -14,7 +14,7 @@ import numpy as np
 
 from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import IndexEntries
-from einmpi.kernels.contraction import Contraction, exact_contraction
+from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
@@ -28,12 +28,12 @@ from einmpi.kernels.cpu.compiled import (
     pool,
 )
 from einmpi.kernels.cpu.grouping_rule import is_product
-from einmpi.kernels.cpu.prepared_products import prepare_by_blas, product_of_views
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.loop_nest import Counter, counted
 from einmpi.kernels.operands import Array, number_operands
-from einmpi.kernels.prepared import PreparedCall, address_of, blocks_maker
+from einmpi.kernels.prepared import PreparedCall, address_of
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group, Kernel, Slot
+from einmpi.schedule.steps import Group, Slot
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
@@ -160,31 +160,6 @@ class _ProductStage:
     def check_gathers(self) -> None: ...
 
 
-@dataclass
-class _ProductOfViewsStage:
-    """A matrix product of a group that is one call of numpy on views.
-
-    The blocks follow one another along one row.
-    """
-
-    function: Callable[..., Any]
-    names: list[str]  # of the slots of the factors
-    make_blocks: list[Callable[[Array], Sequence[Array]]]  # the views of a factor for all blocks
-    target: Array  # of an inner slot
-    is_movable: bool = True
-
-    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        function = self.function
-        target = self.target
-        blocks = []
-        for name, make in zip(self.names, self.make_blocks, strict=True):
-            blocks.append(make(arrays[name]))
-        left, right = blocks
-        return lambda number: function(left[number], right[number], target)
-
-    def check_gathers(self) -> None: ...
-
-
 class _Worker:
     """One thread of a group, with arrays of its own for the inner slots."""
 
@@ -262,9 +237,6 @@ class _Worker:
         first = []
         for slot, index in zip(slots, entries, strict=True):
             first.append(self._first_block(slot, index, rows, shape, arrays))
-        by_views = self._prepare_product_of_views(kernel, contraction, first, starts, arrays)
-        if by_views is not None:
-            return by_views
         call = prepare_by_blas(contraction, first[:-1], first[-1])
         regions = []
         for start in starts:
@@ -273,38 +245,6 @@ class _Worker:
                 parts.append(self._region(slot, index, rows, shape, start))
             regions.append(parts)
         return _ProductStage(call, slots, regions, self.inner)
-
-    def _prepare_product_of_views(
-        self,
-        kernel: Kernel,
-        contraction: Contraction,
-        first: Sequence[Array],
-        starts: Sequence[tuple[int, ...]],
-        arrays: Mapping[str, Array],
-    ) -> _Stage | None:
-        """Prepare a matrix product as one call on views, given its arrays for the first block."""
-        if len(self.group.rows) > 1 or kernel.target.name not in self.inner:
-            return None
-        product = product_of_views(contraction, first[:-1], first[-1])
-        if product is None or len(product.views) != 2:
-            return None
-        distance = starts[1][0] - starts[0][0] if len(starts) > 1 else 0
-        names = []
-        makers = []
-        for position, view in zip(product.positions, product.views, strict=True):
-            slot = kernel.operands[position]
-            if slot.name in self.inner:
-                return None
-            names.append(slot.name)
-            operand = OperandView(arrays[slot.name], kernel.einsum.operands[position])
-            stride = _stride_along(self.group.rows[0][0], operand)
-            make = blocks_maker(
-                arrays[slot.name], view, starts[0][0] * stride, distance * stride, len(starts)
-            )
-            if make is None:
-                return None
-            makers.append(make)
-        return _ProductOfViewsStage(product.function, names, makers, product.target)
 
     def _prepare_loops(
         self,
