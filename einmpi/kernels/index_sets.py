@@ -36,6 +36,7 @@ from einmpi.graph.scalar import (
     walk,
     with_gathers,
 )
+from einmpi.kernels.boxes import part_of_array
 from einmpi.kernels.operands import operands_read
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 
@@ -73,14 +74,8 @@ class Part:
         """Return what this part needs of an array, along the dimensions that labels index."""
         if not self.positions:
             return array
-        positions = dict(self.positions)
-        places = []
-        for entry in index:
-            if isinstance(entry, str) and entry in positions:
-                places.append(slice(*positions[entry]))
-            else:
-                places.append(slice(None))
-        return array[(*places, ...)]
+        box = {label: slice(*ends) for label, ends in self.positions}
+        return part_of_array(array, index, box)
 
 
 def split_index_sets(einsum: EinSum, index: LabelRuns, dtypes: tuple[str, ...]) -> tuple[Part, ...]:

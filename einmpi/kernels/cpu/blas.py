@@ -16,6 +16,7 @@ import numpy as np
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Number
+from einmpi.kernels.boxes import part_of_array
 from einmpi.kernels.contraction import (
     Contraction,
     Labels,
@@ -271,8 +272,7 @@ def view_without_ones(array: Array, index: Labels, part: Part) -> LabelledArray:
     """
     labels = index
     if part:
-        region: Any = tuple(slice(*part.get(label, (None,))) for label in index)
-        array = array[(..., *region)]
+        array = part_of_array(array, index, {label: slice(*ends) for label, ends in part.items()})
     if len(set(index)) < len(index):
         labels = unique(index)
         axes = [labels.index(label) for label in index]

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const
-from einmpi.kernels.boxes import Box, boxes
+from einmpi.kernels.boxes import Box, boxes, part_of_array
 from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.compiled import compute_by_compiled_loops
@@ -64,8 +63,8 @@ def compute_distance(
             extent.update({label: part.stop - part.start for label, part in box.items()})
             _compute_box(
                 replace(product, extents=tuple(extent.items())),
-                [_cut(x, x_index, box), _cut(y, y_index, box)],
-                _cut(out, product.output, box),
+                [part_of_array(x, x_index, box), part_of_array(y, y_index, box)],
+                part_of_array(out, product.output, box),
                 threads,
                 worth_compiling,
             )
@@ -92,11 +91,6 @@ def _boxes(product: EinSum) -> Iterator[Box]:
             longest = max(own, key=lambda label: steps[label])
             steps[longest] = -(-steps[longest] // 2)
     return boxes(extent, steps)
-
-
-def _cut(array: Array, index: Sequence[Any], box: Box) -> Array:
-    """Return the part of an array that lies in a box."""
-    return array[tuple(box.get(label, slice(None)) for label in index)]
 
 
 def _compute_box(
