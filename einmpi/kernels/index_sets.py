@@ -13,10 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
+from einmpi.graph.arithmetic import infer_over
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import (
     MIRRORED_COMPARISONS,
@@ -280,14 +277,8 @@ class _Simplifier:
         return self._of_same_type(node, this if condition.value else that)
 
     def _of_same_type(self, node: Scalar, simple: Scalar) -> Scalar:
-        return simple if self._type(simple) == self._type(node) else node
-
-    def _type(self, node: Scalar) -> Type:
-        return infer(node, self._operand_type)
-
-    def _operand_type(self, leaf: Scalar) -> Type:
-        assert isinstance(leaf, Arg)
-        return np.dtype(self.dtypes[leaf.position])
+        is_same = infer_over(simple, self.dtypes) == infer_over(node, self.dtypes)
+        return simple if is_same else node
 
 
 def _connective(node: Call) -> Scalar:

@@ -4,6 +4,7 @@ worked out the first time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,10 +30,12 @@ class NumpyCall:
     """
 
     def __init__(
-        self, bare: PreparedCall, bind: Callable[[Sequence[Array], Array], Callable[[], Any]]
+        self,
+        bare: PreparedCall,
+        bind: Callable[[Sequence[Array], Array], Callable[[], Any]] | None = None,
     ) -> None:
         self.bare = bare
-        self.bind = bind
+        self.bind = bind or (lambda operands, out: partial(bare, operands, out))
 
     def __call__(self, operands: Sequence[Array], out: Array) -> None:
         with np.errstate(all="ignore"):

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, IndexEntries, Scalar
+from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
 from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
@@ -73,12 +73,9 @@ def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[npt.DTypeLike]) -> 
 
 @lru_cache(maxsize=1024)
 def _is_compilable(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
-    def dtype_of(leaf: Scalar) -> Type:
-        return np.dtype(dtypes[leaf.position] if isinstance(leaf, Arg) else np.int64)
-
     if any(DTYPES[dtype].is_half for dtype in dtypes):
         return False
-    return all(is_supported(expression, dtype_of) for expression in expressions_of(einsum))
+    return all(is_supported(expression, dtypes) for expression in expressions_of(einsum))
 
 
 def compute_by_compiled_loops(

@@ -15,7 +15,8 @@ from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
-from einmpi.kernels.cpu.scattering.scatter import Scatter, compute_scatter
+from einmpi.kernels.cpu.scattering.scatter import compute_scatter
+from einmpi.kernels.cpu.scattering.scatter_loops import Scatter
 from einmpi.kernels.cpu.weighted_difference import prepare_weighted_difference
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array

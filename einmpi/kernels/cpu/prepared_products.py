@@ -79,7 +79,7 @@ def _prepare_part(positions: Sequence[int], part: SinglePart) -> PreparedCall | 
     part_shapes = part.shapes
     dtype = part.dtype
     if len(prepared) > 1:
-        return NumpyCall(compute, lambda operands, out: partial(compute, operands, out))
+        return NumpyCall(compute)
     ((function, arguments),) = prepared
 
     def bind(operands: Sequence[Array], out: Array) -> Callable[[], Any]:

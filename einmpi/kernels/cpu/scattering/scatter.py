@@ -5,8 +5,8 @@ Every total takes its values in the order of the aggregated labels, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,13 +14,15 @@ import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Const
-from einmpi.graph.segments import Segments
 from einmpi.kernels.boxes import Box, boxes, halve_step, part_of_array
 from einmpi.kernels.cpu.broadcast import label_values, operand_values
 from einmpi.kernels.cpu.compiled import is_addressable
-from einmpi.kernels.cpu.scattering.scatter_loops import add_by_loops, supports_scatter_loops
+from einmpi.kernels.cpu.scattering.scatter_loops import (
+    Scatter,
+    add_by_loops,
+    supports_scatter_loops,
+)
 from einmpi.kernels.operands import Array, operands_read
 from einmpi.kernels.ufuncs import apply
 
@@ -28,42 +30,6 @@ CHUNK_PLACES = 2**19  # places that are computed at a time: 4 MiB for each scatt
 BLOCK_ELEMENTS = 2**17  # of a temporary of numpy's, so that it stays in the cache
 TOTAL_BYTES = 2**24  # of totals that are wider than the result
 MIN_CUT_EXTENT = 64  # a label that is not scattered is cut down to this before a scattered one
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """A scattered EinSum and its arrays, or a part of it.
-
-    The extents of the EinSum are those of the arrays. `index` has the global indices of a label's
-    positions, for labels that do not start at 0.
-    """
-
-    einsum: EinSum
-    segments: Segments
-    operands: tuple[Array, ...]
-    index: Mapping[str, Array]
-
-    @property
-    def values(self) -> int:
-        """How many values are aggregated."""
-        extent = self.einsum.extent
-        return prod(extent[x] for x in self.einsum.labels if x not in self.segments.labels)
-
-    def part(self, box: Box) -> Scatter:
-        """Return the part in which labels have these positions."""
-        extents = []
-        index = dict(self.index)
-        for label, extent in self.einsum.extents:
-            positions = box.get(label, slice(0, extent))
-            extents.append((label, positions.stop - positions.start))
-            if label in self.index:
-                index[label] = self.index[label][positions]
-            elif positions.start > 0:
-                index[label] = np.arange(positions.start, positions.stop)
-        pairs = zip(self.operands, self.segments.operands, strict=True)
-        operands = [part_of_array(operand, entries, box) for operand, entries in pairs]
-        einsum = replace(self.einsum, extents=tuple(extents))
-        return Scatter(einsum, self.segments, tuple(operands), index)
 
 
 def compute_scatter(
@@ -100,8 +66,7 @@ def compute_scatter(
         return
     is_compiled = scatter.values >= min_compiled_values
     if is_compiled:
-        dtypes = [array.dtype for array in scatter.operands]
-        is_compiled = supports_scatter_loops(einsum, scatter.segments, dtypes)
+        is_compiled = supports_scatter_loops(scatter)
     used_threads = threads if is_compiled else 0
     dtype = out.dtype
     if rule.is_rounded:
@@ -142,9 +107,7 @@ def _fill_totals(scatter: Scatter, rule: Aggregation, totals: Array, threads: in
         places = scatter_places(chunk)
         target = part_of_array(totals, chunk.einsum.output, box)
         if threads > 0:
-            add_by_loops(
-                chunk.einsum, chunk.segments, chunk.operands, chunk.index, places, target, threads
-            )
+            add_by_loops(chunk, places, target, threads)
         else:
             _add_by_numpy(chunk, rule, places, target)
     masked = totals.dtype.type(scatter.segments.masked)

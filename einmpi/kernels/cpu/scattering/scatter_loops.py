@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, gathers_in, rebuild
 from einmpi.graph.segments import Segments
+from einmpi.kernels.boxes import Box, part_of_array
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
@@ -41,12 +42,48 @@ from einmpi.kernels.prepared import address_of
 MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
 
 
-def supports_scatter_loops(
-    einsum: EinSum, segments: Segments, dtypes: Sequence[npt.DTypeLike]
-) -> bool:
-    """Return whether the values can be computed by compiled loops for operands of these dtypes."""
-    places = [np.dtype(np.int64)] * len(segments.labels)
-    return supports_compiled_loops(_with_places(einsum, segments), [*dtypes, *places])
+@dataclass(frozen=True)
+class Scatter:
+    """A scattered EinSum and its arrays, or a part of it.
+
+    The extents of the EinSum are those of the arrays. `index` has the global indices of a label's
+    positions, for labels that do not start at 0.
+    """
+
+    einsum: EinSum
+    segments: Segments
+    operands: tuple[Array, ...]
+    index: Mapping[str, Array]
+
+    @property
+    def values(self) -> int:
+        """How many values are aggregated."""
+        extent = self.einsum.extent
+        return prod(extent[x] for x in self.einsum.labels if x not in self.segments.labels)
+
+    def part(self, box: Box) -> Scatter:
+        """Return the part in which labels have these positions."""
+        extents = []
+        index = dict(self.index)
+        for label, extent in self.einsum.extents:
+            positions = box.get(label, slice(0, extent))
+            extents.append((label, positions.stop - positions.start))
+            if label in self.index:
+                index[label] = self.index[label][positions]
+            elif positions.start > 0:
+                index[label] = np.arange(positions.start, positions.stop)
+        pairs = zip(self.operands, self.segments.operands, strict=True)
+        operands = [part_of_array(operand, entries, box) for operand, entries in pairs]
+        einsum = replace(self.einsum, extents=tuple(extents))
+        return Scatter(einsum, self.segments, tuple(operands), index)
+
+
+def supports_scatter_loops(scatter: Scatter) -> bool:
+    """Return whether the values can be computed by compiled loops."""
+    dtypes = [array.dtype for array in scatter.operands]
+    places = [np.dtype(np.int64)] * len(scatter.segments.labels)
+    values = _with_places(scatter.einsum, scatter.segments)
+    return supports_compiled_loops(values, [*dtypes, *places])
 
 
 @lru_cache(maxsize=1024)
@@ -90,15 +127,7 @@ def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
     )
 
 
-def add_by_loops(
-    einsum: EinSum,
-    segments: Segments,
-    operands: Sequence[Array],
-    index: Mapping[str, Array],
-    places: Sequence[Array],
-    totals: Array,
-    threads: int,
-) -> None:
+def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threads: int) -> None:
     """Aggregate values into totals that typed pointers can reach.
 
     Threads share the lanes, or the places: each total is the work of one thread, which takes its
@@ -106,22 +135,18 @@ def add_by_loops(
 
     Parameters
     ----------
-    einsum, segments
-        What to compute; the extents are those of the arrays.
-    operands, totals
-        The arrays. Operands are never written to.
-    index
-        The global indices of a label's positions, for labels that do not start at 0.
+    scatter
+        What to compute; operands are never written to.
     places
         For each scattered label the positions to which values go. Values for which the first of
         them is none of the label's go nowhere.
+    totals
+        The results.
     threads
         How many threads to use; the result does not depend on it.
     """
-    bound, views = bind_values(
-        einsum, segments, operands, index, places, totals.dtype.name, totals.strides
-    )
-    extent = totals.shape[einsum.output.index(segments.labels[0])]
+    bound, views = bind_values(scatter, places, totals.dtype.name, totals.strides)
+    extent = totals.shape[scatter.einsum.output.index(scatter.segments.labels[0])]
     for dimensions in bound.gathered[:-1]:
         is_empty = any(dimension.extent == 0 for dimension in dimensions)
         if is_empty and ((places[0] >= 0) & (places[0] < extent)).any():
@@ -143,34 +168,23 @@ def add_by_loops(
 
 
 def bind_values(
-    einsum: EinSum,
-    segments: Segments,
-    operands: Sequence[Array],
-    index: Mapping[str, Array],
-    places: Sequence[Array],
-    dtype: str,
-    strides: tuple[int, ...],
+    scatter: Scatter, places: Sequence[Array], dtype: str, strides: tuple[int, ...]
 ) -> tuple[BoundNest, list[OperandView]]:
     """Return the loops of `add_by_loops` for totals stored like this, and the arrays they read."""
-    lowered = _with_places(einsum, segments)
-    numbers = {label: counted(indices) for label, indices in index.items()}
-    views = operand_views(lowered, [*operands, *places], numbers)
+    einsum = scatter.einsum
+    count = len(scatter.operands)
+    lowered = _with_places(einsum, scatter.segments)
+    numbers = {label: counted(indices) for label, indices in scatter.index.items()}
+    views = operand_views(lowered, [*scatter.operands, *places], numbers)
     reads = tuple(indexed_array(*view) for view in views)
-    entries = _target_entries(einsum, segments, len(operands))
-    target = IndexedArray(dtype, einsum.bound, strides, entries)
-    place_operands = range(len(operands), len(operands) + len(places))
-    return _bind_scatter(lowered, reads, target, place_operands), views
-
-
-def _target_entries(einsum: EinSum, segments: Segments, operands: int) -> IndexEntries:
-    """Return what indexes the totals: labels, and the operands with places after the others."""
-    entries: list[str | Scalar] = []
+    entries: list[str | Scalar] = []  # of the totals: labels, and the operands with places
     for label in einsum.output:
-        if label in segments.labels:
-            entries.append(Arg(operands + segments.labels.index(label)))
+        if label in scatter.segments.labels:
+            entries.append(Arg(count + scatter.segments.labels.index(label)))
         else:
             entries.append(label)
-    return tuple(entries)
+    target = IndexedArray(dtype, einsum.bound, strides, tuple(entries))
+    return _bind_scatter(lowered, reads, target, range(count, count + len(places))), views
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,7 @@ from einmpi.kernels.cpu.compiled import (
 )
 from einmpi.kernels.cpu.loop_source import HEAD
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.cpu.scattering.scatter_loops import bind_values, supports_scatter_loops
+from einmpi.kernels.cpu.scattering.scatter_loops import Scatter, bind_values, supports_scatter_loops
 from einmpi.kernels.cpu.source_lines import SourceLines
 from einmpi.kernels.loop_nest import BoundNest, Nest
 from einmpi.kernels.operands import Array
@@ -108,16 +108,13 @@ class ScatteredUpdate:
         self.dtype = dtype
         self.update = update
         self.threads = threads
-        segments = product.required_segments
         self.bound: BoundNest | None = None
-        dtypes = [array.dtype for array in operands]
         total_dtype = DTYPES[dtype].accumulator
-        if not supports_scatter_loops(product, segments, dtypes):
+        scatter = Scatter(product, product.required_segments, tuple(operands), index)
+        if not supports_scatter_loops(scatter):
             return
         strides = dense_strides(product.output, product.extent, np.dtype(total_dtype).itemsize)
-        bound, views = bind_values(
-            product, segments, operands, index, [places], total_dtype, strides
-        )
+        bound, views = bind_values(scatter, [places], total_dtype, strides)
         arrays = [view.array for view in views[: len(operands)]]
         are_views = all(map(np.may_share_memory, arrays, operands))
         if are_views and _is_simple(bound):
