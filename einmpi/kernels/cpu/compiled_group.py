@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import EinmpiError
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
+from einmpi.kernels.boxes import Box, part_of_array
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
@@ -33,7 +36,7 @@ from einmpi.kernels.loop_nest import Counter, counted
 from einmpi.kernels.operands import Array, number_operands
 from einmpi.kernels.prepared import PreparedCall, address_of
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group, Slot
+from einmpi.schedule.steps import Group
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
@@ -88,11 +91,10 @@ class PreparedGroup:
             worker.bind(arrays)
         if len(self.workers) == 1:
             self.workers[0].compute_blocks()
-        elif self.has_products:
-            with one_blas_thread():  # each of the threads calls BLAS
-                list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         else:
-            list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
+            # Each of the threads calls BLAS.
+            with one_blas_thread() if self.has_products else nullcontext():
+                list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         for worker in self.workers:
             worker.check_gathers()
 
@@ -140,19 +142,22 @@ class _ProductStage:
     """A matrix product of a group, by BLAS."""
 
     call: PreparedCall
-    slots: list[Slot]  # the operands, then the target
-    regions: list[list[tuple[slice, ...]]]  # of each of them, for each block
-    inner: Mapping[str, Array]
+    # The operands, then the target: the name of a slot and its indices, or the part of an inner
+    # array that all blocks use.
+    arrays: list[tuple[str, IndexEntries] | Array]
+    boxes: list[Box]  # of each block
     is_movable: bool = True
 
     def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        known = {**arrays, **self.inner}
-        whole = [known[slot.name] for slot in self.slots]
+        whole: list[tuple[Array, IndexEntries]] = []
+        for used in self.arrays:
+            whole.append((arrays[used[0]], used[1]) if isinstance(used, tuple) else (used, ()))
         call = self.call
-        regions = self.regions
+        boxes = self.boxes
 
         def multiply(number: int) -> None:
-            parts = [array[part] for array, part in zip(whole, regions[number], strict=True)]
+            box = boxes[number]
+            parts = [part_of_array(array, index, box) for array, index in whole]
             call(parts[:-1], parts[-1])
 
         return multiply
@@ -219,6 +224,25 @@ class _Worker:
             extent[labels[number]] = size
         return extent
 
+    def _box(self, number: int, shape: Sequence[int], start: Sequence[int]) -> Box:
+        """Return the rows of a kernel in the block of this shape that starts here."""
+        found = {}
+        for labels, size, first in zip(self.group.rows, shape, start, strict=True):
+            found[labels[number]] = slice(first, first + size)
+        return found
+
+    def _first_block(
+        self, number: int, arrays: Mapping[str, Array], shape: Sequence[int]
+    ) -> tuple[EinSum, list[Array]]:
+        """Return what a kernel computes in a block of this shape, and its arrays in the first."""
+        kernel = self.group.kernels[number]
+        einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
+        box = self._box(number, shape, [0] * len(shape))
+        known = {**arrays, **self.inner}
+        slots = (*kernel.operands, kernel.target)
+        pairs = zip(slots, (*einsum.operands, einsum.output), strict=True)
+        return einsum, [part_of_array(known[slot.name], index, box) for slot, index in pairs]
+
     def _prepare_product(
         self,
         number: int,
@@ -228,23 +252,16 @@ class _Worker:
     ) -> _Stage:
         """Prepare a matrix product for blocks of a shape."""
         kernel = self.group.kernels[number]
-        rows = [labels[number] for labels in self.group.rows]
-        einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
+        einsum, (*operands, out) = self._first_block(number, arrays, shape)
         contraction = exact_contraction(einsum, kernel.operand_dtypes, self.strict)
         assert contraction is not None, f"{kernel} is no product"
-        slots = [*kernel.operands, kernel.target]
-        entries = [*einsum.operands, einsum.output]
-        first = []
-        for slot, index in zip(slots, entries, strict=True):
-            first.append(self._first_block(slot, index, rows, shape, arrays))
-        call = prepare_by_blas(contraction, first[:-1], first[-1])
-        regions = []
-        for start in starts:
-            parts = []
-            for slot, index in zip(slots, entries, strict=True):
-                parts.append(self._region(slot, index, rows, shape, start))
-            regions.append(parts)
-        return _ProductStage(call, slots, regions, self.inner)
+        used: list[tuple[str, IndexEntries] | Array] = []
+        slots = (*kernel.operands, kernel.target)
+        entries = (*einsum.operands, einsum.output)
+        for slot, index, part in zip(slots, entries, (*operands, out), strict=True):
+            used.append(part if slot.name in self.inner else (slot.name, index))
+        boxes = [self._box(number, shape, start) for start in starts]
+        return _ProductStage(prepare_by_blas(contraction, operands, out), used, boxes)
 
     def _prepare_loops(
         self,
@@ -260,12 +277,8 @@ class _Worker:
         """
         kernel = self.group.kernels[number]
         rows = [labels[number] for labels in self.group.rows]
-        extent = self._block_extent(number, shape)
-        einsum = replace(kernel.einsum, extents=tuple(extent.items()))
-        operands = []
-        for slot, entries in zip(kernel.operands, einsum.operands, strict=True):
-            operands.append(self._first_block(slot, entries, rows, shape, arrays))
-        out = self._first_block(kernel.target, einsum.output, rows, shape, arrays)
+        einsum, (*operands, out) = self._first_block(number, arrays, shape)
+        extent = einsum.extent
         known = {label: counted(indices(runs)) for label, runs in kernel.index}
         label_values: dict[str, Array | Counter] = {}
         for label in number_operands(einsum).labels:
@@ -302,38 +315,6 @@ class _Worker:
             names=names,
             is_movable=all_views and not bound.packed,
         )
-
-    def _region(
-        self,
-        slot: Slot,
-        entries: IndexEntries,
-        rows: Sequence[str],
-        shape: Sequence[int],
-        start: Sequence[int],
-    ) -> tuple[slice, ...]:
-        """Return the part of a slot's array that belongs to the block that starts here."""
-        found = []
-        for entry in entries:
-            if entry not in rows:
-                found.append(slice(None))
-                continue
-            row = rows.index(str(entry))
-            first = 0 if slot.name in self.inner else start[row]
-            found.append(slice(first, first + shape[row]))
-        return tuple(found)
-
-    def _first_block(
-        self,
-        slot: Slot,
-        entries: IndexEntries,
-        rows: Sequence[str],
-        shape: Sequence[int],
-        arrays: Mapping[str, Array],
-    ) -> Array:
-        """Return the part of a slot's array that belongs to the first block."""
-        array = self.inner[slot.name] if slot.name in self.inner else arrays[slot.name]
-        region: Any = self._region(slot, entries, rows, shape, [0] * len(rows))
-        return array[(*region, ...)]
 
 
 def _stride_along(label: str, view: OperandView) -> int:

@@ -4,10 +4,11 @@ aggregates that are computed in the same pass over memory as the tensor they agg
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from einmpi.kernels.grouping import with_steps
 from einmpi.kernels.halo_parts import split_at_halos
 from einmpi.schedule.halo import HaloBlock, HaloExchange, Sweep
 from einmpi.schedule.regions import Region, elements, shape
@@ -40,8 +41,7 @@ def with_halos_beside(schedule: Schedule) -> Schedule:
     for number, step in enumerate(schedule.steps):
         steps += changes.replaced.get(number, [step])
         new_counts.append(len(steps))
-    points = [replace(point, steps=new_counts[point.steps]) for point in schedule.points]
-    return replace(schedule, steps=tuple(steps), points=tuple(points))
+    return with_steps(schedule, steps, new_counts)
 
 
 def _may_stay_beside(step: Step) -> bool:
@@ -71,27 +71,22 @@ class _Changes:
     @cached_property
     def readers(self) -> dict[str, list[int]]:
         """The steps that read or keep each slot."""
-        found: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
-            for slot in {*step.reads, *step.keeps}:
-                found.setdefault(slot.name, []).append(number)
-        return found
+        return self._steps_by_slot(lambda step: {*step.reads, *step.keeps})
 
     @cached_property
     def freeing(self) -> dict[str, list[int]]:
         """The steps that free each slot."""
-        found: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
-            for slot in step.frees:
-                found.setdefault(slot.name, []).append(number)
-        return found
+        return self._steps_by_slot(lambda step: step.frees)
 
     @cached_property
     def writers(self) -> dict[str, list[int]]:
         """The steps that write each slot."""
+        return self._steps_by_slot(lambda step: step.writes)
+
+    def _steps_by_slot(self, slots: Callable[[Step], Iterable[Slot]]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for number, step in enumerate(self.steps):
-            for slot in step.writes:
+            for slot in slots(step):
                 found.setdefault(slot.name, []).append(number)
         return found
 
@@ -216,11 +211,7 @@ def with_folds(
     for step in steps:
         is_plain = isinstance(step, Sweep) and not step.blocks and not step.folds
         found.append(step.kernel if isinstance(step, Sweep) and is_plain else step)
-    points = []
-    for point in schedule.points:
-        is_inside = point.inside or point.steps in inside
-        points.append(replace(point, steps=new_counts[point.steps], inside=is_inside))
-    return replace(schedule, steps=tuple(found), points=tuple(points))
+    return with_steps(schedule, found, new_counts, inside)
 
 
 def _sweep_of(step: Step, is_map: Callable[[Kernel], bool]) -> Sweep | None:
