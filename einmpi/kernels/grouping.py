@@ -50,23 +50,26 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
     new_counts = [0]
     inside: set[int] = set()
-    bytes_in_use = 0
+    bytes_by_slot: dict[str, int] = {}  # a slot may be allocated by several steps
     position = 0
     while position < len(schedule.steps):
         taken: Sequence[Step] = schedule.steps[position : position + 1]
         run = _longest_run(schedule.steps, position, rule, schedule.updates)
         run = _without_lost_inputs(run, schedule.updates)
+        bytes_in_use = sum(bytes_by_slot.values())
         found = _group_of(run, bytes_in_use, peak, rule)
         if found is None and any(isinstance(step, Load) for step in run):
             run = _before_loads(run)
-            found = _group_of(run, bytes_in_use, peak, rule)
+            bytes_in_use = sum(bytes_by_slot.values())
+        found = _group_of(run, bytes_in_use, peak, rule)
         if found is not None:
             taken = run
         steps += found or taken
         inside.update(range(position + 1, position + len(taken)))
         for step in taken:
-            bytes_in_use += sum(slot.nbytes for slot in step.allocates())
-            bytes_in_use -= sum(slot.nbytes for slot in step.frees)
+            bytes_by_slot.update((slot.name, slot.nbytes) for slot in step.allocates())
+            for slot in step.frees:
+                del bytes_by_slot[slot.name]
         position += len(taken)
         new_counts += [len(steps)] * len(taken)
     return with_steps(schedule, steps, new_counts, inside)

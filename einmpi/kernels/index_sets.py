@@ -23,18 +23,16 @@ from einmpi.graph.index_arithmetic import (
     interval_of,
 )
 from einmpi.graph.scalar import (
-    Arg,
     Call,
     Const,
     IndexEntries,
     Scalar,
     gathers_in,
-    rebuild,
     walk,
     with_gathers,
 )
 from einmpi.kernels.boxes import part_of_array
-from einmpi.kernels.operands import operands_read
+from einmpi.kernels.operands import operands_read, with_operands
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 
 Array: TypeAlias = Any  # of any library
@@ -191,18 +189,9 @@ def _part(
     for entries in einsum.operands:
         indices.append(with_gathers(entries, simplify.expression))
     taken = operands_read([function], indices)
-    number = {position: k for k, position in enumerate(taken)}
-
-    def renumber(leaf: Scalar) -> Scalar:
-        return Arg(number[leaf.position]) if isinstance(leaf, Arg) else leaf
-
-    kept: list[IndexEntries] = []
-    for position in taken:
-        kept.append(with_gathers(indices[position], lambda gather: rebuild(gather, renumber)))
     extents = tuple((label, length(runs[label])) for label, _ in einsum.extents)
-    part = replace(
-        einsum, operands=tuple(kept), function=rebuild(function, renumber), extents=extents
-    )
+    whole = replace(einsum, operands=tuple(indices), function=function, extents=extents)
+    part = with_operands(whole, taken)
     index = tuple((label, runs[label]) for label in part.labels_as_numbers)
     return Part(part, taken, positions, index)
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, Const
 from einmpi.kernels.boxes import Box, boxes, part_of_array
 from einmpi.kernels.contraction import required_contraction
@@ -123,15 +123,9 @@ def _with_norms(product: EinSum) -> EinSum:
     twice = Call("*", (Arg(0), Const(-2)))
     first = Call("+", (twice, Arg(1)))
     both = Call("+", (first, Arg(2)))
-    extent = product.extent
-    return EinSum(
-        output=product.output,
-        operands=(product.output, _kept_labels(product, 0), _kept_labels(product, 1)),
-        function=Call("maximum", (both, Const(0))),
-        aggregation=None,
-        aggregated=(),
-        extents=tuple((label, extent[label]) for label in product.output),
-    )
+    operands = (product.output, _kept_labels(product, 0), _kept_labels(product, 1))
+    function = Call("maximum", (both, Const(0)))
+    return einsum_over(product.output, operands, function, None, (), product.extent)
 
 
 def _kept_labels(product: EinSum, position: int) -> tuple[str, ...]:

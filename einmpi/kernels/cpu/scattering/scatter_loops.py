@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, gathers_in, rebuild
 from einmpi.graph.segments import Segments
 from einmpi.kernels.boxes import Box, part_of_array
@@ -113,18 +113,8 @@ def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
         operands.append(tuple(changed))
     operands += [segments.index_labels] * len(segments.labels)
     output = [label for label in einsum.output if label not in place]
-    extents = []
-    for label, extent in einsum.extents:
-        if label not in place:
-            extents.append((label, extent))
-    return EinSum(
-        tuple(output),
-        tuple(operands),
-        rebuild(segments.body, leaf),
-        einsum.aggregation,
-        einsum.aggregated,
-        tuple(extents),
-    )
+    body = rebuild(segments.body, leaf)
+    return einsum_over(output, operands, body, einsum.aggregation, einsum.aggregated, einsum.extent)
 
 
 def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threads: int) -> None:
