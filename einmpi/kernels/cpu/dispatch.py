@@ -108,9 +108,7 @@ def prepare_einsum(
             compute_scatter(prepared, out, threads, min_compiled)
 
         return scatter
-    by_pick = None
-    if einsum.pick is not None:
-        by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
+    by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
     if by_pick is not None:
         return by_pick
     names = (array.dtype.name for array in operands)
@@ -159,7 +157,9 @@ def _prepare_pick(
     repetition: int,
 ) -> PreparedCall | None:
     """Prepare to read only what an index picks; return None if it cannot be done so."""
-    label = einsum.required_pick.label
+    if einsum.pick is None:
+        return None
+    label = einsum.pick.label
     first = 0
     if label in index and len(index[label]) > 0:
         first = int(index[label][0])

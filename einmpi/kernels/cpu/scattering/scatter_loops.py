@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum, einsum_over
-from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, gathers_in, rebuild
+from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, rebuild
 from einmpi.graph.segments import Segments
 from einmpi.kernels.boxes import Box, part_of_array
 from einmpi.kernels.cpu.compiled import (
@@ -28,11 +28,11 @@ from einmpi.kernels.cpu.compiled import (
 )
 from einmpi.kernels.loop_choice import gathered_dimensions
 from einmpi.kernels.loop_nest import (
-    Access,
     Axis,
     BoundNest,
     IndexedArray,
     Nest,
+    accesses_of,
     axes_of,
     counted,
 )
@@ -199,16 +199,11 @@ def _bind_scatter(
     outer = [axis for axis in outer if axis is not lane]
     outer.sort(key=lambda axis: -abs(axis.strides[-1]))
     ordered = (*outer, lane, *aggregated)
-    accesses = []
-    for k, array in enumerate(arrays):
-        loops = tuple(loop for loop, axis in enumerate(ordered) if axis.strides[k])
-        is_dense = lane.strides[k] == itemsizes[k]
-        gathers = gathers_in(array.index)
-        accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
+    *read_accesses, out = accesses_of(arrays, ordered, lane)
     nest = Nest(
         function=number_operands(einsum).function,
-        reads=tuple(accesses[:-1]),
-        out=accesses[-1],
+        reads=tuple(read_accesses),
+        out=out,
         aggregation=einsum.aggregation,
         output_loops=len(outer) + 1,
         loops=len(ordered),
