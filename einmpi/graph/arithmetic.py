@@ -17,7 +17,7 @@ from einmpi.graph.dtypes import (
     numpy_dtypes,
 )
 from einmpi.graph.operations import OPERATIONS, Operation
-from einmpi.graph.scalar import Call, Const, Index, Number, Scalar
+from einmpi.graph.scalar import Arg, Call, Const, Index, Number, Scalar
 
 _LARGEST_INTEGER = "an integer from -2**63 to 2**63 - 1"
 
@@ -92,6 +92,16 @@ def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
     if not isinstance(node, Call):
         return leaf(node)
     return call_type(node.op, node.args, [infer(arg, leaf) for arg in node.args])
+
+
+def infer_over(node: Scalar, dtypes: Sequence[str]) -> Type:
+    """Return the dtype of an expression over operands of these dtypes."""
+
+    def leaf(part: Scalar) -> Type:
+        assert isinstance(part, Arg)
+        return np.dtype(dtypes[part.position])
+
+    return infer(node, leaf)
 
 
 def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:

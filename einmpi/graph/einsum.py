@@ -390,6 +390,19 @@ def _rebuilt_index(index: IndexEntries, leaf: Callable[[Scalar], Scalar]) -> Ind
     return with_gathers(index, lambda gather: rebuild(gather, leaf))
 
 
+def einsum_over(
+    output: Sequence[str],
+    operands: Sequence[IndexEntries],
+    function: Scalar,
+    aggregation: str | None,
+    aggregated: Sequence[str],
+    extent: Mapping[str, int],
+) -> EinSum:
+    """Return an EinSum, given the extents of its labels and perhaps of others."""
+    extents = tuple((label, extent[label]) for label in (*output, *aggregated))
+    return EinSum(tuple(output), tuple(operands), function, aggregation, tuple(aggregated), extents)
+
+
 def make_einsum(
     output: Sequence[str],
     expression: Scalar,
@@ -402,9 +415,7 @@ def make_einsum(
     missing = [label for label in labels_of(expression) if label not in labels]
     assert not missing, f"labels {missing} are neither in the output nor aggregated"
     function, operands, tensors = close(expression)
-    extents = tuple((label, extent[label]) for label in labels)
-    einsum = EinSum(tuple(output), operands, function, aggregation, tuple(aggregated), extents)
-    return einsum, tensors
+    return einsum_over(output, operands, function, aggregation, aggregated, extent), tensors
 
 
 def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:

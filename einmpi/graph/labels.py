@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 # i·p stays below 2**53 for every index i and 4096 ranks: exact in any arithmetic of the planner.
 MAX_EXTENT = 2**39
@@ -20,6 +20,13 @@ def project(vector: Sequence[int], wanted: Sequence[str], labels: Sequence[str])
 def unique(*lists: Iterable[str]) -> tuple[str, ...]:
     """Return the paper's ⊙: the lists joined, each label once, in order of first occurrence."""
     return tuple(dict.fromkeys(itertools.chain(*lists)))
+
+
+def unlike(name: str, taken: Container[str]) -> str:
+    """Return a name, with as many underscores after it as make it unlike those taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 class Names:

@@ -14,6 +14,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, Scan, make_einsum
+from einmpi.graph.labels import unlike
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar
 from einmpi.graph.scan_blocks import (
     Blocks,
@@ -55,20 +56,9 @@ def in_blocks(vertex: Vertex, known: Mapping[str, Vertex], count: int) -> list[V
     blocks = Blocks(count, einsum.extent[scan.along])
     (source,) = vertex.inputs
     writer = _Writer(vertex, einsum, scan, blocks, known[source])
-    names = _new_names(vertex.name, known)
-    totals = writer.totals(names[0])
-    offsets = writer.offsets(names[1], totals)
+    totals = writer.totals(unlike(f"{vertex.name}_totals", known))
+    offsets = writer.offsets(unlike(f"{vertex.name}_offsets", known), totals)
     return [totals, offsets, writer.result(offsets)]
-
-
-def _new_names(name: str, known: Mapping[str, Vertex]) -> list[str]:
-    names = []
-    for suffix in ("totals", "offsets"):
-        new = f"{name}_{suffix}"
-        while new in known:
-            new += "_"
-        names.append(new)
-    return names
 
 
 @dataclass(frozen=True)
@@ -82,10 +72,7 @@ class _Writer:
     source: Vertex
 
     def new_label(self, suffix: str) -> str:
-        label = f"{self.scan.along}_{suffix}"
-        while label in self.einsum.labels:
-            label += "_"
-        return label
+        return unlike(f"{self.scan.along}_{suffix}", self.einsum.labels)
 
     @property
     def lines(self) -> list[str]:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Box: TypeAlias = dict[str, slice]
+
+_WHOLE = slice(None)
+
+
+def part_of_array(array: Any, entries: Iterable[Any], box: Mapping[str, slice]) -> Any:
+    """Return the part of an array, of any library, that lies in a box: a view in any case.
+
+    Dimensions that are not indexed by labels of the box are taken whole.
+    """
+    return array[(*[box.get(entry, _WHOLE) for entry in entries], ...)]
 
 
 def halve_step(steps: dict[str, int], label: str, most_elements: int, least: int = 1) -> None:

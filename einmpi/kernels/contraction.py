@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.arithmetic import infer_over
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, labels_in, walk
@@ -103,16 +103,11 @@ def _keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     A product of small integers that is multiplied by float64 or int64 wraps around before: the
     same factors converted first would not. `dtypes` are those of the operands.
     """
-
-    def leaf(node: Scalar) -> Type:
-        assert isinstance(node, Arg)
-        return np.dtype(dtypes[node.position])
-
-    whole = np.dtype(infer(einsum.function, leaf)).name
+    whole = np.dtype(infer_over(einsum.function, dtypes)).name
     for node in walk(einsum.function):
         if not isinstance(node, Call):
             continue
-        part = np.dtype(infer(node, leaf)).name
+        part = np.dtype(infer_over(node, dtypes)).name
         both_are_rounded = DTYPES[part].kind in "fc" and DTYPES[whole].kind in "fc"
         if part not in (whole, "bool") and not both_are_rounded:
             return False

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 
 # float16 would overflow, and integers are to be exact.
@@ -70,12 +70,5 @@ def squared_norms(product: EinSum, position: int) -> EinSum:
     """
     index = product.operands[position]
     kept = tuple(label for label in product.output if label in index)
-    extents = tuple((label, product.extent[label]) for label in (*kept, *product.aggregated))
-    return EinSum(
-        output=kept,
-        operands=(index, index),
-        function=PRODUCT,
-        aggregation="sum",
-        aggregated=product.aggregated,
-        extents=extents,
-    )
+    aggregated = product.aggregated
+    return einsum_over(kept, (index, index), PRODUCT, "sum", aggregated, product.extent)

@@ -5,6 +5,7 @@ What passes from one kernel to the next stays in the cache, so that softmax read
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,30 +48,27 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     # Where slots are in the slow tier, what is in memory is not counted here.
     uses_slow_tier = any(step.places for step in schedule.steps)
     peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
-    bytes_by_slot: dict[str, int] = {}
+    bytes_by_slot: dict[str, int] = {}  # a slot may be allocated by several steps
     position = 0
     while position < len(schedule.steps):
         taken: Sequence[Step] = schedule.steps[position : position + 1]
-        candidate = _longest_run(schedule.steps, position, rule, schedule.updates)
-        candidate = _without_lost_inputs(candidate, schedule.updates)
-        loads, grouped = _loads_first(candidate)
-        group = _group_of(candidate, loads, grouped, sum(bytes_by_slot.values()), peak, rule)
-        if group is None and loads:
-            candidate = _before_loads(candidate)
-            loads, grouped = _loads_first(candidate)
-            group = _group_of(candidate, loads, grouped, sum(bytes_by_slot.values()), peak, rule)
-        if group is None:
-            steps.append(schedule.steps[position])
-        else:
-            points = [step for step in candidate if isinstance(step, SavePoint)]
-            steps += [*loads, group, *(replace(point, inside=True) for point in points)]
-            taken = candidate
+        run = _longest_run(schedule.steps, position, rule, schedule.updates)
+        run = _without_lost_inputs(run, schedule.updates)
+        bytes_in_use = sum(bytes_by_slot.values())
+        found = _group_of(run, bytes_in_use, peak, rule)
+        if found is None and any(isinstance(step, Load) for step in run):
+            run = _before_loads(run)
+            found = _group_of(run, bytes_in_use, peak, rule)
+        if found is not None:
+            taken = run
+            points = [step for step in run if isinstance(step, SavePoint)]
+            found = [*found, *(replace(point, inside=True) for point in points)]
+        steps += found or taken
         for step in taken:
-            for slot in step.allocates():
-                bytes_by_slot[slot.name] = slot.nbytes
+            bytes_by_slot.update((slot.name, slot.nbytes) for slot in step.allocates())
             for slot in step.frees:
                 del bytes_by_slot[slot.name]
-            position += 1
+        position += len(taken)
     return replace(schedule, steps=tuple(steps))
 
 
@@ -114,10 +112,8 @@ def _up_to_last_kernel(run: list[RunStep]) -> list[RunStep]:
 
 def _before_loads(run: list[RunStep]) -> list[RunStep]:
     """Return the steps of a run before the first one that loads."""
-    for number, step in enumerate(run):
-        if isinstance(step, Load):
-            return _up_to_last_kernel(run[:number])
-    return run
+    first_ones = itertools.takewhile(lambda step: not isinstance(step, Load), run)
+    return _up_to_last_kernel(list(first_ones))
 
 
 def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedStep]]:
@@ -129,13 +125,9 @@ def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedSt
     first: list[Begin | Load] = []
     others: list[GroupedStep] = []
     for step in run:
-        if isinstance(step, Load):
+        if isinstance(step, Load) or (isinstance(step, Begin) and step.load.slot.name in loaded):
             first.append(step)
-            continue
-        if isinstance(step, Begin) and step.load.slot.name in loaded:
-            first.append(step)
-            continue
-        if not isinstance(step, SavePoint):
+        elif not isinstance(step, SavePoint):
             others.append(step)
     return first, others
 
@@ -146,7 +138,7 @@ def _without_lost_inputs(run: list[RunStep], updates: Updates) -> list[RunStep]:
     A slot may be written over an input. Each block of rows must then read just those elements of
     the input that it writes.
     """
-    kernels = [kernel for step in run for kernel in step.kernels]
+    kernels = _kernels_of(run)
     if len(kernels) < 2:
         return run
     rows = _rows_of(kernels)
@@ -196,32 +188,31 @@ def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
 
 
 def _group_of(
-    run: Sequence[RunStep],
-    loads: Sequence[Begin | Load],
-    grouped: Sequence[GroupedStep],
-    bytes_before: int,
-    peak: int,
-    rule: GroupingRule,
-) -> Group | None:
-    """Return the steps `grouped` of a run as a group, after its loads.
+    run: list[RunStep], bytes_before: int, peak: int, rule: GroupingRule
+) -> list[Step] | None:
+    """Return the steps of a run as what it loads, then a group.
 
     None if the rule or the memory speaks against it: the group may need as much as the run did,
     or `peak` bytes, which others need at other times.
     """
-    kernels = [kernel for step in run for kernel in step.kernels]
+    kernels = _kernels_of(run)
     if len(kernels) < 2:
         return None
     rows = _rows_of(kernels)
     block = rule.choose_block(kernels, rows)
     if block is None:
         return None
+    loads, grouped = _loads_first(run)
     group = Group(tuple(grouped), rows, block)
     if not rule.is_worthwhile(group):
         return None
-    needed = _peak_bytes([*loads, group], bytes_before)
-    if needed > max(peak, _peak_bytes(run, bytes_before)):
-        return None
-    return group
+    steps: list[Step] = [*loads, group]
+    needed = _peak_bytes(steps, bytes_before)
+    return steps if needed <= max(peak, _peak_bytes(run, bytes_before)) else None
+
+
+def _kernels_of(run: Sequence[Step]) -> list[Kernel]:
+    return [kernel for step in run for kernel in step.kernels]
 
 
 def _peak_bytes(steps: Sequence[Step], bytes_before: int) -> int:

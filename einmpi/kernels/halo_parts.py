@@ -12,9 +12,10 @@ from typing import TypeAlias
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.index_arithmetic import Affine, affine_of
+from einmpi.graph.index_arithmetic import Affine
 from einmpi.graph.scalar import Call, Const, Index, IndexEntries, Scalar, walk
 from einmpi.kernels.index_sets import MIN_SPLIT_VALUES, Part, split_index_sets
+from einmpi.kernels.views import affine_entries
 from einmpi.schedule.halo import HaloBlock, Sweep
 from einmpi.schedule.regions import length, one_run
 from einmpi.schedule.slots import Slot
@@ -116,21 +117,13 @@ class _Cutter:
 
     def _places(self, operand: int, entries: IndexEntries) -> list[Affine] | None:
         """Return the place in a block that each index has, as a function of positions."""
-        selected = {}
+        found = affine_entries(entries, self.starts)
+        if found is None:
+            return None
         for chosen, dimension, runs in self.step.kernel.select:
-            if chosen == operand:
-                selected[dimension] = runs
-        found = []
-        for dimension, entry in enumerate(entries):
-            affine = affine_of(entry)
-            if affine is None:
-                return None
-            constant = affine.constant
-            if not isinstance(entry, str):
-                constant += sum(factor * self.starts.get(x, 0) for x, factor in affine.terms)
-            elif dimension in selected:
-                constant += selected[dimension][0][0]
-            found.append(Affine(constant, affine.terms))
+            if chosen == operand and isinstance(entries[dimension], str):
+                constant, terms = found[dimension].constant, found[dimension].terms
+                found[dimension] = Affine(constant + runs[0][0], terms)
         return found
 
     def _borders(self) -> dict[str, set[int]] | None:

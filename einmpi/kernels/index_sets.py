@@ -13,10 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
+from einmpi.graph.arithmetic import infer_over
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import (
     MIRRORED_COMPARISONS,
@@ -26,17 +23,16 @@ from einmpi.graph.index_arithmetic import (
     interval_of,
 )
 from einmpi.graph.scalar import (
-    Arg,
     Call,
     Const,
     IndexEntries,
     Scalar,
     gathers_in,
-    rebuild,
     walk,
     with_gathers,
 )
-from einmpi.kernels.operands import operands_read
+from einmpi.kernels.boxes import part_of_array
+from einmpi.kernels.operands import operands_read, with_operands
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 
 Array: TypeAlias = Any  # of any library
@@ -73,14 +69,8 @@ class Part:
         """Return what this part needs of an array, along the dimensions that labels index."""
         if not self.positions:
             return array
-        positions = dict(self.positions)
-        places = []
-        for entry in index:
-            if isinstance(entry, str) and entry in positions:
-                places.append(slice(*positions[entry]))
-            else:
-                places.append(slice(None))
-        return array[(*places, ...)]
+        box = {label: slice(*ends) for label, ends in self.positions}
+        return part_of_array(array, index, box)
 
 
 def split_index_sets(einsum: EinSum, index: LabelRuns, dtypes: tuple[str, ...]) -> tuple[Part, ...]:
@@ -199,18 +189,9 @@ def _part(
     for entries in einsum.operands:
         indices.append(with_gathers(entries, simplify.expression))
     taken = operands_read([function], indices)
-    number = {position: k for k, position in enumerate(taken)}
-
-    def renumber(leaf: Scalar) -> Scalar:
-        return Arg(number[leaf.position]) if isinstance(leaf, Arg) else leaf
-
-    kept: list[IndexEntries] = []
-    for position in taken:
-        kept.append(with_gathers(indices[position], lambda gather: rebuild(gather, renumber)))
     extents = tuple((label, length(runs[label])) for label, _ in einsum.extents)
-    part = replace(
-        einsum, operands=tuple(kept), function=rebuild(function, renumber), extents=extents
-    )
+    whole = replace(einsum, operands=tuple(indices), function=function, extents=extents)
+    part = with_operands(whole, taken)
     index = tuple((label, runs[label]) for label in part.labels_as_numbers)
     return Part(part, taken, positions, index)
 
@@ -285,14 +266,8 @@ class _Simplifier:
         return self._of_same_type(node, this if condition.value else that)
 
     def _of_same_type(self, node: Scalar, simple: Scalar) -> Scalar:
-        return simple if self._type(simple) == self._type(node) else node
-
-    def _type(self, node: Scalar) -> Type:
-        return infer(node, self._operand_type)
-
-    def _operand_type(self, leaf: Scalar) -> Type:
-        assert isinstance(leaf, Arg)
-        return np.dtype(self.dtypes[leaf.position])
+        is_same = infer_over(simple, self.dtypes) == infer_over(node, self.dtypes)
+        return simple if is_same else node
 
 
 def _connective(node: Call) -> Scalar:

@@ -13,12 +13,12 @@ import numpy as np
 
 from einmpi.graph.scalar import Scalar, gathers_in
 from einmpi.kernels.loop_nest import (
-    Access,
     Axis,
     BoundNest,
     GatheredDimension,
     IndexedArray,
     Nest,
+    accesses_of,
     axes_of,
 )
 
@@ -62,12 +62,7 @@ def bind_nest(
     lane = min(reversed(choice.axes), key=choice.cost_of_lanes)
     axes, has_rows = choice.loop_order(lane)
     packed = tuple(k for k in range(len(operands)) if choice.is_packed(k, lane))
-    accesses = []
-    for k, array in enumerate(arrays):
-        is_dense = lane.strides[k] == choice.itemsizes[k] or k in packed
-        loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
-        gathers = gathers_in(array.index)
-        accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
+    *reads, out = accesses_of(arrays, axes, lane, packed)
     if has_rows:
         width = NARROW_TILE_LANES if lane.extent <= NARROW_TILE_LANES else TILE_LANES
     elif lane.aggregated:
@@ -76,8 +71,8 @@ def bind_nest(
         width = STRIP_BYTES // max(choice.itemsizes)
     nest = Nest(
         function=function,
-        reads=tuple(accesses[:-1]),
-        out=accesses[-1],
+        reads=tuple(reads),
+        out=out,
         aggregation=aggregation if choice.aggregates else None,
         output_loops=sum(not axis.aggregated for axis in axes),
         loops=len(axes),

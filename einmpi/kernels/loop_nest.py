@@ -5,7 +5,7 @@ and addresses that it is given when it runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Scalar, walk
+from einmpi.graph.scalar import Call, Scalar, gathers_in, walk
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -197,6 +197,11 @@ class BoundNest:
         return {parameter: k for k, parameter in enumerate(self.nest.parameters())}
 
     @cached_property
+    def addresses(self) -> list[int]:
+        """The positions of the addresses of all arrays, the output's last."""
+        return [self.position["A", array, 0] for array in range(len(self.nest.reads) + 1)]
+
+    @cached_property
     def values(self) -> npt.NDArray[np.int64]:
         """The parameters for the whole nest; addresses are left 0."""
         return np.array([self._value(*parameter) for parameter in self.position], np.int64)
@@ -218,6 +223,18 @@ class BoundNest:
             case "K":
                 return INT64_MAX if second else 0
         return 0
+
+
+def accesses_of(
+    arrays: Sequence[IndexedArray], axes: Sequence[Axis], lane: Axis, packed: Container[int] = ()
+) -> tuple[Access, ...]:
+    """Return how loops in this order access arrays; packed ones are dense along the lanes."""
+    accesses = []
+    for k, array in enumerate(arrays):
+        is_dense = lane.strides[k] == np.dtype(array.dtype).itemsize or k in packed
+        loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
+        accesses.append(Access(array.dtype, loops, is_dense, gathers_in(array.index), array.counts))
+    return tuple(accesses)
 
 
 def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) -> list[Axis]:

@@ -5,6 +5,7 @@ indices are applied beforehand.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -57,6 +58,21 @@ def operands_read(
                 found.add(node.position)
                 waiting.extend(gathers_in(indices[node.position]))
     return tuple(sorted(found))
+
+
+def with_operands(einsum: EinSum, taken: Sequence[int]) -> EinSum:
+    """Return an EinSum with these of its operands, numbered anew; it must read no others."""
+    number = {position: k for k, position in enumerate(taken)}
+
+    def renumber(leaf: Scalar) -> Scalar:
+        return Arg(number[leaf.position]) if isinstance(leaf, Arg) else leaf
+
+    operands = []
+    for position in taken:
+        index = einsum.operands[position]
+        operands.append(with_gathers(index, lambda gather: rebuild(gather, renumber)))
+    function = rebuild(einsum.function, renumber)
+    return replace(einsum, operands=tuple(operands), function=function)
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,7 @@ worked out the first time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,10 +30,12 @@ class NumpyCall:
     """
 
     def __init__(
-        self, bare: PreparedCall, bind: Callable[[Sequence[Array], Array], Callable[[], Any]]
+        self,
+        bare: PreparedCall,
+        bind: Callable[[Sequence[Array], Array], Callable[[], Any]] | None = None,
     ) -> None:
         self.bare = bare
-        self.bind = bind
+        self.bind = bind or (lambda operands, out: partial(bare, operands, out))
 
     def __call__(self, operands: Sequence[Array], out: Array) -> None:
         with np.errstate(all="ignore"):
@@ -113,23 +116,6 @@ def _is_same_view(array: Array, view: Array) -> bool:
     """Return whether two arrays have the same elements in the same places."""
     is_alike = view.shape == array.shape and view.strides == array.strides
     return is_alike and view.dtype == array.dtype and address_of(view) == address_of(array)
-
-
-def blocks_maker(
-    array: Array, view: Array, first: int, distance: int, count: int
-) -> Callable[[Array], Sequence[Array]] | None:
-    """Return what makes many views of other arrays that are stored as this one is.
-
-    The first is `first` bytes after the given view, each other one `distance` bytes further.
-    Return None as `view_maker` does.
-    """
-    if not _has_buffer(array) or view_maker(array, view) is None:
-        return None
-    shape = (count, *view.shape)
-    strides = (distance, *view.strides)
-    dtype = view.dtype
-    offset = address_of(view) - address_of(array) + first
-    return lambda other: list(np.ndarray(shape, dtype, other, offset, strides))
 
 
 def address_of(array: Any) -> int:

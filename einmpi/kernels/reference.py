@@ -19,6 +19,7 @@ from einmpi.graph.dtypes import DTYPES, computed_dtype
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, labels_in
+from einmpi.kernels.operands import check_index_range
 from einmpi.kernels.ufuncs import apply, in_float32, reduce_block
 
 MAX_BLOCK_ELEMENTS = 2**21  # of a temporary array
@@ -204,19 +205,9 @@ def evaluate_block(einsum: EinSum, operands: Sequence[Array], block: Block) -> A
                 place: Any = positions[entry]
             else:
                 place = apply(entry, values, positions)
-            _check_range(place, extent)
+            if np.size(place):
+                check_index_range(np.min(place), np.max(place), extent)
             places.append(place)
         values.append(operand[tuple(places)])
     result = apply(einsum.function, values, positions)
     return np.broadcast_to(result, [len(block[label]) for label in einsum.labels])
-
-
-def _check_range(indices: Any, extent: int) -> None:
-    if np.size(indices) == 0:
-        return
-    low = np.min(indices)
-    high = np.max(indices)
-    if low < 0 or high >= extent:
-        raise IndexError(
-            f"an index from {low} to {high} is out of range; expected 0 to {extent - 1}"
-        )

@@ -40,18 +40,17 @@ def view_operands(
     for operand, entries in enumerate(einsum.operands):
         if not einsum.has_arithmetic(operand):
             continue
-        affine = _affine_entries(entries, starts)
-        if affine is None:
+        found = affine_entries(entries, starts)
+        if found is None:
             continue
+        affine = tuple(found)
         labels = _labels_of(affine)
         indices[operand] = labels
         arrays[operand] = _view(arrays[operand], affine, labels, extent, as_strided)
     return replace(einsum, operands=tuple(indices)), arrays
 
 
-def _affine_entries(
-    entries: IndexEntries, starts: Mapping[str, int | None]
-) -> tuple[Affine, ...] | None:
+def affine_entries(entries: IndexEntries, starts: Mapping[str, int | None]) -> list[Affine] | None:
     """Return the indices as functions of positions, which count from 0; None if one is not affine.
 
     A plain label already stands for positions, one in arithmetic for indices.
@@ -69,7 +68,7 @@ def _affine_entries(
                     return None
                 constant += coefficient * start
         found.append(Affine(constant, affine.terms))
-    return tuple(found)
+    return found
 
 
 @lru_cache(maxsize=1024)

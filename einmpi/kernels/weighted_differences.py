@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, IndexEntries, Scalar
-
-PRODUCT = Call("*", (Arg(0), Arg(1)))
+from einmpi.kernels.distances import PRODUCT
 
 
 @dataclass(frozen=True)
@@ -88,22 +87,19 @@ def _weighted_difference(
     labels_of_sums = tuple(label for label in einsum.output if label in indices[weights])
 
     def make(
-        output: tuple[str, ...],
-        operands: tuple[IndexEntries, ...],
-        function: Scalar,
-        aggregated: tuple[str, ...],
+        output: tuple[str, ...], operands: tuple[IndexEntries, ...], function: Scalar, sums: bool
     ) -> EinSum:
-        extents = tuple((label, einsum.extent[label]) for label in (*output, *aggregated))
-        aggregation = "sum" if aggregated else None
-        return EinSum(output, operands, function, aggregation, aggregated, extents)
+        aggregated = einsum.aggregated if sums else ()
+        aggregation = "sum" if sums else None
+        return einsum_over(output, operands, function, aggregation, aggregated, einsum.extent)
 
     pair = (indices[weights], indices[summed])
     return WeightedDifference(
         weights,
         kept,
         summed,
-        make(einsum.output, pair, PRODUCT, einsum.aggregated),
-        make(labels_of_sums, (indices[weights],), Arg(0), einsum.aggregated),
-        make(einsum.output, (indices[kept], labels_of_sums), PRODUCT, ()),
+        make(einsum.output, pair, PRODUCT, True),
+        make(labels_of_sums, (indices[weights],), Arg(0), True),
+        make(einsum.output, (indices[kept], labels_of_sums), PRODUCT, False),
         is_positive,
     )

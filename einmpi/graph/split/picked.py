@@ -14,7 +14,7 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.index_arithmetic import arithmetic_labels
-from einmpi.graph.labels import Names, unique
+from einmpi.graph.labels import Names, unique, unlike
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of, rebuild
 
 
@@ -98,9 +98,7 @@ def _pick_vertex(
     index = element.index[gather.dimension]
     assert not isinstance(index, str)
     whole = known[element.tensor].bound[gather.dimension]
-    label = f"{element.tensor}_at"
-    while label in einsum.labels:
-        label += "_"
+    label = unlike(f"{element.tensor}_at", einsum.labels)
     entries = list(element.index)
     entries[gather.dimension] = label
     output = unique(labels_of(element))

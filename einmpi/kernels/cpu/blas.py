@@ -16,6 +16,7 @@ import numpy as np
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Number
+from einmpi.kernels.boxes import part_of_array
 from einmpi.kernels.contraction import (
     Contraction,
     Labels,
@@ -133,43 +134,45 @@ def _compute_part(
         factors = views_of(part)[:-1]
         _execute(lowering, [*factors, term], contraction.scale)
         np.add(total.array, term.array, out=total.array)
-    _copy_into(target, total)
+    _call_copy(target, total, (0, 1)).run()
 
 
 def _execute(lowering: Lowering, views: list[LabelledArray], scale: Number) -> None:
     """Copy the factors, multiply, and copy the product to the output."""
-    copies: list[LabelledArray | None] = []
-    for view, order in zip(views, lowering.copies, strict=True):
-        if order is None:
-            copies.append(None)
-        else:
-            copies.append(LabelledArray(np.empty(copy_shape(view, order), lowering.dtype), order))
+    copies = [np.empty(shape, lowering.dtype) for shape in copy_shapes(lowering, views)]
     for call in calls_of(lowering, views, copies, scale):
-        call.function(*call.arrays)
+        call.run()
 
 
-def copy_shape(view: LabelledArray, order: Labels) -> tuple[int, ...]:
-    """Return the shape of a copy that has the labels of an array in another order."""
-    extent = dict(zip(view.labels, view.array.shape, strict=True))
-    return tuple(extent[label] for label in order)
+def copy_shapes(lowering: Lowering, views: Sequence[LabelledArray]) -> list[tuple[int, ...]]:
+    """Return the shapes of the copies that a lowering makes."""
+    shapes = []
+    for view, order in zip(views, lowering.copies, strict=True):
+        if order is not None:
+            extent = dict(zip(view.labels, view.array.shape, strict=True))
+            shapes.append(tuple(extent[label] for label in order))
+    return shapes
 
 
 class Call(NamedTuple):
-    """A function of views of arrays.
+    """A function of views of arrays, the one that is written last.
 
-    `owners` tells of which array each is a view: a factor, the output, or the copy of one of these,
-    whose number is higher by the number of arrays.
+    `owners` tells of which array each is a view: a factor, the output, or one of the copies, which
+    are numbered after these.
     """
 
     function: Callable[..., Any]
     arrays: tuple[Array, ...]
     owners: tuple[int, ...]
 
+    def run(self) -> None:
+        self.function(*self.arrays)
+
 
 def calls_of(
     lowering: Lowering,
     views: Sequence[LabelledArray],
-    copies: Sequence[LabelledArray | None],
+    copies: Sequence[Array],
     scale: Number,
 ) -> list[Call]:
     """Return the calls that contract factors into an output, one after another.
@@ -183,34 +186,30 @@ def calls_of(
     views
         The factors and the output.
     copies
-        Where the lowering copies each of them to; None for those that are used in place.
+        Memory for those of them that the lowering copies, of the shapes in `copy_shapes`.
     scale
         The constant in the sum.
     """
-    count = len(views)
-    parts = []
-    owners = []
-    for k, (view, copy) in enumerate(zip(views, copies, strict=True)):
-        parts.append(view if copy is None else copy)
-        owners.append(k if copy is None else k + count)
-    output = count - 1
+    parts = list(views)
+    owners = list(range(len(views)))
+    copied = [k for k, order in enumerate(lowering.copies) if order is not None]
+    for number, (k, copy) in enumerate(zip(copied, copies, strict=True)):
+        parts[k] = LabelledArray(copy, lowering.copies[k] or ())
+        owners[k] = len(views) + number
+    output = len(views) - 1
     calls = []
     for k, part in enumerate(parts):
         if k == output:
-            product = product_of_parts(lowering, parts)
-            product_owners = tuple(owners[each] for each in product.parts)
-            calls.append(Call(product.function, product.views, product_owners))
-        elif copies[k] is not None:
-            copied = _copy(part, views[k])
-            calls.append(Call(copied.function, copied.views, (k, owners[k])))
+            calls.append(_call_product(lowering, parts, owners))
+        elif owners[k] != k:
+            calls.append(_call_copy(part, views[k], (k, owners[k])))
         if lowering.conjugated[k]:
             calls.append(Call(_conjugate, (part.array,), (owners[k],)))
         if lowering.scaled == k and scale != 1:
             constant = _constant(scale, part.array.dtype)
             calls.append(Call(partial(_multiply, constant), (part.array,), (owners[k],)))
-    if copies[output] is not None:
-        copied = _copy(views[output], parts[output])
-        calls.append(Call(copied.function, copied.views, (owners[output], output)))
+    if owners[output] != output:
+        calls.append(_call_copy(views[output], parts[output], (owners[output], output)))
     return calls
 
 
@@ -229,40 +228,33 @@ def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
     return scale
 
 
-class Product(NamedTuple):
-    """A numpy function of views of the parts, the output's last, and which part each view is of."""
-
-    function: Callable[..., Any]
-    views: tuple[Array, ...]
-    parts: tuple[int, ...]
-
-
-def product_of_parts(lowering: Lowering, parts: list[LabelledArray]) -> Product:
+def _call_product(lowering: Lowering, parts: list[LabelledArray], owners: list[int]) -> Call:
     """Return the product of the first parts into the last one, as the lowering says."""
-    out, labels = parts[-1]
     if lowering.kernel == "reduce":
-        copy = _copy(parts[1], parts[0])
-        return Product(copy.function, copy.views, (0, 1))
+        return _call_copy(parts[1], parts[0], (owners[0], owners[1]))
+    function: Callable[..., Any]
+    first, second = 0, 1
+    target, labels = parts[2]
     if lowering.kernel == "multiply":
         # numpy is faster if its innermost loop walks along the first factor.
-        first, second = 0, 1
         if labels and labels[-1] not in parts[0].labels:
             first, second = 1, 0
         left = _stack(parts[first], labels)
         right = _stack(parts[second], labels)
-        multiply = partial(np.multiply, dtype=np.dtype(lowering.dtype), casting="unsafe")
-        return Product(multiply, (left, right, out), (first, second, 2))
-    if lowering.kernel == "einsum":
+        function = partial(np.multiply, dtype=np.dtype(lowering.dtype), casting="unsafe")
+    elif lowering.kernel == "einsum":
         names = unique(parts[0].labels, parts[1].labels)
         axes = [list(map(names.index, part.labels)) for part in parts]
-        contract = partial(_sum_products, axes, np.dtype(lowering.dtype))
-        return Product(contract, (parts[0].array, parts[1].array, out), (0, 1, 2))
-    rows, contracted, columns = lowering.matrix
-    left = _stack(parts[0], lowering.loops, rows, contracted)
-    right = _stack(parts[1], lowering.loops, contracted, columns)
-    target = _stack(parts[2], lowering.loops, rows, columns)
-    multiply_matrices = matrix_product(left, right, target)
-    return Product(multiply_matrices, (left, right, target), (0, 1, 2))
+        left = parts[0].array
+        right = parts[1].array
+        function = partial(_sum_products, axes, np.dtype(lowering.dtype))
+    else:
+        rows, contracted, columns = lowering.matrix
+        left = _stack(parts[0], lowering.loops, rows, contracted)
+        right = _stack(parts[1], lowering.loops, contracted, columns)
+        target = _stack(parts[2], lowering.loops, rows, columns)
+        function = matrix_product(left, right, target)
+    return Call(function, (left, right, target), (owners[first], owners[second], owners[2]))
 
 
 def _sum_products(
@@ -280,8 +272,7 @@ def view_without_ones(array: Array, index: Labels, part: Part) -> LabelledArray:
     """
     labels = index
     if part:
-        region: Any = tuple(slice(*part.get(label, (None,))) for label in index)
-        array = array[(..., *region)]
+        array = part_of_array(array, index, {label: slice(*ends) for label, ends in part.items()})
     if len(set(index)) < len(index):
         labels = unique(index)
         axes = [labels.index(label) for label in index]
@@ -305,25 +296,18 @@ def _stack(part: LabelledArray, loops: Labels, *groups: Labels) -> Array:
     return array.transpose([labels.index(label) for label in order]).reshape(shape)
 
 
-class _Copy(NamedTuple):
-    """A numpy function of a view of an array and of the array that it is copied to."""
-
-    function: Callable[..., Any]
-    views: tuple[Array, Array]
-
-
-def _copy(target: LabelledArray, source: LabelledArray) -> _Copy:
+def _call_copy(target: LabelledArray, source: LabelledArray, owners: tuple[int, int]) -> Call:
     """Return a copy into another array, whatever the order of their labels and their dtypes.
 
     Labels that only the source has are summed; along those that only the target has, it repeats.
+    `owners` are those of the source and of the target.
     """
     summed = drop_labels(source.labels, target.labels)
     array = _stack(source, target.labels + summed)
+    function: Callable[..., Any] = _convert
     if summed:
-        axes = tuple(range(-len(summed), 0))
-        dtype = target.array.dtype
-        return _Copy(partial(_sum_axes, axes, dtype), (array, target.array))
-    return _Copy(_convert, (array, target.array))
+        function = partial(_sum_axes, tuple(range(-len(summed), 0)), target.array.dtype)
+    return Call(function, (array, target.array), owners)
 
 
 def _sum_axes(axes: tuple[int, ...], dtype: np.dtype[Any], source: Array, target: Array) -> None:
@@ -332,9 +316,3 @@ def _sum_axes(axes: tuple[int, ...], dtype: np.dtype[Any], source: Array, target
 
 def _convert(source: Array, target: Array) -> None:
     np.copyto(target, source, casting="unsafe")
-
-
-def _copy_into(target: LabelledArray, source: LabelledArray) -> None:
-    """Copy an array into another one, whatever the order of their labels and their dtypes."""
-    copy = _copy(target, source)
-    copy.function(*copy.views)

@@ -4,7 +4,8 @@ slow, small in memory, always right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Scalar, labels_in, walk
-from einmpi.kernels.boxes import Box, boxes, halve_step
+from einmpi.graph.scalar import IndexEntries, Scalar, labels_in, walk
+from einmpi.kernels.boxes import Box, boxes, halve_step, part_of_array
 from einmpi.kernels.operands import Array, check_index_range, expressions_of
 from einmpi.kernels.prepared import NumpyCall, PreparedCall, view_maker
 from einmpi.kernels.ufuncs import apply, prepare_expression, reduce_block
@@ -93,17 +94,17 @@ def prepare_by_broadcasting(
     evaluate = prepare_expression(einsum.function, dtypes, labels)
     if evaluate is None:
         return compute
-    _, indices = _label_values(einsum, index, box)
-    label_values = [indices[label] for label in labels]
+    _, indices = label_values(labels, index, box)
+    own_values = [indices[label] for label in labels]
     write = _prepare_writing(einsum, out)
 
     def compute_block(operands: Sequence[Array], out: Array) -> None:
         values = [make_view(operand) for make_view, operand in zip(views, operands, strict=True)]
-        write(evaluate(values + label_values), out)
+        write(evaluate(values + own_values), out)
 
     def bind(operands: Sequence[Array], out: Array) -> Callable[[], None]:
         values = [make_view(operand) for make_view, operand in zip(views, operands, strict=True)]
-        values += label_values
+        values += own_values
         return lambda: write(evaluate(values), out)
 
     return NumpyCall(compute_block, bind)
@@ -161,47 +162,75 @@ def _compute_block(
 ) -> Array:
     """Return ⊗ on a block, with one axis for each label: the output's, then the aggregated ones."""
     labels = einsum.labels
-    positions, indices = _label_values(einsum, index, box)
-    values: list[Any] = []
-    for operand, entries in zip(operands, einsum.operands, strict=True):
-        plain = labels_in(entries)
-        if len(set(plain)) == len(entries):
-            values.append(operand_view(operand, plain, labels, box))
-        else:  # a gather, or a diagonal
-            values.append(gathered_operand(operand, entries, values, positions, indices))
+    positions, indices = label_values(labels, index, box)
+    everything = range(len(operands))
+    values = operand_values(operands, einsum.operands, everything, labels, box, positions, indices)
     result = apply(einsum.function, values, indices)
     return np.broadcast_to(result, [box[label].stop - box[label].start for label in labels])
 
 
-def _label_values(
-    einsum: EinSum, index: Mapping[str, Array], box: Box
+def label_values(
+    labels: Sequence[str], index: Mapping[str, Array], box: Box
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return each label's positions in a block, and the indices that these stand for.
+    """Return the positions of labels in a block, and the indices that these stand for.
 
     They are arrays along the label's own axis, so that broadcasting combines them.
     """
     positions: dict[str, Array] = {}
     indices: dict[str, Array] = {}
-    for axis, label in enumerate(einsum.labels):
-        shape = [1] * len(einsum.labels)
+    for axis, label in enumerate(labels):
+        shape = [1] * len(labels)
         shape[axis] = -1
-        positions[label] = np.arange(box[label].start, box[label].stop).reshape(shape)
+        positions[label] = _numbers(box[label].start, box[label].stop).reshape(shape)
         indices[label] = positions[label]
         if label in index:
             indices[label] = index[label][box[label]].reshape(shape)
     return positions, indices
 
 
+@lru_cache(maxsize=4)
+def _numbers(start: int, stop: int) -> Array:
+    """Return the numbers of a range, which many blocks may share."""
+    numbers = np.arange(start, stop)
+    numbers.setflags(write=False)
+    return numbers
+
+
+def operand_values(
+    operands: Sequence[Array],
+    indices: Sequence[IndexEntries],
+    needed: Container[int],
+    labels: Sequence[str],
+    box: Box | None,
+    positions: Mapping[str, Array],
+    numbers: Mapping[str, Array],
+) -> list[Any]:
+    """Return the values of those operands that are needed, None for the others.
+
+    With a box, operands indexed by labels alone are views. `positions` and `numbers` are those of
+    `label_values`, by which the others are gathered.
+    """
+    values: list[Any] = []
+    for number, (operand, entries) in enumerate(zip(operands, indices, strict=True)):
+        plain = labels_in(entries)
+        if number not in needed:
+            values.append(None)
+        elif box is not None and len(set(plain)) == len(entries):
+            values.append(operand_view(operand, plain, labels, box))
+        else:  # a gather, or a diagonal
+            values.append(_gathered_operand(operand, entries, values, positions, numbers))
+    return values
+
+
 def operand_view(operand: Array, index: Sequence[str], labels: Sequence[str], box: Box) -> Array:
     """Return an operand's part of a block as a view, with its axes in the order of the labels."""
-    place: Any = tuple(box[label] for label in index)
-    part = operand[(..., *place)]
+    part: Array = part_of_array(operand, index, box)
     order = [index.index(label) for label in labels if label in index]
     new_axes = tuple(slice(None) if label in index else None for label in labels)
     return part.transpose(order)[(..., *new_axes)]  # a view, even without dimensions
 
 
-def gathered_operand(
+def _gathered_operand(
     operand: Array,
     entries: Sequence[str | Scalar],
     values: Sequence[Any],

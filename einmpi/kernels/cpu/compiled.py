@@ -9,18 +9,18 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, IndexEntries, Scalar
+from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
 from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
@@ -32,7 +32,7 @@ from einmpi.kernels.operands import (
     expressions_of,
     number_operands,
 )
-from einmpi.kernels.prepared import address_of
+from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of
 from einmpi.process.first_use import COMPILING, first_use
 
 CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
@@ -43,7 +43,7 @@ MIN_SHARED_LANES = 64  # lanes of a thread: a few cache lines, so that threads d
 MAX_SHARED_LANES = 128  # to which such a number is rounded in an aggregation
 
 CompiledKernel: TypeAlias = Callable[[int], None]  # called with the address of its parameters
-Parameters: TypeAlias = npt.NDArray[np.int64]
+Jobs: TypeAlias = npt.NDArray[np.int64]  # a row of parameters for each call of a kernel
 
 
 @dataclass
@@ -73,12 +73,9 @@ def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[npt.DTypeLike]) -> 
 
 @lru_cache(maxsize=1024)
 def _is_compilable(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
-    def dtype_of(leaf: Scalar) -> Type:
-        return np.dtype(dtypes[leaf.position] if isinstance(leaf, Arg) else np.int64)
-
     if any(DTYPES[dtype].is_half for dtype in dtypes):
         return False
-    return all(is_supported(expression, dtype_of) for expression in expressions_of(einsum))
+    return all(is_supported(expression, dtypes) for expression in expressions_of(einsum))
 
 
 def compute_by_compiled_loops(
@@ -88,9 +85,21 @@ def compute_by_compiled_loops(
     index: Mapping[str, Array] | None = None,
     threads: int = 1,
 ) -> None:
-    """Compute an EinSum into `out`, compiling its loops if that has not been done before.
+    """Compute an EinSum into `out`, compiling its loops if that has not been done before."""
+    prepare_by_compiled_loops(einsum, operands, out, index or {}, threads)(operands, out)
+
+
+def prepare_by_compiled_loops(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int,
+) -> PreparedCall:
+    """Return an EinSum as compiled loops on arrays that are stored as these are.
 
     A long aggregation to few results is cut into chunks, whose results are aggregated at the end.
+    What needs neither that nor copies of arrays is prepared: a call sets addresses and runs.
 
     Parameters
     ----------
@@ -103,39 +112,91 @@ def compute_by_compiled_loops(
     threads
         How many threads to use; the result does not depend on it.
 
-    Raises
-    ------
-    IndexError
-        If an index of a gather is out of range.
-    ValueError
-        If an aggregation of no values has no result.
+    The call raises IndexError if an index of a gather is out of range, and ValueError if an
+    aggregation of no values has no result.
     """
-    if 0 in einsum.bound:
-        return
-    rule = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None
-    if rule is not None and einsum.calls() == 0:
-        if rule.empty is None:
-            raise ValueError(f"{einsum.aggregation} of nothing has no value")
-        out[...] = rule.empty
-        return
+    if einsum.calls() == 0:
+        return lambda _operands, out: _compute_nothing(einsum, out)
     chunks = chunk_count(einsum)
     in_place = chunks == 1 and is_addressable(out)
-    if in_place:
-        results = out[None]
-    else:
-        results = np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
-    values = {label: counted(indices) for label, indices in (index or {}).items()}
-    bound, views = bind_to_arrays(einsum, operands, results[0, ...], values)
-    arrays = [view.array for view in views]
+
+    def results_for(out: Array) -> Array:
+        if in_place:
+            return out[None]
+        return np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
+
+    values = {label: counted(indices) for label, indices in index.items()}
+    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], values)
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
-    used_chunks = _run_loops(bound, arrays, results, used_threads)
-    if in_place:
+    are_views = all(map(is_addressable, operands)) and not bound.packed
+    if in_place and are_views and not _has_empty_gather(bound):
+        return _prepare_in_place(bound, views, operands, out, used_threads)
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        results = results_for(out)
+        arrays = [view.array for view in operand_views(einsum, operands, values)]
+        used_chunks = _run_loops(bound, arrays, results, used_threads)
+        if in_place:
+            return
+        with np.errstate(all="ignore"):
+            if einsum.aggregation is None:
+                out[...] = results[0]
+            else:
+                rule = AGGREGATIONS[einsum.aggregation]
+                out[...] = rule.combine.reduce(results[:used_chunks], axis=0)
+
+    return compute
+
+
+def _compute_nothing(einsum: EinSum, out: Array) -> None:
+    """Fill the results of an EinSum that has no values to aggregate, if there are any results."""
+    if 0 in einsum.bound:
         return
-    with np.errstate(all="ignore"):
-        if rule is None:
-            out[...] = results[0]
-        else:
-            out[...] = rule.combine.reduce(results[:used_chunks], axis=0)
+    empty = AGGREGATIONS[einsum.required_aggregation].empty
+    if empty is None:
+        raise ValueError(f"{einsum.aggregation} of nothing has no value")
+    out[...] = empty
+
+
+def _prepare_in_place(
+    bound: BoundNest,
+    views: Sequence[OperandView],
+    operands: Sequence[Array],
+    out: Array,
+    threads: int,
+) -> PreparedCall:
+    """Prepare loops that read and write the arrays themselves."""
+    box = [(0, axis.extent) for axis in bound.axes]
+    template = JobTemplate(bound, *shares_of(bound, box, 1, threads))
+    template.place_views(views, operands)
+    template.place(-1, out, out)
+    is_gather = any(bound.gathered)
+    get_kernel = cache(partial(kernel_of, bound.nest))  # compiled when it is needed
+
+    def run_kernel(operands: Sequence[Array], out: Array) -> None:
+        jobs = template.jobs_for((*operands, out))
+        run_jobs(get_kernel(), jobs, threads)
+        if is_gather:
+            check_gathers(bound, jobs)
+
+    def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
+        if is_gather or len(template.jobs) > 1:
+            return partial(run_kernel, operands, out)
+        return _BoundKernel(get_kernel(), template.jobs_for((*operands, out)))
+
+    return NumpyCall(run_kernel, bind)
+
+
+class _BoundKernel:
+    """A kernel with its parameters, for one thread and arrays that stay the same."""
+
+    def __init__(self, kernel: CompiledKernel, jobs: Jobs) -> None:
+        self.kernel = kernel
+        self.jobs = jobs
+        self.address = address_of(jobs)
+
+    def __call__(self) -> None:
+        self.kernel(self.address)
 
 
 def bind_to_arrays(
@@ -232,47 +293,106 @@ def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "einmpi-kernel")
 
 
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+def jobs_of(parameters: npt.NDArray[np.int64], position: int, ranges: Sequence[Range]) -> Jobs:
+    """Return parameters for calls that differ in one range, such as the share of a loop."""
+    jobs = np.tile(parameters, (len(ranges), 1))
+    jobs[:, position : position + 2] = ranges
+    return jobs
+
+
+def run_jobs(kernel: CompiledKernel, jobs: Jobs, threads: int) -> None:
+    """Call a kernel with each of some parameters, on so many threads."""
+    first = address_of(jobs)
+    addresses = range(first, first + len(jobs) * jobs.strides[0], jobs.strides[0])
+    if min(threads, len(jobs)) > 1:
+        list(pool(threads).map(kernel, addresses))
+    else:
+        for address in addresses:
+            kernel(address)
+
+
+def even_ranges(start: int, stop: int, pieces: int, grain: int = 1) -> list[Range]:
+    """Return a range in pieces of about the same length, cut at multiples of a grain."""
+    size = stop - start
+    cuts = [start + size * k // (pieces * grain) * grain for k in range(pieces)]
+    return list(itertools.pairwise([*cuts, stop]))
+
+
+class JobTemplate:
+    """Parameters of the calls of a kernel, one for each range of a loop or each block.
+
+    The addresses of some arrays are left open: those of arrays that are given for each run.
+    """
+
+    def __init__(self, bound: BoundNest, loop: int, ranges: Sequence[Range]) -> None:
+        self.bound = bound
+        self.jobs = jobs_of(bound.values, 2 * loop, ranges)
+        self.open: list[tuple[int, Any]] = []  # the place of an address, and what is added to it
+        self.kept: list[Any] = []  # arrays whose addresses are among the parameters
+
+    def place(self, number: int, view: Array | Counter, given: Array | None, more: Any = 0) -> None:
+        """Place an array: `view`, of `given` or of no given array, and `more` bytes further on.
+
+        `more` may be an array with a number for each call.
+        """
+        address = self.bound.addresses[number]
+        if given is None:
+            self.jobs[:, address] = address_of(view) + more
+            self.kept.append(view)
+        else:
+            self.open.append((address, address_of(view) - address_of(given) + more))
+
+    def place_views(self, views: Sequence[OperandView], operands: Sequence[Array]) -> None:
+        """Place what loops read: views of operands, which are given, and the values of labels."""
+        for number, (view, given) in enumerate(itertools.zip_longest(views, operands)):
+            self.place(number, view.array, given)
+
+    def jobs_for(self, arrays: Sequence[Array]) -> Jobs:
+        """Return the parameters for given arrays, in the order in which these were placed."""
+        jobs = self.jobs.copy()
+        for (address, offset), array in zip(self.open, arrays, strict=True):
+            jobs[:, address] = address_of(array) + offset
+        return jobs
+
+
+def _has_empty_gather(bound: BoundNest) -> bool:
+    return any(dimension.extent == 0 for dimension in itertools.chain(*bound.gathered))
+
+
 def _run_loops(
     bound: BoundNest, arrays: Sequence[Array | Counter], results: Array, threads: int
 ) -> int:
     """Fill the results, one for each chunk, and return how many of them were used.
 
-    Every call of the kernel gets parameters of its own: the box, the share of one loop, and the
-    address of the result. Threads take turns at the calls of one box before the next box starts.
+    Threads take turns at the calls of one box before the next box starts.
     """
-    for dimensions in bound.gathered:
-        if any(dimension.extent == 0 for dimension in dimensions):
-            raise IndexError("an index is out of range; this dimension has extent 0")
+    if _has_empty_gather(bound):
+        raise IndexError("an index is out of range; this dimension has extent 0")
     kernel = kernel_of(bound.nest)
-    address = bound.position["A", len(arrays), 0]
     used = 1
-    finished: list[Parameters] = []
+    finished = []
     for box in _boxes(bound):
         parameters, _copies = _parameters_of(bound, arrays, results, box)
-        jobs = []
-        for number, (loop, share) in enumerate(shares_of(bound, box, len(results), threads)):
-            job = parameters.copy()
-            job[2 * loop : 2 * loop + 2] = share
-            if len(results) > 1:
-                job[address] += number * results.strides[0]
-            jobs.append(job)
+        loop, ranges = shares_of(bound, box, len(results), threads)
+        jobs = jobs_of(parameters, 2 * loop, ranges)
         used = len(jobs)
-        if min(threads, used) > 1:
-            list(pool(threads).map(kernel, map(address_of, jobs)))
-        else:
-            for job in jobs:
-                kernel(address_of(job))
-        finished += jobs
-    check_gathers(bound, finished)
+        if len(results) > 1:
+            jobs[:, bound.addresses[-1]] += np.arange(used) * results.strides[0]
+        run_jobs(kernel, jobs, threads)
+        finished.append(jobs)
+    check_gathers(bound, np.concatenate(finished))
     return used
 
 
-def check_gathers(bound: BoundNest, finished: Sequence[Parameters]) -> None:
+def check_gathers(bound: BoundNest, finished: Jobs) -> None:
     """Raise IndexError if a kernel met an index that is out of range."""
     for (letter, array, gather), position in bound.position.items():
         if letter == "L":  # the greatest index follows the least one
-            low = min(parameters[position] for parameters in finished)
-            high = max(parameters[position + 1] for parameters in finished)
+            low = finished[:, position].min()
+            high = finished[:, position + 1].max()
             check_index_range(low, high, bound.gathered[array][gather].extent)
 
 
@@ -304,15 +424,14 @@ def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
 
 def _parameters_of(
     bound: BoundNest, arrays: Sequence[Array | Counter], results: Array, box: Sequence[Range]
-) -> tuple[Parameters, list[Array]]:
+) -> tuple[npt.NDArray[np.int64], list[Array]]:
     """Return the parameters for a box of the loops, and the copies of packed operands.
 
     A copy has only the elements of the box, so its address is moved back to where the element at
     the origin of all loops would be. The copies must live as long as their addresses are in use.
     """
     parameters = bound.values.copy()
-    for position, array in enumerate((*arrays, results)):
-        parameters[bound.position["A", position, 0]] = address_of(array)
+    parameters[bound.addresses] = [address_of(array) for array in (*arrays, results)]
     copies = []
     lane = bound.nest.lane
     for operand in bound.packed:
@@ -332,15 +451,15 @@ def _parameters_of(
         for loop, stride in zip(loops, copy.strides, strict=True):
             parameters[bound.position["S", operand, loop]] = stride
             address -= box[loop][0] * stride  # a loop counts from the start of the whole nest
-        parameters[bound.position["A", operand, 0]] = address
+        parameters[bound.addresses[operand]] = address
     parameters[: 2 * len(box)] = list(itertools.chain(*box))
     return parameters, copies
 
 
 def shares_of(
-    bound: BoundNest, box: tuple[Range, ...], chunks: int, threads: int
-) -> Iterator[tuple[int, Range]]:
-    """Yield what each call of the kernel computes: a loop, and the part of it.
+    bound: BoundNest, box: Sequence[Range], chunks: int, threads: int
+) -> tuple[int, list[Range]]:
+    """Return the loop that calls of the kernel share, and the part of it that each computes.
 
     Chunks cut an aggregated loop. Threads cut a loop of the output, which changes no bit of the
     result; the lanes are cut only at multiples of a grain.
@@ -358,9 +477,5 @@ def shares_of(
         grains[nest.lane] = MIN_SHARED_LANES if is_map else min(nest.width, MAX_SHARED_LANES)
         loop = max(range(nest.output_loops), key=lambda k: sizes[k] // grains[k])
         pieces = threads
-    start, stop = box[loop]
-    grain = grains[loop]
-    pieces = min(pieces, max(1, sizes[loop] // grain))
-    cuts = [start + sizes[loop] * k // (pieces * grain) * grain for k in range(pieces)]
-    for share in itertools.pairwise([*cuts, stop]):
-        yield loop, share
+    pieces = min(pieces, max(1, sizes[loop] // grains[loop]))
+    return loop, even_ranges(*box[loop], pieces, grains[loop])

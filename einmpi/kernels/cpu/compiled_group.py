@@ -6,32 +6,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
-from einmpi.kernels.contraction import Contraction, exact_contraction
+from einmpi.kernels.boxes import Box, part_of_array
+from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
+    Jobs,
+    JobTemplate,
     OperandView,
     bind_to_arrays,
     check_gathers,
+    even_ranges,
     kernel_of,
     pool,
 )
 from einmpi.kernels.cpu.grouping_rule import is_product
-from einmpi.kernels.cpu.prepared_products import prepare_by_blas, product_of_views
-from einmpi.kernels.loop_nest import BoundNest, Counter, counted
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas
+from einmpi.kernels.loop_nest import Counter, counted
 from einmpi.kernels.operands import Array, number_operands
-from einmpi.kernels.prepared import PreparedCall, address_of, blocks_maker
+from einmpi.kernels.prepared import PreparedCall, address_of
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group, Kernel, Slot
+from einmpi.schedule.steps import Group
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
@@ -63,13 +68,11 @@ class PreparedGroup:
         for extent, size in zip(extents, group.block, strict=True):
             cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
         blocks = list(itertools.product(*cuts))
-        count = min(threads, len(blocks))
-        bounds = [len(blocks) * k // count for k in range(count + 1)]
         self.threads = threads
         self.lock = Lock()
         self.has_products = any(map(is_product, group.kernels))
         self.workers = []
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in even_ranges(0, len(blocks), min(threads, len(blocks))):
             self.workers.append(_Worker(group, arrays, blocks[start:stop], strict))
 
     def compute(self, arrays: Mapping[str, Array]) -> bool:
@@ -88,11 +91,10 @@ class PreparedGroup:
             worker.bind(arrays)
         if len(self.workers) == 1:
             self.workers[0].compute_blocks()
-        elif self.has_products:
-            with one_blas_thread():  # each of the threads calls BLAS
-                list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         else:
-            list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
+            # Each of the threads calls BLAS.
+            with one_blas_thread() if self.has_products else nullcontext():
+                list(pool(self.threads).map(_Worker.compute_blocks, self.workers))
         for worker in self.workers:
             worker.check_gathers()
 
@@ -111,34 +113,26 @@ class _Stage(Protocol):
 
 @dataclass
 class _CompiledStage:
-    """A compiled kernel of a group.
-
-    The address of each array is that of its slot's array, plus an offset, plus, for each row, the
-    block's start times the array's stride along that row. Arrays of inner slots do not move.
-    """
+    """A compiled kernel of a group."""
 
     located_name: str  # of the vertex, for messages
-    bound: BoundNest
     kernel: CompiledKernel
-    parameters: npt.NDArray[np.int64]  # a row for each block
-    positions: list[int]  # of the arrays' addresses among the parameters
-    names: list[str | None]  # of the slots outside the group; None for other arrays
-    offsets: npt.NDArray[np.int64]  # for each block and array
-    kept_arrays: list[Array | Counter]  # whose addresses are in the offsets
+    template: JobTemplate  # a call for each block
+    names: list[str]  # of the slots outside the group
     is_movable: bool
+    jobs: Jobs | None = None  # of the last run
 
     def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        self.parameters[...] = self.bound.values
-        addresses = [0 if name is None else address_of(arrays[name]) for name in self.names]
-        self.parameters[:, self.positions] = self.offsets + addresses
+        jobs = self.jobs = self.template.jobs_for([arrays[name] for name in self.names])
         kernel = self.kernel
-        first = address_of(self.parameters)
-        step = self.parameters.strides[0]
+        first = address_of(jobs)
+        step = jobs.strides[0]
         return lambda number: kernel(first + number * step)
 
     def check_gathers(self) -> None:
+        assert self.jobs is not None
         try:
-            check_gathers(self.bound, list(self.parameters))
+            check_gathers(self.template.bound, self.jobs)
         except IndexError as error:
             raise EinmpiError(f"{self.located_name}: {error}") from error
 
@@ -148,47 +142,25 @@ class _ProductStage:
     """A matrix product of a group, by BLAS."""
 
     call: PreparedCall
-    slots: list[Slot]  # the operands, then the target
-    regions: list[list[tuple[slice, ...]]]  # of each of them, for each block
-    inner: Mapping[str, Array]
+    # The operands, then the target: the name of a slot and its indices, or the part of an inner
+    # array that all blocks use.
+    arrays: list[tuple[str, IndexEntries] | Array]
+    boxes: list[Box]  # of each block
     is_movable: bool = True
 
     def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        known = {**arrays, **self.inner}
-        whole = [known[slot.name] for slot in self.slots]
+        whole: list[tuple[Array, IndexEntries]] = []
+        for used in self.arrays:
+            whole.append((arrays[used[0]], used[1]) if isinstance(used, tuple) else (used, ()))
         call = self.call
-        regions = self.regions
+        boxes = self.boxes
 
         def multiply(number: int) -> None:
-            parts = [array[part] for array, part in zip(whole, regions[number], strict=True)]
+            box = boxes[number]
+            parts = [part_of_array(array, index, box) for array, index in whole]
             call(parts[:-1], parts[-1])
 
         return multiply
-
-    def check_gathers(self) -> None: ...
-
-
-@dataclass
-class _ProductOfViewsStage:
-    """A matrix product of a group that is one call of numpy on views.
-
-    The blocks follow one another along one row.
-    """
-
-    function: Callable[..., Any]
-    names: list[str]  # of the slots of the factors
-    make_blocks: list[Callable[[Array], Sequence[Array]]]  # the views of a factor for all blocks
-    target: Array  # of an inner slot
-    is_movable: bool = True
-
-    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        function = self.function
-        target = self.target
-        blocks = []
-        for name, make in zip(self.names, self.make_blocks, strict=True):
-            blocks.append(make(arrays[name]))
-        left, right = blocks
-        return lambda number: function(left[number], right[number], target)
 
     def check_gathers(self) -> None: ...
 
@@ -252,6 +224,25 @@ class _Worker:
             extent[labels[number]] = size
         return extent
 
+    def _box(self, number: int, shape: Sequence[int], start: Sequence[int]) -> Box:
+        """Return the rows of a kernel in the block of this shape that starts here."""
+        found = {}
+        for labels, size, first in zip(self.group.rows, shape, start, strict=True):
+            found[labels[number]] = slice(first, first + size)
+        return found
+
+    def _first_block(
+        self, number: int, arrays: Mapping[str, Array], shape: Sequence[int]
+    ) -> tuple[EinSum, list[Array]]:
+        """Return what a kernel computes in a block of this shape, and its arrays in the first."""
+        kernel = self.group.kernels[number]
+        einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
+        box = self._box(number, shape, [0] * len(shape))
+        known = {**arrays, **self.inner}
+        slots = (*kernel.operands, kernel.target)
+        pairs = zip(slots, (*einsum.operands, einsum.output), strict=True)
+        return einsum, [part_of_array(known[slot.name], index, box) for slot, index in pairs]
+
     def _prepare_product(
         self,
         number: int,
@@ -261,58 +252,16 @@ class _Worker:
     ) -> _Stage:
         """Prepare a matrix product for blocks of a shape."""
         kernel = self.group.kernels[number]
-        rows = [labels[number] for labels in self.group.rows]
-        einsum = replace(kernel.einsum, extents=tuple(self._block_extent(number, shape).items()))
+        einsum, (*operands, out) = self._first_block(number, arrays, shape)
         contraction = exact_contraction(einsum, kernel.operand_dtypes, self.strict)
         assert contraction is not None, f"{kernel} is no product"
-        slots = [*kernel.operands, kernel.target]
-        entries = [*einsum.operands, einsum.output]
-        first = []
-        for slot, index in zip(slots, entries, strict=True):
-            first.append(self._first_block(slot, index, rows, shape, arrays))
-        by_views = self._prepare_product_of_views(kernel, contraction, first, starts, arrays)
-        if by_views is not None:
-            return by_views
-        call = prepare_by_blas(contraction, first[:-1], first[-1])
-        regions = []
-        for start in starts:
-            parts = []
-            for slot, index in zip(slots, entries, strict=True):
-                parts.append(self._region(slot, index, rows, shape, start))
-            regions.append(parts)
-        return _ProductStage(call, slots, regions, self.inner)
-
-    def _prepare_product_of_views(
-        self,
-        kernel: Kernel,
-        contraction: Contraction,
-        first: Sequence[Array],
-        starts: Sequence[tuple[int, ...]],
-        arrays: Mapping[str, Array],
-    ) -> _Stage | None:
-        """Prepare a matrix product as one call on views, given its arrays for the first block."""
-        if len(self.group.rows) > 1 or kernel.target.name not in self.inner:
-            return None
-        product = product_of_views(contraction, first[:-1], first[-1])
-        if product is None or len(product.views) != 2:
-            return None
-        distance = starts[1][0] - starts[0][0] if len(starts) > 1 else 0
-        names = []
-        makers = []
-        for position, view in zip(product.positions, product.views, strict=True):
-            slot = kernel.operands[position]
-            if slot.name in self.inner:
-                return None
-            names.append(slot.name)
-            operand = OperandView(arrays[slot.name], kernel.einsum.operands[position])
-            stride = _stride_along(self.group.rows[0][0], operand)
-            make = blocks_maker(
-                arrays[slot.name], view, starts[0][0] * stride, distance * stride, len(starts)
-            )
-            if make is None:
-                return None
-            makers.append(make)
-        return _ProductOfViewsStage(product.function, names, makers, product.target)
+        used: list[tuple[str, IndexEntries] | Array] = []
+        slots = (*kernel.operands, kernel.target)
+        entries = (*einsum.operands, einsum.output)
+        for slot, index, part in zip(slots, entries, (*operands, out), strict=True):
+            used.append(part if slot.name in self.inner else (slot.name, index))
+        boxes = [self._box(number, shape, start) for start in starts]
+        return _ProductStage(prepare_by_blas(contraction, operands, out), used, boxes)
 
     def _prepare_loops(
         self,
@@ -328,12 +277,8 @@ class _Worker:
         """
         kernel = self.group.kernels[number]
         rows = [labels[number] for labels in self.group.rows]
-        extent = self._block_extent(number, shape)
-        einsum = replace(kernel.einsum, extents=tuple(extent.items()))
-        operands = []
-        for slot, entries in zip(kernel.operands, einsum.operands, strict=True):
-            operands.append(self._first_block(slot, entries, rows, shape, arrays))
-        out = self._first_block(kernel.target, einsum.output, rows, shape, arrays)
+        einsum, (*operands, out) = self._first_block(number, arrays, shape)
+        extent = einsum.extent
         known = {label: counted(indices(runs)) for label, runs in kernel.index}
         label_values: dict[str, Array | Counter] = {}
         for label in number_operands(einsum).labels:
@@ -343,75 +288,33 @@ class _Worker:
             else:
                 label_values[label] = whole[: extent[label]]
         bound, views = bind_to_arrays(einsum, operands, out, label_values)
+        template = JobTemplate(bound, 0, [(0, bound.axes[0].extent)] * len(starts))
         used = [*views, OperandView(out, einsum.output)]
-        names: list[str | None] = [slot.name for slot in kernel.operands]
-        names += [None] * len(label_values)
-        names.append(kernel.target.name)
-        row_strides = np.zeros((len(rows), len(used)), np.int64)
-        first_addresses = np.zeros(len(used), np.int64)
-        for k, view in enumerate(used):
-            name = names[k]
-            first_addresses[k] = address_of(view.array)
-            if name in self.inner:
-                names[k] = None
+        owners = [*kernel.operands, *[None] * len(label_values), kernel.target]
+        names = []
+        for k, (view, owner) in enumerate(zip(used, owners, strict=True)):
+            if owner is not None and owner.name in self.inner:
+                template.place(k, view.array, None)
                 continue
-            if name is not None:
-                first_addresses[k] -= address_of(arrays[name])
-            for row, label in enumerate(rows):
-                row_strides[row, k] = _stride_along(label, view)
+            given = None
+            if owner is not None:
+                given = arrays[owner.name]
+                names.append(owner.name)
+            strides = [_stride_along(label, view) for label in rows]
+            template.place(k, view.array, given, np.array(starts, np.int64) @ strides)
         # A copy, packed or made to be addressable, would be of the first block only.
         all_views = True
         for view, own in zip(views, operands, strict=False):
             assert not isinstance(view.array, Counter), "Counters come after the operands"
             if view.array.base is None and view.array is not own:
                 all_views = False
-        kept_arrays = []
-        for view, name in zip(used, names, strict=True):
-            if name is None:
-                kept_arrays.append(view.array)
         return _CompiledStage(
             located_name=kernel.located_name or kernel.vertex,
-            bound=bound,
             kernel=kernel_of(bound.nest),
-            parameters=np.empty((len(starts), len(bound.values)), np.int64),
-            positions=[bound.position["A", k, 0] for k in range(len(used))],
+            template=template,
             names=names,
-            offsets=first_addresses + np.array(starts, np.int64) @ row_strides,
-            kept_arrays=kept_arrays,
             is_movable=all_views and not bound.packed,
         )
-
-    def _region(
-        self,
-        slot: Slot,
-        entries: IndexEntries,
-        rows: Sequence[str],
-        shape: Sequence[int],
-        start: Sequence[int],
-    ) -> tuple[slice, ...]:
-        """Return the part of a slot's array that belongs to the block that starts here."""
-        found = []
-        for entry in entries:
-            if entry not in rows:
-                found.append(slice(None))
-                continue
-            row = rows.index(str(entry))
-            first = 0 if slot.name in self.inner else start[row]
-            found.append(slice(first, first + shape[row]))
-        return tuple(found)
-
-    def _first_block(
-        self,
-        slot: Slot,
-        entries: IndexEntries,
-        rows: Sequence[str],
-        shape: Sequence[int],
-        arrays: Mapping[str, Array],
-    ) -> Array:
-        """Return the part of a slot's array that belongs to the first block."""
-        array = self.inner[slot.name] if slot.name in self.inner else arrays[slot.name]
-        region: Any = self._region(slot, entries, rows, shape, [0] * len(rows))
-        return array[(*region, ...)]
 
 
 def _stride_along(label: str, view: OperandView) -> int:

@@ -12,11 +12,11 @@ from einmpi.graph.arithmetic import result_type
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
-from einmpi.kernels.cpu.prepared_loops import prepare_by_compiled_loops
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
-from einmpi.kernels.cpu.scattering.scatter import Scatter, compute_scatter
+from einmpi.kernels.cpu.scattering.scatter import compute_scatter
+from einmpi.kernels.cpu.scattering.scatter_loops import Scatter
 from einmpi.kernels.cpu.weighted_difference import prepare_weighted_difference
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
@@ -108,9 +108,7 @@ def prepare_einsum(
             compute_scatter(prepared, out, threads, min_compiled)
 
         return scatter
-    by_pick = None
-    if einsum.pick is not None:
-        by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
+    by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
     if by_pick is not None:
         return by_pick
     names = (array.dtype.name for array in operands)
@@ -140,7 +138,7 @@ def _prepare_loops(
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
     if einsum.calls() >= min_compiled and compiled.supports_compiled_loops(einsum, dtypes):
-        return prepare_by_compiled_loops(einsum, operands, out, index, threads)
+        return compiled.prepare_by_compiled_loops(einsum, operands, out, index, threads)
     return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
 
 
@@ -159,7 +157,9 @@ def _prepare_pick(
     repetition: int,
 ) -> PreparedCall | None:
     """Prepare to read only what an index picks; return None if it cannot be done so."""
-    label = einsum.required_pick.label
+    if einsum.pick is None:
+        return None
+    label = einsum.pick.label
     first = 0
     if label in index and len(index[label]) > 0:
         first = int(index[label][0])

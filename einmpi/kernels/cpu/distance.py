@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, Const
-from einmpi.kernels.boxes import Box, boxes
+from einmpi.kernels.boxes import Box, boxes, part_of_array
 from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.compiled import compute_by_compiled_loops
@@ -22,7 +21,7 @@ from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
 from einmpi.kernels.operands import Array
 
 MAX_NORMS = 2**17  # squared norms of an operand that exist at a time
-BLOCK_ELEMENTS = 2**15  # of the output, to which norms are added while it is in the cache
+BLOCK_ELEMENTS = 2**15  # of the output, to which more is added while it is in the cache
 COMPLEX_PARTS = "re, im"  # the label of an added axis; no label of a program looks like this
 
 
@@ -64,8 +63,8 @@ def compute_distance(
             extent.update({label: part.stop - part.start for label, part in box.items()})
             _compute_box(
                 replace(product, extents=tuple(extent.items())),
-                [_cut(x, x_index, box), _cut(y, y_index, box)],
-                _cut(out, product.output, box),
+                [part_of_array(x, x_index, box), part_of_array(y, y_index, box)],
+                part_of_array(out, product.output, box),
                 threads,
                 worth_compiling,
             )
@@ -94,11 +93,6 @@ def _boxes(product: EinSum) -> Iterator[Box]:
     return boxes(extent, steps)
 
 
-def _cut(array: Array, index: Sequence[Any], box: Box) -> Array:
-    """Return the part of an array that lies in a box."""
-    return array[tuple(box.get(label, slice(None)) for label in index)]
-
-
 def _compute_box(
     product: EinSum, operands: Sequence[Array], out: Array, threads: int, worth_compiling: int
 ) -> None:
@@ -109,19 +103,43 @@ def _compute_box(
     if out.dtype.kind == "f" and out.size >= worth_compiling:
         compute_by_compiled_loops(_with_norms(product), [out, *norms], out, threads=threads)
         return
-    spread = []
+    spread_norms = []
     for position, norm in enumerate(norms):
-        extent = dict(zip(_kept_labels(product, position), norm.shape, strict=True))
-        shape = [extent.get(label, 1) for label in product.output]
-        spread.append(np.broadcast_to(norm.reshape(shape), out.shape))
-    rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
-    for start in range(0, len(out), rows):
-        block = out[start : start + rows]
+        spread_norms.append(spread(norm, _kept_labels(product, position), product.output))
+    for part in row_blocks(out):
+        block = out[part]
         block *= -2
-        for norm in spread:
-            block += norm[start : start + rows]
+        for norm in spread_norms:
+            block += rows_of(norm, part)
         if block.dtype.kind == "f":
             np.maximum(block, 0, out=block)  # nan stays nan
+
+
+# ---- the output in blocks of rows ---------------------------------------------------------------
+
+
+def row_blocks(out: Array) -> Iterator[slice]:
+    """Yield blocks of rows of the output, which stay in the cache while more is added to them."""
+    rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
+    for start in range(0, len(out), rows):
+        yield slice(start, start + rows)
+
+
+def spread(array: Array, index: Sequence[object], output: Sequence[str]) -> Array:
+    """Return an array with an axis for each label of the output, of length 1 if it has none."""
+    labels = list(index)
+    order = [labels.index(label) for label in output if label in labels]
+    extent = dict(zip(labels, array.shape, strict=True))
+    shape = [extent.get(label, 1) for label in output]
+    return array.transpose(order).reshape(shape)
+
+
+def rows_of(array: Array, rows: slice) -> Array:
+    """Return a block of rows of an array that was spread, all rows alike if it has only one."""
+    return array[rows] if len(array) > 1 else array
+
+
+# ---- norms --------------------------------------------------------------------------------------
 
 
 def _with_norms(product: EinSum) -> EinSum:
@@ -129,15 +147,9 @@ def _with_norms(product: EinSum) -> EinSum:
     twice = Call("*", (Arg(0), Const(-2)))
     first = Call("+", (twice, Arg(1)))
     both = Call("+", (first, Arg(2)))
-    extent = product.extent
-    return EinSum(
-        output=product.output,
-        operands=(product.output, _kept_labels(product, 0), _kept_labels(product, 1)),
-        function=Call("maximum", (both, Const(0))),
-        aggregation=None,
-        aggregated=(),
-        extents=tuple((label, extent[label]) for label in product.output),
-    )
+    operands = (product.output, _kept_labels(product, 0), _kept_labels(product, 1))
+    function = Call("maximum", (both, Const(0)))
+    return einsum_over(product.output, operands, function, None, (), product.extent)
 
 
 def _kept_labels(product: EinSum, position: int) -> tuple[str, ...]:

@@ -5,32 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.compiled import (
+    JobTemplate,
     bind_to_arrays,
     chunk_count,
     is_addressable,
     kernel_of,
-    operand_views,
     shares_of,
     supports_compiled_loops,
 )
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
-from einmpi.kernels.loop_nest import BoundNest, Counter, Range, counted
+from einmpi.kernels.loop_nest import BoundNest, Range, counted
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import address_of
 from einmpi.schedule.steps import Kernel
-
-LabelValues: TypeAlias = Mapping[str, Array | Counter]
-Jobs: TypeAlias = npt.NDArray[np.int64]  # the parameters of a kernel, a row for each call
 
 
 def is_map(kernel: Kernel) -> bool:
@@ -63,34 +58,23 @@ class _Loops:
     """An EinSum by compiled loops, prepared for arrays that are stored as these are."""
 
     def __init__(
-        self,
-        einsum: EinSum,
-        operands: Sequence[Array],
-        out: Array,
-        index: Mapping[str, Array],
+        self, einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
     ) -> None:
         self.einsum = einsum
-        self.index: LabelValues = {label: counted(values) for label, values in index.items()}
-        self.bound, views = bind_to_arrays(einsum, operands, out, self.index)
+        self.operands = operands
+        self.out = out
+        values = {label: counted(indices) for label, indices in index.items()}
+        self.bound, self.views = bind_to_arrays(einsum, operands, out, values)
         self.kernel = kernel_of(self.bound.nest)
         are_addressable = all(map(is_addressable, (*operands, out)))
-        self.is_possible = are_addressable and not self.bound.packed
-        self.is_possible = self.is_possible and not any(self.bound.gathered)
-        positions = range(len(views) + 1)
-        self.addresses = [self.bound.position["A", array, 0] for array in positions]
+        is_plain = not self.bound.packed and not any(self.bound.gathered)
+        self.is_possible = are_addressable and is_plain
 
-    def jobs(self, loop: int, ranges: Sequence[Range]) -> Jobs:
-        """Return the parameters of one call for each part of a loop, without addresses."""
-        found = np.tile(self.bound.values, (len(ranges), 1))
-        found[:, 2 * loop : 2 * loop + 2] = ranges
+    def jobs(self, loop: int, ranges: Sequence[Range]) -> JobTemplate:
+        """Return the parameters of one call for each part of a loop, but for the output."""
+        found = JobTemplate(self.bound, loop, ranges)
+        found.place_views(self.views, self.operands)
         return found
-
-    def bind(self, jobs: Jobs, operands: Sequence[Array], out: Array) -> list[Array | Counter]:
-        """Put the addresses of arrays into parameters; return what must be kept as long."""
-        views = operand_views(self.einsum, operands, self.index)
-        arrays = [*(view.array for view in views), out]
-        jobs[:, self.addresses] = [address_of(array) for array in arrays]
-        return arrays
 
 
 class MapRows(_Loops):
@@ -114,7 +98,7 @@ class MapRows(_Loops):
         self.is_possible = self.is_possible and found is not None
         self.loop, self.indices_a_row = found or (0, 0)
 
-    def jobs_for(self, milestones: Sequence[int]) -> tuple[Jobs, list[int | None]]:
+    def jobs_for(self, milestones: Sequence[int]) -> tuple[JobTemplate, list[int | None]]:
         """Return the parameters for rows between milestones, and which of them each one needs."""
         ranges: list[Range] = []
         numbers: list[int | None] = []
@@ -130,7 +114,9 @@ class MapRows(_Loops):
             numbers.append(len(ranges))
             indices = (start - first) * self.indices_a_row, (stop - first) * self.indices_a_row
             ranges.append(indices)
-        return self.jobs(self.loop, ranges), numbers
+        jobs = self.jobs(self.loop, ranges)
+        jobs.place(-1, self.out, self.out)
+        return jobs, numbers
 
 
 def row_loop(bound: BoundNest, out: Array) -> tuple[int, int] | None:
@@ -167,9 +153,7 @@ class ChunkedFold(_Loops):
         self.results = np.empty((chunk_count(einsum), *out.shape), accumulator)
         super().__init__(einsum, operands, self.results[0, ...], index)
         box = tuple((0, axis.extent) for axis in self.bound.axes)
-        shares = list(shares_of(self.bound, box, len(self.results), threads=1))
-        self.loop = shares[0][0]
-        self.shares = [share for _, share in shares]
+        self.loop, self.shares = shares_of(self.bound, box, len(self.results), threads=1)
         self.milestones = []  # the rows of the map that each share needs, all before them too
         for _, stop in self.shares:
             needed = max(self._rows_before(stop, k, operands[k]) for k in sources)
@@ -183,14 +167,11 @@ class ChunkedFold(_Loops):
             last += (end - 1) * axis.strides[operand]
         return min(len(array), last // array.strides[0] + 1)
 
-    def chunk_jobs(self) -> Jobs:
-        """Return the parameters of all chunks, without addresses."""
-        return self.jobs(self.loop, self.shares)
-
-    def bind(self, jobs: Jobs, operands: Sequence[Array], out: Array) -> list[Array | Counter]:
-        arrays = super().bind(jobs, operands, self.results)
-        jobs[:, self.addresses[-1]] += np.arange(len(jobs)) * self.results.strides[0]
-        return arrays
+    def chunk_jobs(self) -> JobTemplate:
+        """Return the parameters of all chunks."""
+        jobs = self.jobs(self.loop, self.shares)
+        jobs.place(-1, self.results, None, np.arange(len(self.shares)) * self.results.strides[0])
+        return jobs
 
     def finish(self, out: Array) -> None:
         """Combine the results of the chunks."""
@@ -223,7 +204,7 @@ class MapAndFolds:
         fold_arrays: Sequence[tuple[Sequence[Array], Array]],
     ) -> None:
         """Compute all of it on these arrays: for each part and each fold, operands and output."""
-        with self.lock:  # parameters and results of chunks are those of one call
+        with self.lock:  # results of chunks are those of one call
             self._compute(part_arrays, fold_arrays)
 
     def _compute(
@@ -231,16 +212,20 @@ class MapAndFolds:
         part_arrays: Sequence[tuple[Sequence[Array], Array]],
         fold_arrays: Sequence[tuple[Sequence[Array], Array]],
     ) -> None:
-        kept: list[Any] = []
         map_calls = []
-        for part, (jobs, numbers), arrays in zip(
+        kept = []
+        for part, (template, numbers), (operands, out) in zip(
             self.parts, self.part_jobs, part_arrays, strict=True
         ):
-            kept.append(part.bind(jobs, *arrays))
+            jobs = template.jobs_for((*operands, out))
+            kept.append(jobs)
             map_calls.append((part.kernel, address_of(jobs), jobs.strides[0], numbers))
         fold_calls = []
-        for fold, jobs, arrays in zip(self.folds, self.fold_jobs, fold_arrays, strict=True):
-            kept.append(fold.bind(jobs, *arrays))
+        for fold, template, (operands, _) in zip(
+            self.folds, self.fold_jobs, fold_arrays, strict=True
+        ):
+            jobs = template.jobs_for(operands)
+            kept.append(jobs)
             fold_calls.append((fold.kernel, address_of(jobs), jobs.strides[0]))
         for turn in range(len(self.turns) + 1):
             for kernel, address, step, numbers in map_calls:

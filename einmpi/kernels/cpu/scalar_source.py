@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from einmpi.graph.arithmetic import compute_types, infer
+from einmpi.graph.arithmetic import compute_types, infer_over
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.operations import OPERATIONS, Operation
@@ -19,27 +19,24 @@ from einmpi.kernels.powers import whole_power
 MAX_NODES = 256
 
 
-def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
-    """Return whether every operation of a function has a text.
-
-    `leaf` gives the dtype of an Arg or an Index.
-    """
+def is_supported(function: Scalar, dtypes: Sequence[str]) -> bool:
+    """Return whether every operation of a function over operands of these dtypes has a text."""
     nodes = walk(function)
     if len(nodes) > MAX_NODES:
         return False
     for node in nodes:
-        if not _is_in_numba(np.dtype(infer(node, leaf)).name):
+        if not _is_in_numba(np.dtype(infer_over(node, dtypes)).name):
             return False
-        if isinstance(node, Call) and not _has_text(node, leaf):
+        if isinstance(node, Call) and not _has_text(node, dtypes):
             return False
     return True
 
 
-def _has_text(node: Call, leaf: Callable[[Scalar], Type]) -> bool:
+def _has_text(node: Call, dtypes: Sequence[str]) -> bool:
     record = OPERATIONS[node.op]
     if record.is_cast:
         return True
-    dtype = compute_types(node.op, [infer(arg, leaf) for arg in node.args])[-1]
+    dtype = compute_types(node.op, [infer_over(arg, dtypes) for arg in node.args])[-1]
     if not _is_in_numba(dtype):
         return False
     kind = DTYPES[dtype].kind
@@ -163,12 +160,7 @@ class Lanes:
 
     def kind(self, node: Scalar) -> Type:
         """Return the type of an expression."""
-
-        def leaf(part: Scalar) -> Type:
-            assert isinstance(part, Arg)
-            return np.dtype(self.nest.reads[part.position].dtype)
-
-        return infer(node, leaf)
+        return infer_over(node, [read.dtype for read in self.nest.reads])
 
     def uses(self, node: Scalar) -> set[int]:
         """Return the loops that a value depends on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,8 @@ def compute_scan(
         The global indices of a label's positions, for labels that do not start at 0.
     """
     lines = [label for label in einsum.output if label != scan.along]
-    entries = einsum.operands[0]
-    source = operand.transpose([entries.index(label) for label in (*lines, scan.scanned)])
-    target = out.transpose([einsum.output.index(label) for label in (*lines, scan.along)])
+    source = lines_first(operand, einsum.operands[0], lines)
+    target = lines_first(out, einsum.output, lines)
     taken = index.get(scan.scanned)
     wanted = index.get(scan.along)
     counts = _counts(taken, wanted, source.shape[-1], target.shape[-1])
@@ -59,6 +58,13 @@ def _counts(taken: Array | None, wanted: Array | None, values: int, results: int
     if np.array_equal(taken, wanted):
         return None
     return np.searchsorted(taken, wanted, side="right")
+
+
+def lines_first(array: Array, entries: Sequence[object], lines: Sequence[str]) -> Array:
+    """Return an array with the dimensions of the lines first, then the one that is scanned."""
+    order = [entries.index(label) for label in lines]
+    (scanned,) = set(range(len(entries))) - set(order)
+    return array.transpose([*order, scanned])
 
 
 def scan_lines(

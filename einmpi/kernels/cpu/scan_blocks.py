@@ -9,7 +9,7 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Number
-from einmpi.kernels.cpu.scan import scan_lines
+from einmpi.kernels.cpu.scan import lines_first, scan_lines
 from einmpi.kernels.operands import Array
 
 
@@ -48,8 +48,8 @@ def _compute_totals(einsum: EinSum, operand: Array, out: Array, index: Mapping[s
     record = AGGREGATIONS[einsum.required_aggregation]
     neutral = record.neutral(out.dtype)
     lines = [label for label in einsum.output if label != form.block]
-    source = _lines_first(operand, einsum.operands[0], lines)
-    target = _lines_first(out, einsum.output, lines)
+    source = lines_first(operand, einsum.operands[0], lines)
+    target = lines_first(out, einsum.output, lines)
     numbers = index.get(form.block, np.arange(einsum.extent[form.block]))
     for place, block in enumerate(numbers.tolist()):
         first = form.blocks.first(block) - form.start
@@ -68,9 +68,9 @@ def _compute_scan(
     assert form is not None
     record = AGGREGATIONS[einsum.required_aggregation]
     lines = [label for label in einsum.output if label != form.along]
-    totals = _lines_first(operands[0], einsum.operands[0], lines)
-    source = _lines_first(operands[1], einsum.operands[1], lines)
-    target = _lines_first(out, einsum.output, lines)
+    totals = lines_first(operands[0], einsum.operands[0], lines)
+    source = lines_first(operands[1], einsum.operands[1], lines)
+    target = lines_first(out, einsum.output, lines)
     wanted = index.get(form.along, np.arange(einsum.extent[form.along]))
     block_of = wanted * form.blocks.count // form.blocks.extent
     starts = np.flatnonzero(np.diff(block_of, prepend=-1)).tolist()
@@ -90,10 +90,3 @@ def _compute_scan(
             form.masked,
             offsets,
         )
-
-
-def _lines_first(array: Array, entries: Sequence[object], lines: Sequence[str]) -> Array:
-    """Return an array with the dimensions of the lines first, then the one that is scanned."""
-    order = [entries.index(label) for label in lines]
-    (scanned,) = set(range(len(entries))) - set(order)
-    return array.transpose([*order, scanned])

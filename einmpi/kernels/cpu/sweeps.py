@@ -4,7 +4,7 @@ aggregates that are computed in the same pass over memory as the tensor they agg
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -68,27 +68,22 @@ class _Changes:
     @cached_property
     def readers(self) -> dict[str, list[int]]:
         """The steps that read or keep each slot."""
-        found: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
-            for slot in {*step.reads, *step.keeps}:
-                found.setdefault(slot.name, []).append(number)
-        return found
+        return self._steps_by_slot(lambda step: {*step.reads, *step.keeps})
 
     @cached_property
     def freeing(self) -> dict[str, list[int]]:
         """The steps that free each slot."""
-        found: dict[str, list[int]] = {}
-        for number, step in enumerate(self.steps):
-            for slot in step.frees:
-                found.setdefault(slot.name, []).append(number)
-        return found
+        return self._steps_by_slot(lambda step: step.frees)
 
     @cached_property
     def writers(self) -> dict[str, list[int]]:
         """The steps that write each slot."""
+        return self._steps_by_slot(lambda step: step.writes)
+
+    def _steps_by_slot(self, slots: Callable[[Step], Iterable[Slot]]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for number, step in enumerate(self.steps):
-            for slot in step.writes:
+            for slot in slots(step):
                 found.setdefault(slot.name, []).append(number)
         return found
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from einmpi.kernels.contraction import required_contraction
+from einmpi.kernels.cpu.distance import row_blocks, rows_of, spread
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.distances import DISTANCE_DTYPES
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import PreparedCall
 from einmpi.kernels.weighted_differences import WeightedDifference
-
-BLOCK_ELEMENTS = 2**15  # of the output, which stay in the cache while x·Σw is added
 
 
 def prepare_weighted_difference(
@@ -42,30 +41,15 @@ def prepare_weighted_difference(
 def _add_kept(difference: WeightedDifference, operands: Sequence[Array], out: Array) -> None:
     """Combine the products w·y in the output with x·Σw."""
     output = difference.scaled.output
-    kept = _spread(operands[difference.kept], difference.scaled.operands[0], output)
+    kept = spread(operands[difference.kept], difference.scaled.operands[0], output)
     (index,) = difference.sums.operands
     axes = tuple(index.index(label) for label in difference.sums.aggregated)
     remaining = [label for label in index if label in output]
-    sums = _spread(operands[difference.weights].sum(axis=axes), remaining, output)
-    rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
-    for start in range(0, len(out), rows):
-        part = slice(start, start + rows)
+    sums = spread(operands[difference.weights].sum(axis=axes), remaining, output)
+    for part in row_blocks(out):
         block = out[part]
-        scaled = _part(kept, part) * _part(sums, part)
+        scaled = rows_of(kept, part) * rows_of(sums, part)
         if difference.is_positive:
             block -= scaled
         else:
             np.subtract(scaled, block, out=block)
-
-
-def _spread(array: Array, index: Sequence[object], output: Sequence[str]) -> Array:
-    """Return an array with an axis for each label of the output, of length 1 if it has none."""
-    labels = list(index)
-    order = [labels.index(label) for label in output if label in labels]
-    extent = dict(zip(labels, array.shape, strict=True))
-    shape = [extent.get(label, 1) for label in output]
-    return array.transpose(order).reshape(shape)
-
-
-def _part(array: Array, rows: slice) -> Array:
-    return array[rows] if len(array) > 1 else array

@@ -5,7 +5,7 @@ where(u == at, row[d], cache[u,d]), written over `cache`, is computed for u = at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor, isinf, isnan
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.scalar import Arg, Call, Index, Scalar, gathers_in, walk
+from einmpi.kernels.boxes import part_of_array
 from einmpi.kernels.ufuncs import apply
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 from einmpi.schedule.steps import Kernel
@@ -192,12 +193,3 @@ def _changed_indices(
             changed = intersect(before, one_run(max(start, 0), stop))
         found[label] = runs, changed
     return found
-
-
-def part_of_array(array: Array, entries: Sequence[Any], positions: Mapping[str, slice]) -> Array:
-    """Return the part of an array at these positions of labels."""
-    places = []
-    for entry in entries:
-        is_cut = isinstance(entry, str) and entry in positions
-        places.append(positions[entry] if is_cut else slice(None))
-    return array[(*places, ...)]

@@ -17,11 +17,9 @@ from einmpi.graph.scalar import (
     Index,
     Scalar,
     labels_in,
-    rebuild,
     walk,
-    with_gathers,
 )
-from einmpi.kernels.operands import operands_read
+from einmpi.kernels.operands import operands_read, with_operands
 
 MOST_VALUE_BYTES = 2**25  # of the values of all rows, which no plan counts
 
@@ -114,20 +112,10 @@ def _value_without(
     for expression in expressions:
         if Index(label) in walk(expression):
             return None
-
-    def renumber(node: Scalar) -> Scalar:
-        return Arg(positions.index(node.position)) if isinstance(node, Arg) else node
-
-    operands = []
-    for position in positions:
-        operands.append(
-            with_gathers(einsum.operands[position], lambda entry: rebuild(entry, renumber))
-        )
     found = replace(
         einsum,
         output=tuple(other for other in einsum.output if other != label),
-        operands=tuple(operands),
-        function=rebuild(value, renumber),
+        function=value,
         extents=tuple((other, extent) for other, extent in einsum.extents if other != label),
     )
-    return found, positions
+    return with_operands(found, positions), positions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einmpi.kernels.updates.partial_updates import part_of_array
+from einmpi.kernels.boxes import part_of_array
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.blocked_updates import BlockedUpdate

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import Arg, walk
-from einmpi.kernels.cpu.scattering.scatter import Scatter, scatter_places
+from einmpi.kernels.cpu.scattering.scatter import scatter_places
+from einmpi.kernels.cpu.scattering.scatter_loops import Scatter
 from einmpi.kernels.cpu.updates.scattered_updates import changed_rows
 from einmpi.kernels.operands import operands_read
 from einmpi.kernels.ufuncs import apply

@@ -221,13 +221,13 @@ NAMED = {
 def filled(monkeypatch):
     """Record every copy from one array to another."""
     calls = []
-    copy = blas._copy
+    copy = blas._call_copy
 
     def recorded(*parts):
         calls.append(parts)
         return copy(*parts)
 
-    monkeypatch.setattr(blas, "_copy", recorded)
+    monkeypatch.setattr(blas, "_call_copy", recorded)
     return calls
 
 
@@ -236,13 +236,13 @@ def filled(monkeypatch):
 )
 def test_copies(kernel, copies, subscripts, filled, monkeypatch):
     kernels = []
-    product = blas.product_of_parts
+    product = blas._call_product
 
-    def recorded(lowering, parts):
+    def recorded(lowering, *parts):
         kernels.append(lowering.kernel)
-        return product(lowering, parts)
+        return product(lowering, *parts)
 
-    monkeypatch.setattr(blas, "product_of_parts", recorded)
+    monkeypatch.setattr(blas, "_call_product", recorded)
     einsum = einsum_of(subscripts, **LARGE)
     check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
     assert (kernels, len(filled)) == ([kernel], copies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -42,9 +41,6 @@ def prepare_product(blas: LoadedBlas, left: Array, right: Array, out: Array) -> 
     It is numpy's matmul for small products, for vectors, for a matrix times its own transpose,
     which numpy computes with half the work, and where the library cannot read the arrays.
     """
-    functions = blas.functions.get(out.dtype.name)
-    if functions is None or left.dtype != out.dtype or right.dtype != out.dtype:
-        return np.matmul
     rows, depth = left.shape[-2:]
     columns = right.shape[-1]
     stack = out.shape[:-2]
@@ -52,40 +48,18 @@ def prepare_product(blas: LoadedBlas, left: Array, right: Array, out: Array) -> 
     is_small = multiplications * prod(stack) < MIN_MULTIPLICATIONS
     if is_small or min(rows, depth, columns) < 2 or _is_own_transpose(left, right):
         return np.matmul
-    first = _as_matrix(left)
-    second = _as_matrix(right)
-    target = _as_matrix(out)
-    if first is None or second is None or target is None:
+    call = call_for(blas, left, right, out)
+    if call is None:
         return np.matmul
-    distances = (first.line_distance, second.line_distance, target.line_distance)
-    if max(rows, depth, columns, *distances) > blas.largest_extent:
-        return np.matmul
-    order = COLUMN_MAJOR
-    if target.is_row_major:
-        order = ROW_MAJOR
-    first_form = TRANSPOSED
-    if first.is_row_major == target.is_row_major:
-        first_form = AS_STORED
-    second_form = TRANSPOSED
-    if second.is_row_major == target.is_row_major:
-        second_form = AS_STORED
-    call = _Call(
-        functions,
-        order=order,
-        first=first_form,
-        second=second_form,
-        sizes=(rows, columns, depth),
-        distances=distances,
-    )
     if not stack:
         return call.multiply
     steps = [_steps_in_stack(array, stack) for array in (left, right, out)]
     jumps = []  # from each matrix of the stack to the next, in elements
-    for matrix, array_steps in zip((first, second, target), steps, strict=True):
+    for matrix, array_steps in zip(call.matrices, steps, strict=True):
         jump = _even_step(stack, array_steps) // out.itemsize
         if jump >= matrix.line_distance * matrix.lines:
             jumps.append(jump)
-    if len(jumps) == 3 and functions.multiply_many is not None:
+    if len(jumps) == 3 and call.functions.multiply_many is not None:
         return call.multiplying_many(jumps, prod(stack))
     if multiplications < MIN_MULTIPLICATIONS:
         return np.matmul
@@ -95,23 +69,45 @@ def prepare_product(blas: LoadedBlas, left: Array, right: Array, out: Array) -> 
     return call.multiplying_each(offsets)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a library with all arguments but the addresses.
+def call_for(blas: LoadedBlas, left: Array, right: Array, out: Array) -> BlasCall | None:
+    """Return the call of a library for the last two dimensions of arrays stored like these.
 
-    `first` and `second` say whether a factor is transposed, compared with the target.
+    None if the library cannot read them.
     """
+    functions = blas.functions.get(out.dtype.name)
+    matrices = []
+    for array in (left, right, out):
+        matrix = _as_matrix(array)
+        if functions is None or matrix is None or array.dtype != out.dtype:
+            return None
+        matrices.append(matrix)
+    assert functions is not None
+    rows, columns = out.shape[-2:]
+    call = BlasCall(functions, matrices, (rows, columns, left.shape[-1]))
+    return None if max(*call.sizes, *call.distances) > blas.largest_extent else call
 
-    functions: MatrixFunctions
-    order: int
-    first: int
-    second: int
-    sizes: tuple[int, int, int]  # rows and columns of the target, and the length of the sums
-    distances: tuple[int, int, int]  # between the lines of the three arrays
 
-    def multiply(self, left: Array, right: Array, out: Array) -> None:
-        """Multiply two matrices."""
-        self._multiply_at(address_of(left), address_of(right), address_of(out))
+class BlasCall:
+    """A call of a library with all arguments but the addresses."""
+
+    def __init__(
+        self, functions: MatrixFunctions, matrices: list[_Matrix], sizes: tuple[int, int, int]
+    ) -> None:
+        self.functions = functions
+        self.matrices = matrices
+        self.sizes = sizes  # rows and columns of the target, and the length of the sums
+        self.distances = [matrix.line_distance for matrix in matrices]
+        *factors, target = matrices
+        self.forms = [ROW_MAJOR if target.is_row_major else COLUMN_MAJOR]  # then those of factors
+        for factor in factors:
+            is_alike = factor.is_row_major == target.is_row_major
+            self.forms.append(AS_STORED if is_alike else TRANSPOSED)
+
+    def multiply(
+        self, left: Array, right: Array, out: Array, alpha: Any = None, beta: Any = None
+    ) -> None:
+        """Multiply two matrices; α · left · right + β · out if these numbers are given."""
+        self._multiply_at(address_of(left), address_of(right), address_of(out), alpha, beta)
 
     def multiplying_each(self, offsets: list[list[int]]) -> Multiply:
         """Return what multiplies matrices at these offsets from the first ones, one by one."""
@@ -137,9 +133,7 @@ class _Call:
 
         def multiply(left: Array, right: Array, out: Array) -> None:
             multiply_many(
-                self.order,
-                self.first,
-                self.second,
+                *self.forms,
                 *self.sizes,
                 functions.one,
                 *(address_of(left), left_distance, to_left),
@@ -151,31 +145,37 @@ class _Call:
 
         return multiply
 
-    def _multiply_at(self, left: int, right: int, out: int) -> None:
+    def _multiply_at(
+        self, left: int, right: int, out: int, alpha: Any = None, beta: Any = None
+    ) -> None:
         functions = self.functions
         left_distance, right_distance, out_distance = self.distances
         functions.multiply(
-            self.order,
-            self.first,
-            self.second,
+            *self.forms,
             *self.sizes,
-            functions.one,
+            functions.one if alpha is None else alpha,
             *(left, left_distance),
             *(right, right_distance),
-            functions.zero,
+            functions.zero if beta is None else beta,
             *(out, out_distance),
         )
 
 
 def _as_matrix(array: Array) -> _Matrix | None:
     """Return how BLAS can read the last two dimensions of an array; None if it cannot."""
-    rows, columns = array.shape[-2:]
-    row_step, column_step = array.strides[-2:]
+    if array.ndim < 2 or not array.size or not array.flags.aligned or not array.dtype.isnative:
+        return None
     itemsize = array.itemsize
-    if column_step == itemsize and row_step >= columns * itemsize and row_step % itemsize == 0:
-        return _Matrix(True, row_step // itemsize, rows)
-    if row_step == itemsize and column_step >= rows * itemsize and column_step % itemsize == 0:
-        return _Matrix(False, column_step // itemsize, columns)
+    for is_row_major in (True, False):
+        first, second = (-2, -1) if is_row_major else (-1, -2)
+        lines = array.shape[first]
+        length = array.shape[second]
+        distance, rest = divmod(array.strides[first], itemsize)
+        if lines == 1:
+            distance = length
+        is_dense = array.strides[second] == itemsize or length == 1
+        if is_dense and distance >= length and rest == 0:
+            return _Matrix(is_row_major, distance, lines)
     return None
 
 

@@ -5,9 +5,8 @@ Every total takes its values in the order of the aggregated labels, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,13 +14,15 @@ import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Const, Scalar, labels_in
-from einmpi.graph.segments import Segments
-from einmpi.kernels.boxes import Box, boxes, halve_step
-from einmpi.kernels.cpu.broadcast import gathered_operand, operand_view
+from einmpi.graph.scalar import Const
+from einmpi.kernels.boxes import Box, boxes, halve_step, part_of_array
+from einmpi.kernels.cpu.broadcast import label_values, operand_values
 from einmpi.kernels.cpu.compiled import is_addressable
-from einmpi.kernels.cpu.scattering.scatter_loops import add_by_loops, supports_scatter_loops
+from einmpi.kernels.cpu.scattering.scatter_loops import (
+    Scatter,
+    add_by_loops,
+    supports_scatter_loops,
+)
 from einmpi.kernels.operands import Array, operands_read
 from einmpi.kernels.ufuncs import apply
 
@@ -29,47 +30,6 @@ CHUNK_PLACES = 2**19  # places that are computed at a time: 4 MiB for each scatt
 BLOCK_ELEMENTS = 2**17  # of a temporary of numpy's, so that it stays in the cache
 TOTAL_BYTES = 2**24  # of totals that are wider than the result
 MIN_CUT_EXTENT = 64  # a label that is not scattered is cut down to this before a scattered one
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """A scattered EinSum and its arrays, or a part of it.
-
-    The extents of the EinSum are those of the arrays. `index` has the global indices of a label's
-    positions, for labels that do not start at 0.
-    """
-
-    einsum: EinSum
-    segments: Segments
-    operands: tuple[Array, ...]
-    index: Mapping[str, Array]
-
-    @property
-    def values(self) -> int:
-        """How many values are aggregated."""
-        extent = self.einsum.extent
-        return prod(extent[x] for x in self.einsum.labels if x not in self.segments.labels)
-
-    def part(self, box: Box) -> Scatter:
-        """Return the part in which labels have these positions."""
-        extents = []
-        index = dict(self.index)
-        for label, extent in self.einsum.extents:
-            positions = box.get(label, slice(0, extent))
-            extents.append((label, positions.stop - positions.start))
-            if label in self.index:
-                index[label] = self.index[label][positions]
-            elif positions.start > 0:
-                index[label] = np.arange(positions.start, positions.stop)
-        operands = []
-        for operand, entries in zip(self.operands, self.segments.operands, strict=True):
-            taken: list[Any] = []
-            for entry in entries:
-                is_cut = isinstance(entry, str) and entry in box
-                taken.append(box[str(entry)] if is_cut else slice(None))
-            operands.append(operand[(*taken, ...)])
-        einsum = replace(self.einsum, extents=tuple(extents))
-        return Scatter(einsum, self.segments, tuple(operands), index)
 
 
 def compute_scatter(
@@ -106,8 +66,7 @@ def compute_scatter(
         return
     is_compiled = scatter.values >= min_compiled_values
     if is_compiled:
-        dtypes = [array.dtype for array in scatter.operands]
-        is_compiled = supports_scatter_loops(einsum, scatter.segments, dtypes)
+        is_compiled = supports_scatter_loops(scatter)
     used_threads = threads if is_compiled else 0
     dtype = out.dtype
     if rule.is_rounded:
@@ -146,11 +105,9 @@ def _fill_totals(scatter: Scatter, rule: Aggregation, totals: Array, threads: in
     for box in boxes(extent, steps):
         chunk = scatter.part(box)
         places = scatter_places(chunk)
-        target = totals[tuple(box.get(label, slice(None)) for label in chunk.einsum.output)]
+        target = part_of_array(totals, chunk.einsum.output, box)
         if threads > 0:
-            add_by_loops(
-                chunk.einsum, chunk.segments, chunk.operands, chunk.index, places, target, threads
-            )
+            add_by_loops(chunk, places, target, threads)
         else:
             _add_by_numpy(chunk, rule, places, target)
     masked = totals.dtype.type(scatter.segments.masked)
@@ -190,16 +147,11 @@ def scatter_places(scatter: Scatter) -> list[Array]:
     extent = scatter.einsum.extent
     shape = [extent[label] for label in labels]
     box = {label: slice(0, extent[label]) for label in labels}
-    positions = {}
-    numbers = {}
-    for axis, label in enumerate(labels):
-        along = [1] * len(labels)
-        along[axis] = -1
-        positions[label] = _numbers_up_to(extent[label]).reshape(along)
-        numbers[label] = positions[label]
-        if label in scatter.index:
-            numbers[label] = scatter.index[label].reshape(along)
-    values = _operand_values(scatter, segments.indices, labels, box, positions, numbers)
+    positions, numbers = label_values(labels, scatter.index, box)
+    needed = operands_read(segments.indices, segments.operands)
+    values = operand_values(
+        scatter.operands, segments.operands, needed, labels, box, positions, numbers
+    )
     if len(segments.labels) == 1:
         (label,) = segments.labels
         wanted = np.broadcast_to(np.asarray(apply(segments.indices[0], values, numbers)), shape)
@@ -220,14 +172,6 @@ def scatter_places(scatter: Scatter) -> list[Array]:
     places = [np.where(is_inside, place, 0) for place in found]
     places[0][~is_inside] = -1
     return places
-
-
-@lru_cache(maxsize=4)
-def _numbers_up_to(extent: int) -> Array:
-    """Return 0, 1, 2, …: all chunks but the last have the same number of places."""
-    numbers = np.arange(extent)
-    numbers.setflags(write=False)
-    return numbers
 
 
 def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array, Array | bool]:
@@ -256,32 +200,6 @@ def _follow_one_another(indices: Array) -> bool:
     return int(indices[-1]) - int(indices[0]) + 1 == len(indices)
 
 
-def _operand_values(
-    scatter: Scatter,
-    expressions: Sequence[Scalar],
-    labels: Sequence[str],
-    box: Box | None,
-    positions: Mapping[str, Array],
-    numbers: Mapping[str, Array],
-) -> list[Any]:
-    """Return the values of those operands that some expressions need, None for the others.
-
-    With a box, operands indexed by labels alone are views.
-    """
-    entries_of = scatter.segments.operands
-    needed = operands_read(expressions, entries_of)
-    values: list[Any] = []
-    for number, (operand, entries) in enumerate(zip(scatter.operands, entries_of, strict=True)):
-        plain = labels_in(entries)
-        if number not in needed:
-            values.append(None)
-        elif box is not None and len(set(plain)) == len(entries):
-            values.append(operand_view(operand, plain, labels, box))
-        else:
-            values.append(gathered_operand(operand, entries, values, positions, numbers))
-    return values
-
-
 # ---- by numpy -----------------------------------------------------------------------------------
 
 
@@ -296,6 +214,7 @@ def _add_by_numpy(
     segments = scatter.segments
     einsum = scatter.einsum
     extent = einsum.extent
+    needed = operands_read([segments.body], segments.operands)
     known = (*segments.labels, *segments.index_labels)
     others = [label for label in einsum.labels if label not in known]
     place = np.atleast_1d(places[0])
@@ -322,7 +241,9 @@ def _add_by_numpy(
                 if label in scatter.index:
                     numbers[label] = scatter.index[label][positions[label]]
             shape = (column[0], *[box[label].stop - box[label].start for label in others])
-            values = _operand_values(scatter, [segments.body], (), None, positions, numbers)
+            values = operand_values(
+                scatter.operands, segments.operands, needed, (), None, positions, numbers
+            )
             body = np.asarray(apply(segments.body, values, numbers))
             converted = np.broadcast_to(body, shape).astype(totals.dtype)
             targets = [positions[label] for label in einsum.output]

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
-from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, gathers_in, rebuild
+from einmpi.graph.einsum import EinSum, einsum_over
+from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, rebuild
 from einmpi.graph.segments import Segments
+from einmpi.kernels.boxes import Box, part_of_array
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
     OperandView,
-    Parameters,
     check_gathers,
+    even_ranges,
     indexed_array,
+    jobs_of,
     kernel_of,
     operand_views,
-    pool,
+    run_jobs,
     supports_compiled_loops,
 )
 from einmpi.kernels.loop_choice import gathered_dimensions
 from einmpi.kernels.loop_nest import (
-    Access,
     Axis,
     BoundNest,
     IndexedArray,
     Nest,
+    accesses_of,
     axes_of,
     counted,
 )
@@ -40,12 +42,48 @@ from einmpi.kernels.prepared import address_of
 MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
 
 
-def supports_scatter_loops(
-    einsum: EinSum, segments: Segments, dtypes: Sequence[npt.DTypeLike]
-) -> bool:
-    """Return whether the values can be computed by compiled loops for operands of these dtypes."""
-    places = [np.dtype(np.int64)] * len(segments.labels)
-    return supports_compiled_loops(_with_places(einsum, segments), [*dtypes, *places])
+@dataclass(frozen=True)
+class Scatter:
+    """A scattered EinSum and its arrays, or a part of it.
+
+    The extents of the EinSum are those of the arrays. `index` has the global indices of a label's
+    positions, for labels that do not start at 0.
+    """
+
+    einsum: EinSum
+    segments: Segments
+    operands: tuple[Array, ...]
+    index: Mapping[str, Array]
+
+    @property
+    def values(self) -> int:
+        """How many values are aggregated."""
+        extent = self.einsum.extent
+        return prod(extent[x] for x in self.einsum.labels if x not in self.segments.labels)
+
+    def part(self, box: Box) -> Scatter:
+        """Return the part in which labels have these positions."""
+        extents = []
+        index = dict(self.index)
+        for label, extent in self.einsum.extents:
+            positions = box.get(label, slice(0, extent))
+            extents.append((label, positions.stop - positions.start))
+            if label in self.index:
+                index[label] = self.index[label][positions]
+            elif positions.start > 0:
+                index[label] = np.arange(positions.start, positions.stop)
+        pairs = zip(self.operands, self.segments.operands, strict=True)
+        operands = [part_of_array(operand, entries, box) for operand, entries in pairs]
+        einsum = replace(self.einsum, extents=tuple(extents))
+        return Scatter(einsum, self.segments, tuple(operands), index)
+
+
+def supports_scatter_loops(scatter: Scatter) -> bool:
+    """Return whether the values can be computed by compiled loops."""
+    dtypes = [array.dtype for array in scatter.operands]
+    places = [np.dtype(np.int64)] * len(scatter.segments.labels)
+    values = _with_places(scatter.einsum, scatter.segments)
+    return supports_compiled_loops(values, [*dtypes, *places])
 
 
 @lru_cache(maxsize=1024)
@@ -75,29 +113,11 @@ def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
         operands.append(tuple(changed))
     operands += [segments.index_labels] * len(segments.labels)
     output = [label for label in einsum.output if label not in place]
-    extents = []
-    for label, extent in einsum.extents:
-        if label not in place:
-            extents.append((label, extent))
-    return EinSum(
-        tuple(output),
-        tuple(operands),
-        rebuild(segments.body, leaf),
-        einsum.aggregation,
-        einsum.aggregated,
-        tuple(extents),
-    )
+    body = rebuild(segments.body, leaf)
+    return einsum_over(output, operands, body, einsum.aggregation, einsum.aggregated, einsum.extent)
 
 
-def add_by_loops(
-    einsum: EinSum,
-    segments: Segments,
-    operands: Sequence[Array],
-    index: Mapping[str, Array],
-    places: Sequence[Array],
-    totals: Array,
-    threads: int,
-) -> None:
+def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threads: int) -> None:
     """Aggregate values into totals that typed pointers can reach.
 
     Threads share the lanes, or the places: each total is the work of one thread, which takes its
@@ -105,101 +125,56 @@ def add_by_loops(
 
     Parameters
     ----------
-    einsum, segments
-        What to compute; the extents are those of the arrays.
-    operands, totals
-        The arrays. Operands are never written to.
-    index
-        The global indices of a label's positions, for labels that do not start at 0.
+    scatter
+        What to compute; operands are never written to.
     places
         For each scattered label the positions to which values go. Values for which the first of
         them is none of the label's go nowhere.
+    totals
+        The results.
     threads
         How many threads to use; the result does not depend on it.
     """
-    lowered = _with_places(einsum, segments)
-    numbers = {label: counted(indices) for label, indices in index.items()}
-    views = operand_views(lowered, [*operands, *places], numbers)
-    target_entries = _target_entries(einsum, segments, len(operands))
-    place_operands = range(len(operands), len(operands) + len(places))
-    reads = tuple(indexed_array(*view) for view in views)
-    target = indexed_array(totals, target_entries)
-    bound = _bind_scatter(lowered, reads, target, place_operands)
-    places_extent = totals.shape[einsum.output.index(segments.labels[0])]
+    bound, views = bind_values(scatter, places, totals.dtype.name, totals.strides)
+    extent = totals.shape[scatter.einsum.output.index(scatter.segments.labels[0])]
     for dimensions in bound.gathered[:-1]:
         is_empty = any(dimension.extent == 0 for dimension in dimensions)
-        if is_empty and ((places[0] >= 0) & (places[0] < places_extent)).any():
+        if is_empty and ((places[0] >= 0) & (places[0] < extent)).any():
             raise IndexError("an index is out of range; this dimension has extent 0")
     parameters = bound.values.copy()
-    parameters[bound.position["K", 0, 1]] = places_extent
-    for position, array in enumerate([*(view.array for view in views), totals]):
-        parameters[bound.position["A", position, 0]] = address_of(array)
-    used_threads = threads if lowered.calls() >= MIN_THREADED_VALUES else 1
-    jobs = _shares(bound, parameters, places_extent, used_threads)
-    kernel = kernel_of(bound.nest)
-    if len(jobs) > 1:
-        list(pool(threads).map(kernel, map(address_of, jobs)))
+    parameters[bound.position["K", 0, 1]] = extent
+    parameters[bound.addresses] = [address_of(view.array) for view in views] + [address_of(totals)]
+    values = prod(axis.extent for axis in bound.axes)
+    used_threads = threads if values >= MIN_THREADED_VALUES else 1
+    lane = bound.nest.lane
+    lanes = bound.axes[lane].extent
+    if lanes >= used_threads * MIN_SHARED_LANES:
+        jobs = jobs_of(parameters, 2 * lane, even_ranges(0, lanes, used_threads))
     else:
-        kernel(address_of(jobs[0]))
+        pieces = max(1, min(used_threads, extent))
+        jobs = jobs_of(parameters, bound.position["K", 0, 0], even_ranges(0, extent, pieces))
+    run_jobs(kernel_of(bound.nest), jobs, threads)
     check_gathers(bound, jobs)
 
 
 def bind_values(
-    einsum: EinSum,
-    segments: Segments,
-    operands: Sequence[Array],
-    index: Mapping[str, Array],
-    places: Sequence[Array],
-    dtype: str,
+    scatter: Scatter, places: Sequence[Array], dtype: str, strides: tuple[int, ...]
 ) -> tuple[BoundNest, list[OperandView]]:
-    """Return the loops of `add_by_loops` for totals of a dtype, and the arrays that they read."""
-    shape = [einsum.extent[label] for label in einsum.output]
-    strides = np.empty(0, dtype).itemsize * np.cumprod([1, *reversed(shape[1:])])[::-1]
-    lowered = _with_places(einsum, segments)
-    numbers = {label: counted(indices) for label, indices in index.items()}
-    views = operand_views(lowered, [*operands, *places], numbers)
+    """Return the loops of `add_by_loops` for totals stored like this, and the arrays they read."""
+    einsum = scatter.einsum
+    count = len(scatter.operands)
+    lowered = _with_places(einsum, scatter.segments)
+    numbers = {label: counted(indices) for label, indices in scatter.index.items()}
+    views = operand_views(lowered, [*scatter.operands, *places], numbers)
     reads = tuple(indexed_array(*view) for view in views)
-    entries = _target_entries(einsum, segments, len(operands))
-    target = IndexedArray(dtype, tuple(shape), tuple(map(int, strides)), entries)
-    place_operands = range(len(operands), len(operands) + len(places))
-    return _bind_scatter(lowered, reads, target, place_operands), views
-
-
-def _target_entries(einsum: EinSum, segments: Segments, operands: int) -> IndexEntries:
-    """Return what indexes the totals: labels, and the operands with places after the others."""
-    entries: list[str | Scalar] = []
+    entries: list[str | Scalar] = []  # of the totals: labels, and the operands with places
     for label in einsum.output:
-        if label in segments.labels:
-            entries.append(Arg(operands + segments.labels.index(label)))
+        if label in scatter.segments.labels:
+            entries.append(Arg(count + scatter.segments.labels.index(label)))
         else:
             entries.append(label)
-    return tuple(entries)
-
-
-def _shares(
-    bound: BoundNest, parameters: Parameters, places: int, threads: int
-) -> list[Parameters]:
-    """Return the parameters of each thread."""
-    lane = bound.nest.lane
-    lanes = bound.axes[lane].extent
-    if lanes >= threads * MIN_SHARED_LANES:
-        first = bound.position["a", lane, 0]
-        last = bound.position["b", lane, 0]
-        pieces = threads
-        extent = lanes
-    else:
-        first = bound.position["K", 0, 0]
-        last = bound.position["K", 0, 1]
-        pieces = max(1, min(threads, places))
-        extent = places
-    jobs = []
-    cuts = [extent * k // pieces for k in range(pieces + 1)]
-    for start, stop in pairwise(cuts):
-        job = parameters.copy()
-        job[first] = start
-        job[last] = stop
-        jobs.append(job)
-    return jobs
+    target = IndexedArray(dtype, einsum.bound, strides, tuple(entries))
+    return _bind_scatter(lowered, reads, target, range(count, count + len(places))), views
 
 
 @lru_cache(maxsize=4096)
@@ -224,16 +199,11 @@ def _bind_scatter(
     outer = [axis for axis in outer if axis is not lane]
     outer.sort(key=lambda axis: -abs(axis.strides[-1]))
     ordered = (*outer, lane, *aggregated)
-    accesses = []
-    for k, array in enumerate(arrays):
-        loops = tuple(loop for loop, axis in enumerate(ordered) if axis.strides[k])
-        is_dense = lane.strides[k] == itemsizes[k]
-        gathers = gathers_in(array.index)
-        accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
+    *read_accesses, out = accesses_of(arrays, ordered, lane)
     nest = Nest(
         function=number_operands(einsum).function,
-        reads=tuple(accesses[:-1]),
-        out=accesses[-1],
+        reads=tuple(read_accesses),
+        out=out,
         aggregation=einsum.aggregation,
         output_loops=len(outer) + 1,
         loops=len(ordered),

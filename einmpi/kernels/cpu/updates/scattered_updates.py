@@ -16,15 +16,18 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Scalar
+from einmpi.kernels.contraction import dense_strides
 from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
     built_kernel,
+    even_ranges,
     is_addressable,
-    pool,
+    jobs_of,
+    run_jobs,
 )
 from einmpi.kernels.cpu.loop_source import HEAD
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.cpu.scattering.scatter_loops import bind_values, supports_scatter_loops
+from einmpi.kernels.cpu.scattering.scatter_loops import Scatter, bind_values, supports_scatter_loops
 from einmpi.kernels.cpu.source_lines import SourceLines
 from einmpi.kernels.loop_nest import BoundNest, Nest
 from einmpi.kernels.operands import Array
@@ -105,13 +108,13 @@ class ScatteredUpdate:
         self.dtype = dtype
         self.update = update
         self.threads = threads
-        segments = product.required_segments
         self.bound: BoundNest | None = None
-        dtypes = [array.dtype for array in operands]
         total_dtype = DTYPES[dtype].accumulator
-        if not supports_scatter_loops(product, segments, dtypes):
+        scatter = Scatter(product, product.required_segments, tuple(operands), index)
+        if not supports_scatter_loops(scatter):
             return
-        bound, views = bind_values(product, segments, operands, index, [places], total_dtype)
+        strides = dense_strides(product.output, product.extent, np.dtype(total_dtype).itemsize)
+        bound, views = bind_values(scatter, [places], total_dtype, strides)
         arrays = [view.array for view in views[: len(operands)]]
         are_views = all(map(np.may_share_memory, arrays, operands))
         if are_views and _is_simple(bound):
@@ -138,14 +141,6 @@ class ScatteredUpdate:
             (nest, dtype, update.operation, update.factor_operation),
             lambda: _source(nest, dtype, update.operation, update.factor_operation),
         )
-        parameters = np.zeros(len(bound.values) + len(OWN_PARAMETERS), np.int64)
-        parameters[: len(bound.values)] = bound.values
-        for position, operand in enumerate(operands):
-            address = address_of(operand) + self.offsets[position]
-            parameters[bound.position["A", position, 0]] = address
-        for number_of_label, values in enumerate(self.labels):
-            position = len(operands) + 1 + number_of_label
-            parameters[bound.position["A", position, 0]] = address_of(values)
         factor_array = np.array(factor, dtype)
         own = [
             address_of(changed.order),
@@ -157,20 +152,19 @@ class ScatteredUpdate:
             target.strides[0],
             address_of(factor_array),
         ]
-        parameters[len(bound.values) :] = own
+        parameters = np.append(bound.values, own)
+        addresses = [address_of(array) for array in operands]
+        parameters[bound.addresses[: len(operands)]] = np.add(addresses, self.offsets)
+        # The places of values are among the parameters in another form.
+        labels_begin = len(operands) + 1
+        parameters[bound.addresses[labels_begin:-1]] = list(map(address_of, self.labels))
         lanes = bound.axes[nest.lane].extent
         pieces = 1
         if lanes * len(changed.order) >= MIN_THREADED_VALUES:
             pieces = max(1, min(self.threads, len(changed.rows)))
-        jobs = np.repeat(parameters[None], pieces, axis=0)
         first_row = len(bound.values) + OWN_PARAMETERS.index("first_row")
-        for piece, job in enumerate(jobs):
-            job[first_row] = len(changed.rows) * piece // pieces
-            job[first_row + 1] = len(changed.rows) * (piece + 1) // pieces
-        if pieces > 1:
-            list(pool(self.threads).map(kernel, map(address_of, jobs)))
-        else:
-            kernel(address_of(jobs))
+        jobs = jobs_of(parameters, first_row, even_ranges(0, len(changed.rows), pieces))
+        run_jobs(kernel, jobs, self.threads)
 
 
 def _is_simple(bound: BoundNest) -> bool:
