@@ -6,16 +6,14 @@ A team of threads owns a row. Tensors between the vertices of the group stay in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, GroupNest, group_source
+from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, group_source
 from einmpi.kernels.cuda.group_split import (
     MAX_VALUES_PER_THREAD,
     inside_dimensions,
@@ -134,15 +132,9 @@ def _prepare_group(
     if split is None:
         return None
     nest = split.nest
-    row_count = prod(split.extents[: nest.row_loops])
-    grid = (-(-row_count // nest.teams), 1), (nest.team * nest.teams,)
-    kernel = compiled_group(nest, fast_math, _is_in_place(step, arrays))
-    return prepare_launch(kernel, grid, nest.parameters(), split.argument), split.slots
-
-
-@lru_cache(maxsize=1024)
-def compiled_group(nest: GroupNest, fast_math: bool, in_place: bool = False) -> Any:
-    return compile_kernel(group_source(nest), fast_math, in_place)
+    grid = (split.blocks, 1), (nest.team * nest.teams,)
+    kernel = compile_kernel(group_source(nest), fast_math, _is_in_place(step, arrays))
+    return prepare_launch(kernel, grid, nest.parameters(), split.arguments), split.slots
 
 
 def _is_in_place(step: Group, arrays: Mapping[str, DeviceArray]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar, rebuild
 from einmpi.kernels.cuda.group_source import GroupNest, Stage
-from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET, Parameter, divider
+from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET
 from einmpi.kernels.loop_nest import Access
 from einmpi.kernels.operands import number_operands
 from einmpi.schedule.slots import names_of
@@ -107,27 +107,12 @@ class _Read:
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """The nest of a group with its sizes."""
+    """The nest of a group with its arguments, and the number of thread blocks."""
 
     nest: GroupNest
     slots: tuple[str, ...]  # of the arrays, in the order of the kernel's pointers; "": a counter
-    extents: tuple[int, ...]  # of rows, then of inside dimensions
-    strides: tuple[tuple[int, ...], ...]  # of reads and outputs along these, in elements
-    first_values: tuple[int, ...]  # of the reads that are counters; 0 for the others
-
-    def argument(self, parameter: Parameter) -> int:
-        """Return the value of a parameter that is not an address."""
-        role, numbers = parameter
-        if role == "extent":
-            return self.extents[numbers[0]]
-        if role in ("multiplier", "shift"):
-            multiplier, shift = divider(self.extents[numbers[0]], self.nest.wide)
-            return multiplier if role == "multiplier" else shift
-        if role == "first":
-            return self.first_values[numbers[0]]
-        assert role == "stride", role
-        array, loop = numbers
-        return self.strides[array][loop]
+    arguments: Mapping[str, int]  # without addresses
+    blocks: int
 
 
 @dataclass
@@ -250,9 +235,15 @@ def split_group(
     for read in reads:
         loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
         accesses.append(Access(read.dtype, loops, False))
+    writes = []
+    for number in collector.outputs:
+        stage = collector.stages[number]
+        loops = tuple(range(len(extents) if stage.inside else len(rows)))
+        writes.append(Access(stage.dtype, loops, False))
     nest = GroupNest(
         stages=tuple(collector.stages),
         reads=tuple(accesses),
+        writes=tuple(writes),
         counters=counters,
         outputs=tuple(collector.outputs),
         row_loops=len(rows),
@@ -264,8 +255,10 @@ def split_group(
     )
     slots = [read.slot for read in reads]
     slots += [kernels[number].target.name for number in collector.outputs]
-    first_values = tuple(read.first for read in reads)
-    return GroupSplit(nest, tuple(slots), tuple(extents), tuple(strides), first_values)
+    first_values = {number: reads[number].first for number in counters}
+    arguments = nest.arguments(extents, list(zip(*strides, strict=True)), first_values)
+    blocks = -(-prod(extents[: len(rows)]) // nest.teams)
+    return GroupSplit(nest, tuple(slots), arguments, blocks)
 
 
 def _pack_size(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -188,7 +186,9 @@ def _prepare_launches(
             ("offsets", line_count * len(segments)),
             ("chunks", line_count * chunks),
         ]
-    kernels = [(compiled_scan(text, scheme), blocks) for scheme, blocks in launches]
+    kernels = []
+    for scheme, blocks in launches:
+        kernels.append((compile_kernel(scan_kernel_source(text, scheme), fast=False), blocks))
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         totals = cupy.empty(total_count, text.total)
@@ -264,8 +264,3 @@ def _lines_are_neighbours(einsum: EinSum, problem: _Problem, values: DeviceArray
         if einsum.extent[label] > 1 and abs(values.strides[place]) < along:
             return True
     return False
-
-
-@lru_cache(maxsize=1024)
-def compiled_scan(text: ScanText, scheme: str) -> Any:
-    return compile_kernel(scan_kernel_source(text, scheme), fast=False)

@@ -15,7 +15,6 @@ from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar, rebuild
-from einmpi.graph.segments import Segments
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import WorkSplit
@@ -42,12 +41,11 @@ class SortedScatter:
     def __init__(
         self,
         einsum: EinSum,
-        segments: Segments,
         dtypes: Sequence[str],
         index: Mapping[str, Runs],
     ) -> None:
         self.einsum = einsum
-        self.segments = segments
+        self.segments = segments = einsum.required_segments
         self.index = index
         self.aggregated = [x for x in segments.index_labels if x in einsum.aggregated]
         self.kept = [x for x in segments.index_labels if x not in einsum.aggregated]

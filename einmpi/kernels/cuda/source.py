@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, number, stored
 from einmpi.kernels.cuda.source_parts import (
@@ -17,10 +16,10 @@ from einmpi.kernels.cuda.source_parts import (
     add_team_total,
     extent_product,
     fold_of,
-    kernel_head,
     offset_text,
     output_offset_text,
     steps_of,
+    whole_text,
 )
 from einmpi.kernels.cuda.tile.source import add_tile
 
@@ -35,16 +34,11 @@ def kernel_source(nest: CudaNest) -> str:
     """
     text = KernelText()
     SCHEMES[nest.scheme](nest, text)
-    array_types = [STORED[access.dtype] for access in (*nest.reads, nest.out)]
-    parameters = list(nest.parameters())
-    head = kernel_head(parameters, array_types, len(nest.reads), nest.wide, BLOCK_THREADS)
-    body = ["  " + line for line in text.lines]
-    return device_source() + "\n".join([*text.functions, *head, *body, "}", ""])
+    return whole_text(nest, text, BLOCK_THREADS)
 
 
 def _pack_type(nest: CudaNest, array: int) -> str:
-    dtype = (*nest.reads, nest.out)[array].dtype
-    return f"Pack<{STORED[dtype]}, {nest.pack}>"
+    return f"Pack<{STORED[nest.arrays[array].dtype]}, {nest.pack}>"
 
 
 def _add_pack_reads(nest: CudaNest, text: KernelText) -> None:

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
-from einmpi.graph.scalar import Number, Scalar
-from einmpi.kernels.cuda.nest import (
-    BLOCK_THREADS,
-    PACK_BYTES,
-    WARP_THREADS,
-    KernelGather,
-    WorkSplit,
-)
+from einmpi.graph.scalar import Number
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, WARP_THREADS, WorkSplit
 from einmpi.kernels.cuda.problem import (
     BUSY_BLOCKS,
     BUSY_THREADS,
@@ -30,77 +22,18 @@ from einmpi.kernels.cuda.problem import (
 )
 from einmpi.kernels.cuda.scalar_source import weight_of
 from einmpi.kernels.cuda.tile.split import split_into_tiles
-from einmpi.kernels.loop_nest import Axis, IndexedArray, axes_of
+from einmpi.kernels.loop_nest import Axis
 
 SQUARE_LINE_BYTES = 128  # of a line of a square in which a transposed array is read
 MIN_SQUARE_EXTENT = 32  # of both loops of the squares
 
 
 @lru_cache(maxsize=4096)
-def split_work(
-    function: Scalar,
-    layouts: tuple[IndexedArray, ...],
-    target: IndexedArray,
-    aggregation: str | None,
-    extents: tuple[tuple[str, int], ...],
-    first_values: tuple[tuple[int, int], ...],
-    aligned: bool,
-) -> WorkSplit:
-    """Choose a scheme and the order of the loops.
-
-    `first_values` has the operands that are not arrays but count the values of a label, and where
-    these begin. `aligned` says that every array begins at a multiple of PACK_BYTES.
-    """
-    problem = problem_of(function, layouts, target, aggregation, extents, first_values, aligned)
+def split_work(problem: Problem) -> WorkSplit:
+    """Choose a scheme and the order of the loops."""
     if problem.aggregation is None:
         return split_elements(problem)
-    tiles = split_into_tiles(problem)
-    if tiles is not None:
-        return tiles
-    return split_results(problem)
-
-
-def problem_of(
-    function: Scalar,
-    layouts: tuple[IndexedArray, ...],
-    target: IndexedArray,
-    aggregation: str | None,
-    extents: tuple[tuple[str, int], ...],
-    first_values: tuple[tuple[int, int], ...],
-    aligned: bool,
-) -> Problem:
-    """Return the work of an EinSum; it has no aggregation if there is nothing to aggregate."""
-    arrays = (*layouts, target)
-    sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
-    axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
-    gathered = [_gathered_dimensions(layout) for layout in layouts]
-    has_aggregated = any(axis.aggregated for axis in axes)
-    return Problem(
-        function,
-        layouts,
-        target,
-        aggregation if has_aggregated else None,
-        tuple(axes),
-        tuple(gathered),
-        first_values,
-        aligned,
-    )
-
-
-def _gathered_dimensions(layout: IndexedArray) -> tuple[KernelGather, ...]:
-    """Return the dimensions of an operand that are indexed by an expression."""
-    itemsize = np.dtype(layout.dtype).itemsize
-    dimensions = []
-    for entry, stride, extent in zip(layout.index, layout.strides, layout.shape, strict=True):
-        if not isinstance(entry, str):
-            dimensions.append(KernelGather(stride // itemsize, extent))
-    return tuple(dimensions)
-
-
-def _in_elements(axis: Axis, sizes: Sequence[int]) -> Axis:
-    """Return an axis with strides in elements instead of bytes."""
-    strides = [stride // size for stride, size in zip(axis.strides, sizes, strict=True)]
-    return axis._replace(strides=tuple(strides))
+    return split_into_tiles(problem) or split_results(problem)
 
 
 # ---- without an aggregation ---------------------------------------------------------------------
@@ -284,7 +217,7 @@ def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> 
         masked=masked,
     )
     blocks = -(-results // (BLOCK_THREADS // team))
-    return replace(problem.work_split(nest, axes, blocks), run_values=run_values)
+    return problem.work_split(nest, axes, blocks, run_values=run_values)
 
 
 def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:

@@ -19,9 +19,8 @@ from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.capture.blas import CapturedBlas, load_blas
 from einmpi.kernels.cuda.chains import whole_chain
-from einmpi.kernels.cuda.dispatch import LabelRuns
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import is_in_place, key_of
+from einmpi.kernels.cuda.launch import LabelRuns, Options, PreparedCall, is_in_place, key_of
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.cuda.updates.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
@@ -249,18 +248,11 @@ class CupyBackend:
 
     def _prepare(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
-    ) -> dispatch.PreparedCall:
+    ) -> PreparedCall:
+        options = self._options(step.index)
         has_arithmetic = any(map(step.einsum.has_arithmetic, range(len(operands))))
         if not step.select and not has_arithmetic:
-            return dispatch.prepare_einsum(
-                step.einsum,
-                operands,
-                target,
-                step.index,
-                self.fast_math,
-                self.tf32,
-                self.strict,
-            )
+            return dispatch.prepare_einsum(step.einsum, operands, target, options)
 
         same_einsum: list[EinSum] = []  # calls are prepared for an EinSum that is always the same
 
@@ -272,17 +264,12 @@ class CupyBackend:
             einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)
             if not same_einsum:
                 same_einsum.append(einsum)
-            dispatch.compute_einsum(
-                same_einsum[0],
-                arrays,
-                target,
-                step.index,
-                self.fast_math,
-                self.tf32,
-                self.strict,
-            )
+            dispatch.compute_einsum(same_einsum[0], arrays, target, *options)
 
         return call
+
+    def _options(self, index: LabelRuns) -> Options:
+        return Options(index, self.fast_math, self.tf32, self.strict)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, group.RULE)
@@ -323,8 +310,7 @@ class CupyBackend:
         self, einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, index: LabelRuns
     ) -> None:
         """Compute what a kernel needs first."""
-        options = self.fast_math, self.tf32, self.strict
-        dispatch.compute_einsum(einsum, operands, target, index, *options)
+        dispatch.compute_einsum(einsum, operands, target, *self._options(index))
 
     def compute_scattered_update(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -194,7 +193,7 @@ class _Layout:
         self, start: int, stop: int
     ) -> Callable[[DeviceArray, DeviceArray, DeviceArray], None]:
         """Return what writes the rows from `start` to `stop`, which are those of the target."""
-        kernel = compiled_row_writes(self.itemsize, len(self.extents))
+        kernel = compile_kernel(row_writes_source(self.itemsize, len(self.extents)), fast=False)
         count = prod(self.extents)
         blocks = min(-(-count // _BLOCK_THREADS), _MOST_BLOCKS)
         numbers = [count, blocks * _BLOCK_THREADS, start, stop, self.row_step]
@@ -209,12 +208,6 @@ class _Layout:
             kernel((blocks, 1), (_BLOCK_THREADS,), (*addresses, *numbers))
 
         return launch
-
-
-@lru_cache(maxsize=256)
-def compiled_row_writes(itemsize: int, loops: int) -> Any:
-    """Return the kernel for elements of this size and so many nested loops."""
-    return compile_kernel(row_writes_source(itemsize, loops), fast=False)
 
 
 def row_writes_source(itemsize: int, loops: int) -> str:
