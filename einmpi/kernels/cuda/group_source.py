@@ -73,14 +73,14 @@ def group_source(nest: GroupNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`."""
     text = KernelText()
     rows = range(nest.row_loops)
-    text.add(
-        f"// A team of {nest.team} threads computes a row; a block has {nest.teams} teams.",
-        f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
-        f"const I rows = {extent_product(rows)};",
-        f"const I own = (I)blockIdx.x * {nest.teams} + slot;",
-        "I flat = least(own, rows - 1);",
-        f"const I positions = {extent_product(range(nest.row_loops, nest.loops))};",
-    )
+    text.add(f"""
+        // A team of {nest.team} threads computes a row; a block has {nest.teams} teams.
+        const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};
+        const I rows = {extent_product(rows)};
+        const I own = (I)blockIdx.x * {nest.teams} + slot;
+        I flat = least(own, rows - 1);
+        const I positions = {extent_product(range(nest.row_loops, nest.loops))};
+    """)
     add_loop_indices(text, "flat", rows)
     unread: set[int] = set()  # reads to be kept in registers that no stage has read yet
     for read in range(len(nest.reads)):

@@ -157,6 +157,10 @@ class CudaNest(Nest):
         return self.output_loops - 1
 
     @property
+    def aggregated_loops(self) -> range:
+        return range(self.output_loops, self.loops)
+
+    @property
     def out(self) -> Access:
         return self.writes[0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import dedent
 
 from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import WARP_THREADS, CudaNest, Nest
@@ -26,13 +27,16 @@ class KernelText:
     functions: list[str] = field(default_factory=list)  # lines in front of the kernel
     depth: int = 0
 
-    def add(self, *lines: str) -> None:
-        self.lines += ["  " * self.depth + line for line in lines]
+    def add(self, *texts: str) -> None:
+        """Add lines; those of a text are indented relative to its first line."""
+        for text in texts:
+            lines = dedent(text).strip("\n").splitlines()
+            self.lines += ["  " * self.depth + line for line in lines]
 
     @contextmanager
     def block(self, head: str, end: str = "}") -> Iterator[None]:
         """Write `head {`, then what the caller adds, indented, then `end`."""
-        self.add(head + " {")
+        self.lines.append("  " * self.depth + head + " {")
         self.depth += 1
         yield
         self.depth -= 1
@@ -79,11 +83,11 @@ def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
     `flat` is the name of a variable, which is used up.
     """
     for loop in reversed(loops[1:]):
-        text.add(
-            f"const I quotient{loop} = quotient({flat}, multiplier{loop}, shift{loop});",
-            f"const I i{loop} = {flat} - quotient{loop} * extent{loop};",
-            f"{flat} = quotient{loop};",
-        )
+        text.add(f"""
+            const I quotient{loop} = quotient({flat}, multiplier{loop}, shift{loop});
+            const I i{loop} = {flat} - quotient{loop} * extent{loop};
+            {flat} = quotient{loop};
+        """)
     if loops:
         text.add(f"const I i{loops[0]} = {flat};")
 
@@ -91,6 +95,14 @@ def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
 def extent_product(loops: Sequence[int]) -> str:
     """Return the product of the extents of loops, as text."""
     return " * ".join(f"extent{loop}" for loop in loops) or "(I)1"
+
+
+def add_part_bounds(nest: CudaNest, text: KernelText) -> None:
+    """Say which of the aggregated values belong to the part of this block."""
+    text.add(f"""
+        const I begin = (I)blockIdx.y * part_length;
+        const I end = least(begin + part_length, {extent_product(nest.aggregated_loops)});
+    """)
 
 
 def steps_of(
@@ -170,21 +182,25 @@ def add_team_total(
 
     Threads of a warp exchange their totals directly, warps through shared memory.
     """
-    text.add("// Join the totals of a team.", "#pragma unroll")
-    with text.block(f"for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2)"):
-        text.add(f"{total} = {fold.join(total, f'from_lane({total}, half)')};")
+    text.add(f"""
+        // Join the totals of a team.
+        #pragma unroll
+        for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2) {{
+          {total} = {fold.join(total, f"from_lane({total}, half)")};
+        }}
+    """)
     warps = team // WARP_THREADS
     if warps < 2:
         return
+    first = f"threadIdx.x / {team} * {warps}"
     with text.block(""):
-        first_warp = f"threadIdx.x / {team} * {warps}"
-        text.add(
-            f"__shared__ {kind} warps[{warps * teams}];",
-            f"if (threadIdx.x % {WARP_THREADS} == 0) "
-            f"warps[threadIdx.x / {WARP_THREADS}] = {total};",
-            "__syncthreads();",
-            f"{total} = warps[{first_warp}];",
-            "#pragma unroll",
-        )
-        with text.block(f"for (int w = 1; w < {warps}; ++w)"):
-            text.add(f"{total} = {fold.join(total, f'warps[{first_warp} + w]')};")
+        text.add(f"""
+            __shared__ {kind} warps[{warps * teams}];
+            if (threadIdx.x % {WARP_THREADS} == 0) warps[threadIdx.x / {WARP_THREADS}] = {total};
+            __syncthreads();
+            {total} = warps[{first}];
+            #pragma unroll
+            for (int w = 1; w < {warps}; ++w) {{
+              {total} = {fold.join(total, f"warps[{first} + w]")};
+            }}
+        """)
