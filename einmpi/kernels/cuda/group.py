@@ -16,6 +16,7 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, group_source
 from einmpi.kernels.cuda.group_split import (
     MAX_VALUES_PER_THREAD,
+    extents_of,
     inside_dimensions,
     split_group,
     team_rows,
@@ -63,8 +64,8 @@ def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[in
     dimensions = inside_dimensions(kernels, shared_rows)
     if dimensions is None:
         return None
-    row_count = prod(kernels[0].einsum.extent[labels[0]] for labels in shared_rows)
-    values = prod(dimension.extent for dimension in dimensions)
+    row_count = prod(extents_of(kernels, shared_rows))
+    values = prod(extents_of(kernels, dimensions))
     if row_count < MIN_ROWS or values > MAX_VALUES_PER_THREAD * MAX_TEAM_THREADS:
         return None
     if len(shared_rows) < len(rows) and values < MIN_MAP_VALUES:

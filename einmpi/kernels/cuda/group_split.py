@@ -24,18 +24,10 @@ from einmpi.schedule.steps import Group, Kernel
 MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
 
 
-@dataclass(frozen=True)
-class InsideDimension:
-    """A dimension inside a row."""
-
-    labels: tuple[str, ...]  # of every kernel; "" for kernels that have one value for the row
-    extent: int
-
-
 def inside_dimensions(
     kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
-) -> tuple[InsideDimension, ...] | None:
-    """Return the dimensions inside a row.
+) -> list[tuple[str, ...]] | None:
+    """Return the dimensions inside a row: the labels of every kernel, "" if it has but one value.
 
     Return None if kernels do not go over the same positions in the same order: a thread would need
     values that another thread keeps.
@@ -71,10 +63,18 @@ def inside_dimensions(
     if not extents:
         return None
     dimensions = []
-    for position, extent in enumerate(extents):
-        names = tuple(order[position] if order else "" for order in orders)
-        dimensions.append(InsideDimension(names, extent))
-    return tuple(dimensions)
+    for position in range(len(extents)):
+        dimensions.append(tuple(order[position] if order else "" for order in orders))
+    return dimensions
+
+
+def extents_of(kernels: Sequence[Kernel], loops: Sequence[Sequence[str]]) -> list[int]:
+    """Return the extents of rows or inside dimensions, given by the labels of every kernel."""
+    found = []
+    for labels in loops:
+        pairs = zip(kernels, labels, strict=True)
+        found.append(next(kernel.einsum.extent[label] for kernel, label in pairs if label))
+    return found
 
 
 def team_rows(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
@@ -121,7 +121,7 @@ class _GroupCollector:
 
     kernels: Sequence[Kernel]
     rows: Sequence[Sequence[str]]
-    dimensions: Sequence[InsideDimension]
+    dimensions: Sequence[Sequence[str]]
     slot_strides: Mapping[str, tuple[int, ...]]  # in bytes
     inner_slots: set[str]  # that only the group uses
     makers: dict[str, int] = field(default_factory=dict)  # slot → number of the kernel
@@ -175,9 +175,7 @@ class _GroupCollector:
 
     def loop_labels(self, number: int) -> list[str]:
         """Return the labels of a kernel for the rows, then for the inside dimensions."""
-        labels = [row[number] for row in self.rows]
-        labels += [dimension.labels[number] for dimension in self.dimensions]
-        return labels
+        return [labels[number] for labels in (*self.rows, *self.dimensions)]
 
     def strides_of(
         self, number: int, index: Sequence[Any], slot: str, dtype: str
@@ -210,8 +208,7 @@ def split_group(
         collector.add(number)
     reads = list(collector.reads)
     counters = tuple(number for number, read in enumerate(reads) if not read.slot)
-    extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
-    extents += [dimension.extent for dimension in dimensions]
+    extents = extents_of(kernels, [*rows, *dimensions])
     strides = [read.strides for read in reads] + collector.output_strides
     dtypes = [read.dtype for read in reads]
     dtypes += [collector.stages[number].dtype for number in collector.outputs]

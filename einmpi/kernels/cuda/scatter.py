@@ -6,6 +6,7 @@ The sort is stable and no value is added by an atomic operation, so the bits are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -51,6 +52,8 @@ class SortedScatter:
         self.kept = [x for x in segments.index_labels if x not in einsum.aggregated]
         self.extent = einsum.extent
         self.values = prod(self.extent[label] for label in self.aggregated)
+        self.places = (*segments.labels, *self.kept)
+        self.shape = [self.extent[label] for label in self.places]
         self.index_runs = self._runs_of(segments.index_labels)
 
         def leaf(node: Scalar) -> Type:
@@ -90,7 +93,8 @@ class SortedScatter:
         expression = self._sorted(self._elements(body))
         others = [x for x in self.einsum.aggregated if x not in self.aggregated]
         # A label of extent 1 would be no loop.
-        extent = {**self.extent, SORTED_LABEL: max(2, self._sorted_count())}
+        count = prod(self.extent[label] for label in self.segments.index_labels)
+        extent = {**self.extent, SORTED_LABEL: max(2, count)}
         einsum, names = make_einsum(
             self.einsum.output,
             expression,
@@ -100,20 +104,9 @@ class SortedScatter:
         )
         self.fold_names = names
         self.runs_operand = len(names) + 1
-        places = (*self.segments.labels, *self.kept)
-        operands = (*einsum.operands, (SORTED_LABEL,), places, places)
-        self.fold_einsum = EinSum(
-            einsum.output,
-            operands,
-            einsum.function,
-            einsum.aggregation,
-            einsum.aggregated,
-            einsum.extents,
-        )
+        operands = (*einsum.operands, (SORTED_LABEL,), self.places, self.places)
+        self.fold_einsum = replace(einsum, operands=operands)
         self.fold_runs = self._runs_of([*self.einsum.output, *others])
-
-    def _sorted_count(self) -> int:
-        return prod(self.extent[label] for label in self.segments.index_labels)
 
     def _sorted(self, node: Scalar) -> Scalar:
         """Return an expression that finds the positions of aggregated labels in arrays."""
@@ -145,9 +138,8 @@ class SortedScatter:
         """Return the operands of the fold, given the index to which each value goes."""
         cupy = driver.cupy()
         cells = self._cells(wanted)
-        count = prod(self.extent[label] for label in (*self.segments.labels, *self.kept))
         order = cupy.argsort(cells)
-        stops = cupy.searchsorted(cells[order], cupy.arange(count + 1))
+        stops = cupy.searchsorted(cells[order], cupy.arange(prod(self.shape) + 1))
         if order.size < 2:
             order = cupy.zeros(2, np.int64)
         arrays: dict[str, DeviceArray] = {}
@@ -164,8 +156,7 @@ class SortedScatter:
         found = []
         for name in self.fold_names:
             found.append(arrays[name] if name in arrays else operands[int(name)])
-        shape = [self.extent[label] for label in (*self.segments.labels, *self.kept)]
-        return [*found, order, stops[:-1].reshape(shape), stops[1:].reshape(shape)]
+        return [*found, order, stops[:-1].reshape(self.shape), stops[1:].reshape(self.shape)]
 
     def _cells(self, wanted: Sequence[DeviceArray]) -> DeviceArray:
         """Return for each value the number of its place, which also tells the kept labels.
@@ -174,7 +165,6 @@ class SortedScatter:
         """
         cupy = driver.cupy()
         labels = self.segments.index_labels
-        count = prod(self.extent[label] for label in (*self.segments.labels, *self.kept))
         cells: Any = 0
         is_inside: Any = True
         for label, index in zip(self.segments.labels, wanted, strict=True):
@@ -185,7 +175,7 @@ class SortedScatter:
             along = [1] * len(labels)
             along[labels.index(label)] = -1
             cells = cells * self.extent[label] + cupy.arange(self.extent[label]).reshape(along)
-        return cupy.where(is_inside, cells, count).reshape(-1)
+        return cupy.where(is_inside, cells, prod(self.shape)).reshape(-1)
 
     def _local_places(self, label: str, index: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
         """Return positions for indices of a label, and which of these are a position's at all."""

@@ -7,10 +7,10 @@ pinned buffers, piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,20 +63,10 @@ class DeviceCopies:
             return DeviceCopy(self, self.event_after_kernels())
         kind, stream = self._direction(from_host)
         stream.wait_event(self.event_after_kernels() if after is None else after)
-        row_bytes, blocks = _blocks_of_rows(source, target)
-        for block in blocks:
+        for rows in _blocks_of_rows(source, target):
             # From and to pinned memory this runs in the background. For other memory CUDA first
             # makes a copy of its own.
-            self.cuda.runtime.memcpy2DAsync(
-                address(target) + block.target_offset,
-                block.target_stride,
-                address(source) + block.source_offset,
-                block.source_stride,
-                row_bytes,
-                block.rows,
-                kind,
-                stream.ptr,
-            )
+            self.cuda.runtime.memcpy2DAsync(*rows, kind, stream.ptr)
         return DeviceCopy(self, self.record_event(stream))
 
     # ---- one copy that is not waited for --------------------------------------------------------
@@ -217,26 +207,17 @@ def address(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-class _Rows(NamedTuple):
-    """Rows at equal distances, in bytes."""
+def _blocks_of_rows(source: Any, target: Any) -> Iterator[tuple[int, ...]]:
+    """Describe two arrays of one shape as blocks of rows that are contiguous in both.
 
-    source_offset: int
-    target_offset: int
-    rows: int
-    source_stride: int
-    target_stride: int
-
-
-def _blocks_of_rows(source: Any, target: Any) -> tuple[int, list[_Rows]]:
-    """Describe two arrays of one shape as rows that are contiguous in both.
-
-    Return the bytes of a row, and the rows in blocks that CUDA copies with one call.
+    Yield for each block what CUDA takes: the address and the stride of rows in the target, then in
+    the source, the bytes of a row, and the number of rows.
     """
     extents = target.shape
     row_bytes = target.dtype.itemsize
     outer = target.ndim  # the dimensions that are not part of a row
     if 0 in extents:
-        return 0, []
+        return
     while outer:
         strides = {source.strides[outer - 1], target.strides[outer - 1]}
         if extents[outer - 1] != 1 and strides != {row_bytes}:
@@ -244,18 +225,14 @@ def _blocks_of_rows(source: Any, target: Any) -> tuple[int, list[_Rows]]:
         outer -= 1
         row_bytes *= extents[outer]
     if outer == 0:
-        return row_bytes, [_Rows(0, 0, 1, row_bytes, row_bytes)]
-    blocks = []
+        yield address(target), row_bytes, address(source), row_bytes, row_bytes, 1
+        return
     for position in np.ndindex(extents[: outer - 1]):
-        block = _Rows(
-            _offset(position, source.strides),
-            _offset(position, target.strides),
-            extents[outer - 1],
-            source.strides[outer - 1],
-            target.strides[outer - 1],
-        )
-        blocks.append(block)
-    return row_bytes, blocks
+        places: list[int] = []
+        for array in (target, source):
+            places.append(address(array) + _offset(position, array.strides))
+            places.append(array.strides[outer - 1])
+        yield *places, row_bytes, extents[outer - 1]
 
 
 def _offset(position: Sequence[int], strides: Sequence[int]) -> int:
