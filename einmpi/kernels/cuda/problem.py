@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -94,16 +95,27 @@ class Problem:
         dtypes = (*self.types, self.target.dtype)
         return np.dtype(dtypes[array]).itemsize
 
-    def nest(self, scheme: str, axes: Sequence[Axis]) -> CudaNest:
-        """Return the nest of these loops, without what is special to a scheme."""
-        outer, _ = outer_and_inner(axes)
+    def work_split(
+        self,
+        scheme: str,
+        axes: Sequence[Axis],
+        blocks: int,
+        parts: int = 1,
+        run_values: int = 0,
+        **special: Any,
+    ) -> WorkSplit:
+        """Return the split of these loops into blocks and, of the aggregated ones, into parts.
+
+        `special` is what the nest has in this scheme alone.
+        """
+        outer, inner = outer_and_inner(axes)
         accesses = []
         for array, layout in enumerate((*self.layouts, self.target)):
             loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[array])
             accesses.append(Access(layout.dtype, loops, False, gathers_in(layout.index)))
-        return CudaNest(
+        fields = {"function": self.function, **special}
+        nest = CudaNest(
             scheme=scheme,
-            function=self.function,
             reads=tuple(accesses[:-1]),
             writes=(accesses[-1],),
             aggregation=self.aggregation,
@@ -112,7 +124,16 @@ class Problem:
             wide=self.needs_wide_offsets(axes),
             counters=self.counters,
             checked=self.checked_gathers,
+            **fields,
         )
+        extents = [axis.extent for axis in axes]
+        strides = [axis.strides for axis in axes]
+        arguments = nest.arguments(extents, strides, dict(self.first_values), self.gathered)
+        results = size_of(outer)
+        arguments["part_length"] = -(-size_of(inner) // parts)
+        arguments["part_stride"] = results if nest.lane_is_aggregated else results * nest.pack
+        arguments["run_values"] = run_values
+        return WorkSplit(nest, arguments, blocks, parts)
 
     @cached_property
     def checked_gathers(self) -> tuple[tuple[int, int], ...]:
@@ -146,24 +167,6 @@ class Problem:
             if lane.strides[counter] and moves_in_packs(entry, counter, first, pack):
                 return True
         return False
-
-    def work_split(
-        self,
-        nest: CudaNest,
-        axes: Sequence[Axis],
-        blocks: int,
-        parts: int = 1,
-        run_values: int = 0,
-    ) -> WorkSplit:
-        """Return the split of these loops into blocks and, of the aggregated ones, into parts."""
-        extents = [axis.extent for axis in axes]
-        strides = [axis.strides for axis in axes]
-        arguments = nest.arguments(extents, strides, dict(self.first_values), self.gathered)
-        results, depth = map(size_of, outer_and_inner(axes))
-        arguments["part_length"] = -(-depth // parts)
-        arguments["part_stride"] = results if nest.lane_is_aggregated else results * nest.pack
-        arguments["run_values"] = run_values
-        return WorkSplit(nest, arguments, blocks, parts)
 
     def needs_wide_offsets(self, axes: Sequence[Axis]) -> bool:
         """Tell whether an offset, or a number of threads, may not fit into 32 bits."""

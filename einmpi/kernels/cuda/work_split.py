@@ -6,8 +6,8 @@ Only extents, strides and alignment decide, never the device: equal work gives e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from einmpi.graph.scalar import Number
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, WARP_THREADS, WorkSplit
@@ -46,22 +46,13 @@ def split_elements(problem: Problem) -> WorkSplit:
     squares = _split_into_squares(problem, axes, lane)
     if squares is not None:
         return squares
-    packs = _pack_lane(problem, axes, lane, range(len(problem.layouts) + 1))
-    total = size_of(packs.axes)
-    if total < 4 * BUSY_THREADS:
-        elements_per_thread = 1
-    elif packs.pack == 1:
-        elements_per_thread = 4
-    else:
-        elements_per_thread = 2
-    nest = replace(
-        problem.nest("map", packs.axes),
-        elements_per_thread=elements_per_thread,
-        pack=packs.pack,
-        packed=packs.packed,
-    )
-    blocks = -(-total // (BLOCK_THREADS * elements_per_thread))
-    return problem.work_split(nest, packs.axes, blocks)
+    axes, packs = _pack_lane(problem, axes, lane, range(len(problem.layouts) + 1))
+    total = size_of(axes)
+    count = 1  # of elements that each thread computes
+    if total >= 4 * BUSY_THREADS:
+        count = 4 if packs["pack"] == 1 else 2
+    blocks = -(-total // (BLOCK_THREADS * count))
+    return problem.work_split("map", axes, blocks, elements_per_thread=count, **packs)
 
 
 def _split_into_squares(problem: Problem, axes: Sequence[Axis], lane: Axis) -> WorkSplit | None:
@@ -93,21 +84,19 @@ def _split_into_squares(problem: Problem, axes: Sequence[Axis], lane: Axis) -> W
     loops = [*others, row, lane]
     squares_down = -(-row.extent // edge)
     squares_across = -(-lane.extent // edge)
-    nest = replace(problem.nest("transpose", loops), transposed=tuple(transposed), square_edge=edge)
-    return problem.work_split(nest, loops, squares_down * squares_across * size_of(others))
+    blocks = squares_down * squares_across * size_of(others)
+    return problem.work_split(
+        "transpose", loops, blocks, transposed=tuple(transposed), square_edge=edge
+    )
 
 
-@dataclass
-class _Packs:
-    """The loops with the lane counted in packs, and the operands that have packs."""
+def _pack_lane(
+    problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]
+) -> tuple[list[Axis], dict[str, Any]]:
+    """Let a thread process neighbours along the lane together, if all of these arrays allow it.
 
-    axes: list[Axis]
-    pack: int
-    packed: tuple[int, ...]
-
-
-def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]) -> _Packs:
-    """Let a thread process neighbours along the lane together, if all of these arrays allow it."""
+    Return the loops with the lane counted in packs, and what a nest has to know about packs.
+    """
     arrays = [array for array in arrays if array not in problem.counters]
     dense = [array for array in arrays if lane.strides[array] == 1]
     # Operands that an index moves along the lane; a pack of 1 asks for nothing else.
@@ -133,11 +122,9 @@ def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Seque
     # From here on strides are those of packs, for counters too.
     strides = tuple(stride * pack for stride in lane.strides)
     lane_of_packs = Axis(lane.extent // pack, lane.aggregated, strides)
-    packed: list[int] = []
-    if pack > 1:
-        packed += [array for array in dense if array < len(problem.layouts)]
+    packed = [array for array in dense if array < len(problem.layouts) and pack > 1]
     new_axes = [lane_of_packs if axis is lane else axis for axis in axes]
-    return _Packs(new_axes, pack, tuple(packed))
+    return new_axes, {"pack": pack, "packed": tuple(packed)}
 
 
 def _is_regular(problem: Problem, lane: Axis, arrays: Sequence[int], moved: Sequence[int]) -> bool:
@@ -172,24 +159,17 @@ def split_results(problem: Problem) -> WorkSplit:
     else:
         axes = [*outer, lane, *inner]
         arrays = range(len(problem.layouts) + 1)  # the output is stored in packs too
-    packs = _pack_lane(problem, axes, lane, arrays)
-    packed_outer, packed_inner = outer_and_inner(packs.axes)
-    results = size_of(packed_outer)
-    depth = size_of(packed_inner)
+    axes, packs = _pack_lane(problem, axes, lane, arrays)
+    results, depth = map(size_of, outer_and_inner(axes))
     team = _team_size(results, depth, lane.aggregated)
     blocks = -(-results // (BLOCK_THREADS // team))
     # Too few results to fill the GPU: sums are split, but each thread still adds 16 values or more.
     parts = 1
     if blocks * 2 <= BUSY_BLOCKS:
         parts = max(1, min(-(-BUSY_BLOCKS // blocks), depth // (team * 16)))
-    nest = replace(
-        problem.nest("fold", packs.axes),
-        team=team,
-        lane_is_aggregated=lane.aggregated,
-        pack=packs.pack,
-        packed=packs.packed,
+    return problem.work_split(
+        "fold", axes, blocks, parts, team=team, lane_is_aggregated=lane.aggregated, **packs
     )
-    return problem.work_split(nest, packs.axes, blocks, parts)
 
 
 def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> WorkSplit:
@@ -208,16 +188,16 @@ def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> 
     # Neighbouring threads compute neighbouring results of a place, if there are enough of them.
     shares_runs = results // max(1, places) < 8
     team = _team_size(results, expected_length, shares_runs)
-    axes = [*outer, *values, *inner]
-    nest = replace(
-        problem.nest("fold", axes),
+    return problem.work_split(
+        "fold",
+        [*outer, *values, *inner],
+        -(-results // (BLOCK_THREADS // team)),
+        run_values=run_values,
         team=team,
         lane_is_aggregated=shares_runs,
         runs=runs,
         masked=masked,
     )
-    blocks = -(-results // (BLOCK_THREADS // team))
-    return problem.work_split(nest, axes, blocks, run_values=run_values)
 
 
 def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:
