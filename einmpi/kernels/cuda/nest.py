@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from einmpi.graph.scalar import Number, Scalar
-from einmpi.kernels.loop_nest import Access
+from einmpi.kernels.loop_nest import Access, GatheredDimension
 
 BLOCK_THREADS = 256  # threads of a block, in every kernel that computes one vertex
 WARP_THREADS = 32  # threads that exchange values without a barrier
@@ -41,13 +41,6 @@ class Term:
     dtype: str
     is_row: bool
     along_depth: bool  # neighbours in memory are neighbours along the depth
-
-
-class KernelGather(NamedTuple):
-    """A gathered dimension of an operand, as a CUDA kernel takes it."""
-
-    stride: int  # in elements
-    extent: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +92,12 @@ class Nest:
         extents: Sequence[int],
         strides: Sequence[Sequence[int]],
         first_values: Mapping[int, int],
-        gathered: Sequence[Sequence[KernelGather]] = (),
+        gathered: Sequence[Sequence[GatheredDimension]] = (),
     ) -> dict[str, int]:
         """Return the arguments by name, without addresses.
 
-        `strides` are those of all arrays for each loop, `first_values` belong to the counters.
+        `strides` are those of all arrays for each loop, `first_values` belong to the counters. All
+        strides are in elements.
         """
         found = {"report": 0, "wants_range": 0}
         for loop, extent in enumerate(extents):

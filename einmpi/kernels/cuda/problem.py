@@ -12,8 +12,8 @@ import numpy as np
 
 from einmpi.graph.index_arithmetic import Interval, interval_of
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, rebuild, walk
-from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, KernelGather, WorkSplit
-from einmpi.kernels.loop_nest import Access, Axis, IndexedArray, axes_of
+from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, WorkSplit
+from einmpi.kernels.loop_nest import Access, Axis, GatheredDimension, IndexedArray, axes_of
 
 BUSY_THREADS = 2**18  # threads that keep a large GPU busy
 BUSY_BLOCKS = 1024  # blocks that do so
@@ -70,8 +70,8 @@ class Problem:
         return self.aggregation_as_written if has_aggregated else None
 
     @cached_property
-    def gathered(self) -> tuple[tuple[KernelGather, ...], ...]:
-        """The dimensions of each operand that are indexed by an expression."""
+    def gathered(self) -> tuple[tuple[GatheredDimension, ...], ...]:
+        """The dimensions of each operand that an expression indexes; strides in elements."""
         found = []
         for operand, layout in enumerate(self.layouts):
             dimensions = []
@@ -79,7 +79,7 @@ class Problem:
                 layout.index, layout.strides, layout.shape, strict=True
             ):
                 if not isinstance(entry, str):
-                    dimensions.append(KernelGather(stride // self.itemsize(operand), extent))
+                    dimensions.append(GatheredDimension(stride // self.itemsize(operand), extent))
             found.append(tuple(dimensions))
         return tuple(found)
 

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar, rebuild
+from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, rebuild
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import WorkSplit
 from einmpi.kernels.cuda.problem import Problem
-from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.cuda.work_split import split_runs
 from einmpi.schedule.regions import Runs, indices
 
@@ -55,13 +53,8 @@ class SortedScatter:
         self.places = (*segments.labels, *self.kept)
         self.shape = [self.extent[label] for label in self.places]
         self.index_runs = self._runs_of(segments.index_labels)
-
-        def leaf(node: Scalar) -> Type:
-            assert isinstance(node, Arg)
-            return np.dtype(plain(dtypes[node.position]))
-
-        self._prepare_indices(leaf)
-        self._prepare_fold(leaf)
+        self._prepare_indices(dtypes)
+        self._prepare_fold(dtypes)
 
     def _runs_of(self, labels: Sequence[str]) -> tuple[tuple[str, Runs], ...]:
         return tuple((label, self.index[label]) for label in labels if label in self.index)
@@ -73,11 +66,11 @@ class SortedScatter:
         einsum = EinSum(self.einsum.output, operands, function, None, (), self.einsum.extents)
         return reopen(einsum, names)
 
-    def _prepare_indices(self, leaf: Any) -> None:
+    def _prepare_indices(self, dtypes: Sequence[str]) -> None:
         self.index_einsums: list[tuple[EinSum, list[int]]] = []
         for index in self.segments.indices:
             whole: Scalar = Call("int64", (index,))
-            if np.dtype(infer(index, leaf)).kind not in "biu":
+            if np.dtype(kind_of(index, dtypes)).kind not in "biu":
                 # A number with a fraction is no index.
                 whole = Call("where", (Call("==", (index, whole)), whole, Const(-1)))
             expression = self._elements(whole)
@@ -85,10 +78,10 @@ class SortedScatter:
             einsum, names = make_einsum(labels, expression, None, (), self.extent)
             self.index_einsums.append((einsum, [int(name) for name in names]))
 
-    def _prepare_fold(self, leaf: Any) -> None:
+    def _prepare_fold(self, dtypes: Sequence[str]) -> None:
         body = self.segments.body
-        dtype = np.dtype(infer(self.einsum.function, leaf)).name
-        if np.dtype(infer(body, leaf)).name != dtype:
+        dtype = np.dtype(kind_of(self.einsum.function, dtypes)).name
+        if np.dtype(kind_of(body, dtypes)).name != dtype:
             body = Call(dtype, (body,))
         expression = self._sorted(self._elements(body))
         others = [x for x in self.einsum.aggregated if x not in self.aggregated]

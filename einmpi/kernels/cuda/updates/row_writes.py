@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Scalar, rebuild
 from einmpi.kernels.cuda import driver
@@ -17,7 +15,7 @@ from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.device_functions import DEVICE
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import PreparedCall, compile_kernel
-from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.updates import placed_rows
 from einmpi.kernels.updates.placed_rows import PlacedRows, find_placed_rows
 from einmpi.schedule.regions import one_run
@@ -73,12 +71,8 @@ def _prepare_places(
     rows: PlacedRows, kernel: Kernel, operands: Sequence[DeviceArray], compute: Compute
 ) -> ArrayOf | None:
     """Return what gives the index of each row as int64; None if it may be no whole number."""
-
-    def leaf(node: Scalar) -> Type:
-        assert isinstance(node, Arg)
-        return np.dtype(plain(operands[node.position].dtype.name))
-
-    if np.dtype(infer(rows.place, leaf)).kind not in "biu":
+    dtypes = [array.dtype.name for array in operands]
+    if np.dtype(kind_of(rows.place, dtypes)).kind not in "biu":
         return None
     entries = kernel.einsum.operands
     if isinstance(rows.place, Arg):
