@@ -7,7 +7,7 @@ and the team joins its totals where a vertex aggregates the row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
 from einmpi.kernels.cuda.nest import Nest
@@ -69,6 +69,7 @@ class GroupNest(Nest):
         return len(users) > 1
 
 
+@lru_cache(maxsize=1024)
 def group_source(nest: GroupNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`."""
     text = KernelText()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.scalar import Number
@@ -55,6 +56,7 @@ class ScanText:
         return number(self.neutral, self.total)
 
 
+@lru_cache(maxsize=1024)
 def scan_kernel_source(text: ScanText, scheme: str) -> str:
     """Return the whole text of one of the kernels, whose entry point is the function `kernel`."""
     body = KernelText(depth=1)
