@@ -139,9 +139,11 @@ DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
 
 def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
     """With fast_math, results are within the bound that holds for CPUs."""
-    made, prepare = [], dispatch.prepare_distance
+    made, prepare = [], dispatch.prepare_sum_with_product
     monkeypatch.setattr(
-        dispatch, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1]
+        dispatch,
+        "prepare_sum_with_product",
+        lambda *given: made.append(prepare(*given)) or made[-1],
     )
     x, y = (
         numbers(shape, dtype, seed)
@@ -169,10 +171,10 @@ WEIGHTED_DIFFERENCES = (  # text, dtype, extents of i, j and k, and whether cuBL
 
 
 def check_weighted_difference(cupy, monkeypatch, text, dtype, extents, by_blas):
-    made, prepare = [], dispatch.prepare_weighted_difference
+    made, prepare = [], dispatch.prepare_sum_with_product
     monkeypatch.setattr(
         dispatch,
-        "prepare_weighted_difference",
+        "prepare_sum_with_product",
         lambda *given: made.append(prepare(*given)) or made[-1],
     )
     i, j, k = extents

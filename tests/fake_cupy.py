@@ -436,7 +436,7 @@ def compute(
 
 def prepare(*given: Any) -> Any:
     """Stand in for einmpi.kernels.cuda.dispatch.prepare_einsum, with numpy."""
-    einsum, _, _, *options = given
+    einsum, _, _, options = given
     return lambda operands, target: compute(einsum, operands, target, *options)
 
 

@@ -225,11 +225,11 @@ class DeviceInputs:
             read(part, within, buffer.view(dtype).reshape(shape(part)))
             run = flat_range(place, extents)
             if run is not None:
-                copied = self.copies.start_upload(buffer, target.reshape(-1)[slice(*run)])
+                copied = self.copies.start(buffer, target.reshape(-1)[slice(*run)])
             else:
                 staged = self.backend.allocate((elements(part),), dtype)
                 self.copies.wait_for_kernels()  # they may have used this memory before
-                copied = self.copies.start_upload(buffer, staged)
+                copied = self.copies.start(buffer, staged)
                 self.copies.delay_kernels_until(copied)
                 self.backend.unpack(staged, target, place)
             self.copies.in_use_until["up", turn % 2] = copied

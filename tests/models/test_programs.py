@@ -286,7 +286,7 @@ def test_kernels_for_attention_recognise_the_program(name: str) -> None:
     last = names.index("o_1")
     found = find_attention(kernels[first : last + 1], ["o_1"])
     assert found is not None
-    assert found.q.tensor == "qr_1" and found.k.tensor == "kr_1" and found.v.tensor == "v_1"
+    assert [found.elements[name].tensor for name in "qkv"] == ["qr_1", "kr_1", "v_1"]
     assert found.labels.shared_batches == ("r",)
     window = config.window_of(1)
     assert found.scores.band.upper == 0

@@ -5,13 +5,12 @@ Two kernels that compute the same then have the same expression, however they we
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Arg,
@@ -33,10 +32,30 @@ RESULT_CASTS = ("float16", "bfloat16")
 
 
 Names: TypeAlias = dict[str, str]  # for labels of a kernel
+T = TypeVar("T")
 
 
 class NoMatchError(Exception):
     """Some kernels are not what a pattern asks for."""
+
+
+def require(condition: bool) -> None:
+    """Raise NoMatchError if a condition does not hold."""
+    if not condition:
+        raise NoMatchError
+
+
+def only(found: Collection[T]) -> T:
+    """Return what is alone; raise NoMatchError if there are none, or several."""
+    require(len(found) == 1)
+    return next(iter(found))
+
+
+def element_of(node: Scalar) -> Element:
+    """Return an element of a tensor; raise NoMatchError for any other expression."""
+    if not isinstance(node, Element):
+        raise NoMatchError
+    return node
 
 
 @dataclass(frozen=True)
@@ -63,8 +82,7 @@ class Expansion:
 
         Elements are of tensors from outside of the chain, or of results of aggregations.
         """
-        if kernel.select:
-            raise NoMatchError
+        require(not kernel.select)
         function = kernel.einsum.function
         if isinstance(function, Call) and function.op in RESULT_CASTS:
             function = function.args[0]
@@ -77,9 +95,7 @@ class Expansion:
             return _index_value(node.label, kernel, names)
         if isinstance(node, Call):
             arguments = tuple([self._expand(part, kernel, names) for part in node.args])
-            if node.op == WIDE_CAST:
-                return arguments[0]
-            return Call(node.op, arguments)
+            return arguments[0] if node.op == WIDE_CAST else Call(node.op, arguments)
         return node
 
     def _operand(self, position: int, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
@@ -89,8 +105,7 @@ class Expansion:
             if not isinstance(entry, str):
                 raise NoMatchError  # a gather
             labels.append(names[entry])
-        if len(set(labels)) < len(labels):
-            raise NoMatchError  # a diagonal
+        require(len(set(labels)) == len(labels))  # no diagonal
         producer = self.producers.get(slot.name)
         if producer is None or producer.einsum.aggregated:
             return Element(slot.name, tuple(labels))
@@ -104,48 +119,46 @@ class Expansion:
         """
         own = {label: label for label in kernel.einsum.labels}
         body = self.body(kernel, own)
+        elements = [part for part in walk(body) if isinstance(part, Element)]
         names: Names = {}
         for anchor in anchors:
-            found = [part for part in walk(body) if _is_of(part, anchor.tensor)]
-            if not found:
-                raise NoMatchError
+            found = [element for element in elements if element.tensor == anchor.tensor]
+            require(bool(found))
             for label, name in zip(labels_in(found[0].index), anchor.index, strict=True):
                 assert isinstance(name, str)
-                if names.setdefault(label, name) != name:
-                    raise NoMatchError
-        if set(names) != set(own) or len(set(names.values())) < len(names):
-            raise NoMatchError
+                require(names.setdefault(label, name) == name)
+        require(set(names) == set(own) and len(set(names.values())) == len(names))
         return relabel(body, names), names
 
-    def aggregation(self, element: Element, name: str, bound: Sequence[str]) -> Scalar:
-        """Return what the kernel of an element aggregates by `name`, over labels named `bound`."""
+    def aggregation(self, element: Element, name: str, bound: str) -> Scalar:
+        """Return what the kernel of an element aggregates by `name`, over one label: `bound`."""
         kernel = self.producers.get(element.tensor)
         if kernel is None or kernel.einsum.aggregation != name:
             raise NoMatchError
-        return self.body(kernel, output_names(kernel.einsum, element, bound))
+        einsum = kernel.einsum
+        require(len(einsum.output) == len(element.index))
+        names = {only(einsum.aggregated): bound}
+        for label, entry in zip(einsum.output, element.index, strict=True):
+            assert isinstance(entry, str)
+            names[label] = entry
+        return self.body(kernel, names)
 
+    def split_sum(self, kernel: Kernel) -> tuple[Factors, Element]:
+        """Return the element that a kernel sums, and what it is multiplied by after the sum.
 
-def _is_of(node: Scalar, tensor: str) -> TypeGuard[Element]:
-    return isinstance(node, Element) and node.tensor == tensor
-
-
-def output_names(einsum: EinSum, element: Element, bound: Sequence[str]) -> dict[str, str]:
-    """Return names for an EinSum's labels: those of an element of it, `bound` for the others."""
-    if len(einsum.aggregated) != len(bound) or len(einsum.output) != len(element.index):
-        raise NoMatchError
-    names = dict(zip(einsum.aggregated, bound, strict=True))
-    for label, entry in zip(einsum.output, element.index, strict=True):
-        assert isinstance(entry, str)
-        names[label] = entry
-    return names
+        Such factors are in an elementwise kernel that follows.
+        """
+        output = kernel.einsum.output
+        if kernel.einsum.aggregated:
+            return Factors(1.0, (), ()), Element(kernel.target.name, output)
+        outside = factors_of(self.body(kernel, {label: label for label in output}))
+        return replace(outside, numerators=()), element_of(only(outside.numerators))
 
 
 def _index_value(label: str, kernel: Kernel, names: Mapping[str, str]) -> Scalar:
     """Return a label as a number: the index that position 0 stands for on this rank, and on."""
     runs = dict(kernel.index).get(label, ((0, kernel.einsum.extent[label]),))
-    if len(runs) != 1:
-        raise NoMatchError  # its indices have gaps here
-    start = runs[0][0]
+    start, _ = only(runs)  # else its indices have gaps here
     index = Index(names[label])
     return index if start == 0 else Call("+", (index, Const(start)))
 
@@ -171,23 +184,21 @@ def factors_of(node: Scalar) -> Factors:
     number = number_of(node)
     if number is not None:
         return Factors(number, (), ())
-    if isinstance(node, Call) and node.op == "*":
-        left, right = [factors_of(part) for part in node.args]
+    if not isinstance(node, Call) or node.op not in ("*", "/", "neg"):
+        return Factors(1.0, (node,), ())
+    first, *others = [factors_of(part) for part in node.args]
+    if not others:
+        return replace(first, number=-first.number)
+    (second,) = others
+    if node.op == "*":
         return Factors(
-            left.number * right.number,
-            left.numerators + right.numerators,
-            left.denominators + right.denominators,
+            first.number * second.number,
+            first.numerators + second.numerators,
+            first.denominators + second.denominators,
         )
-    if isinstance(node, Call) and node.op == "/":
-        above, below = [factors_of(part) for part in node.args]
-        if below.number == 0:
-            raise NoMatchError
-        return Factors(
-            above.number / below.number,
-            above.numerators + below.denominators,
-            above.denominators + below.numerators,
-        )
-    if isinstance(node, Call) and node.op == "neg":
-        inner = factors_of(node.args[0])
-        return Factors(-inner.number, inner.numerators, inner.denominators)
-    return Factors(1.0, (node,), ())
+    require(second.number != 0)
+    return Factors(
+        first.number / second.number,
+        first.numerators + second.denominators,
+        first.denominators + second.numerators,
+    )

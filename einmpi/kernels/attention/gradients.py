@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from einmpi.graph.scalar import Call, Element, Scalar
+from einmpi.graph.scalar import Call, Element, Scalar, labels_in
 from einmpi.kernels.attention.expansion import (
     Expansion,
     Factors,
     NoMatchError,
+    element_of,
     factors_of,
     number_of,
+    only,
+    require,
 )
 from einmpi.kernels.attention.pattern import (
-    Labels,
+    Attention,
     aggregated_extents,
     sort_labels,
     weighted_sum,
@@ -24,7 +27,6 @@ from einmpi.kernels.attention.softmax import (
     COLUMN_LABEL,
     CONTRACTED_LABEL,
     Mask,
-    Scores,
     Weights,
     two_elements,
     weights_of,
@@ -35,48 +37,18 @@ VALUE_LABEL = "value label"  # of V, which the slopes of weights sum over
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """A gradient that a chain leaves: the kernel's result is `factor` times the gradient."""
-
-    element: Element
-    factor: float
-
-
-@dataclass(frozen=True)
-class AttentionGradients:
-    """dQ, dK and dV of attention, from Q, K, V and dO.
-
-    The maximum and total of each row, and its sum of weight · slope, are given or not.
-    """
-
-    q: Element
-    k: Element
-    v: Element
-    d_o: Element
-    d_q: Gradient
-    d_k: Gradient | None
-    d_v: Gradient | None
-    maximum: Element | None
-    total: Element | None
-    products: Element | None
-    scores: Scores
-    labels: Labels
-
-
-@dataclass(frozen=True)
 class _Slopes:
     """The slopes of scores, as a product, and what they are made of."""
 
-    factors: Counter[Scalar]
+    product: Factors
     weights: Weights
     slopes: Element  # of the weights
     products: Element  # the sum of weight · slope of each row
     is_divided: bool  # whether it is so; else it is the sum of exponential · slope
     other: Element  # what the product is multiplied by
-    number: float
 
 
-def find_gradients(kernels: Sequence[Kernel], written: Sequence[str]) -> AttentionGradients | None:
+def find_gradients(kernels: Sequence[Kernel], written: Sequence[str]) -> Attention | None:
     """Return the gradients that a chain computes; None if it computes anything else."""
     expansion = Expansion(kernels)
     for name in written:
@@ -87,50 +59,39 @@ def find_gradients(kernels: Sequence[Kernel], written: Sequence[str]) -> Attenti
     return None
 
 
-def _match(expansion: Expansion, name: str, others: Sequence[str]) -> AttentionGradients:
+def _match(expansion: Expansion, name: str, others: Sequence[str]) -> Attention:
     """Return the gradients if the slot `name` is dQ, and the others are dK and dV."""
     kernel = expansion.producers[name]
     found = _slopes_of(expansion, weighted_sum(expansion, kernel))
     weights = found.weights
-    product = factors_of(expansion.aggregation(found.slopes, "sum", (VALUE_LABEL,)))
-    d_o, v = two_elements(expansion, product, COLUMN_LABEL)
-    if product.number != 1 or VALUE_LABEL not in {*d_o.index} & {*v.index}:
-        raise NoMatchError
+    product = factors_of(expansion.aggregation(found.slopes, "sum", VALUE_LABEL))
+    d_o, v = two_elements(expansion, product)
+    require(product.number == 1 and VALUE_LABEL in {*d_o.index} & {*v.index})
     _check_products(expansion, found)
     # The slopes are multiplied by K: its last label is that of dQ, which scores contract.
     names = _renaming(found.other, weights.k)
     d_q = Element(name, tuple([names.get(label, label) for label in kernel.einsum.output]))
-    if set(d_q.index) != set(weights.q.index):
-        raise NoMatchError
-    extents = dict(kernel.einsum.extents)
-    extents.update(aggregated_extents(expansion, weights))
-    slope_kernel = expansion.producers[found.slopes.tensor]
-    extents[VALUE_LABEL] = slope_kernel.einsum.extent[slope_kernel.einsum.aggregated[0]]
-    maximum = None
-    total = None
-    if expansion.is_given(weights.maximum):
-        maximum = weights.maximum
-        total = weights.total
-    products = None
+    require(set(d_q.index) == set(weights.q.index))
+    slope_einsum = expansion.producers[found.slopes.tensor].einsum
+    extents = {**kernel.einsum.extent, **aggregated_extents(expansion, weights)}
+    extents[VALUE_LABEL] = slope_einsum.extent[slope_einsum.aggregated[0]]
+    elements = {"q": weights.q, "k": weights.k, "v": v, "d_o": d_o, "d_q": d_q}
+    if weights.total is not None and expansion.is_given(weights.maximum):
+        elements |= {"maxima": weights.maximum, "totals": weights.total}
     if expansion.is_given(found.products):
-        products = found.products
-    gradients = AttentionGradients(
-        q=weights.q,
-        k=weights.k,
-        v=v,
-        d_o=d_o,
-        d_q=Gradient(d_q, found.number),
-        d_k=None,
-        d_v=None,
-        maximum=maximum,
-        total=total,
-        products=products,
-        scores=weights.scores,
-        labels=sort_labels(weights, v, d_o, extents),
-    )
+        elements["given"] = found.products
+    factors = {"d_q": found.product.number}
     for other in others:
-        gradients = _with_column_gradient(expansion, gradients, found, other)
-    return gradients
+        try:
+            gradient = "d_v"
+            element = _value_gradient(expansion, elements, weights, other)
+        except NoMatchError:
+            gradient = "d_k"
+            element, factors["d_k"] = _key_gradient(expansion, elements, found, other)
+        require(gradient not in elements)
+        elements[gradient] = element
+    labels = sort_labels(weights, v, d_o, extents)
+    return Attention(elements, weights.scores, labels, factors=factors)
 
 
 def _slopes_of(expansion: Expansion, product: Factors) -> _Slopes:
@@ -138,32 +99,20 @@ def _slopes_of(expansion: Expansion, product: Factors) -> _Slopes:
 
     The total may divide all of it, or each term: then products are divided by it once more.
     """
-    elements = [part for part in product.numerators if isinstance(part, Element)]
-    if len(elements) != 1:
-        raise NoMatchError
-    (other,) = elements
+    other = only([part for part in product.numerators if isinstance(part, Element)])
     inside, mask = _unmasked(_without(product, other))
-    differences = [part for part in inside.numerators if _is_sum(part)]
-    exponentials = [part for part in inside.numerators if not _is_sum(part)]
-    if len(differences) != 1 or len(exponentials) != 1:
-        raise NoMatchError
-    slope, subtracted = _difference(differences[0])
-    if len(slope.numerators) != 1 or len(subtracted.numerators) != 1:
-        raise NoMatchError
-    slopes = slope.numerators[0]
-    products = subtracted.numerators[0]
-    if not isinstance(slopes, Element) or not isinstance(products, Element):
-        raise NoMatchError
-    denominators = inside.denominators + slope.denominators
-    weights = weights_of(expansion, exponentials[0], denominators)
+    difference = only([part for part in inside.numerators if _is_sum(part)])
+    exponential = only([part for part in inside.numerators if not _is_sum(part)])
+    slope, subtracted = _difference(difference)
+    slopes = element_of(only(slope.numerators))
+    products = element_of(only(subtracted.numerators))
+    weights = weights_of(expansion, exponential, inside.denominators + slope.denominators)
     below_products = list(inside.denominators + subtracted.denominators)
     is_divided = below_products == [weights.total]
-    if not is_divided and below_products != [weights.total, weights.total]:
-        raise NoMatchError
-    if mask != weights.scores.mask or weights.total is None or not expansion.is_given(other):
-        raise NoMatchError
-    factors = Counter([*inside.numerators, *inside.denominators])
-    return _Slopes(factors, weights, slopes, products, is_divided, other, inside.number)
+    require(is_divided or below_products == [weights.total, weights.total])
+    require(mask == weights.scores.mask and weights.total is not None)
+    require(expansion.is_given(other))
+    return _Slopes(inside, weights, slopes, products, is_divided, other)
 
 
 def _is_sum(node: Scalar) -> bool:
@@ -174,14 +123,10 @@ def _difference(node: Scalar) -> tuple[Factors, Factors]:
     """Return the two products of a difference, which may be written as a sum."""
     assert isinstance(node, Call)
     first, second = [factors_of(part) for part in node.args]
-    if node.op == "+":
-        second = replace(second, number=-second.number)
-    if (first.number, second.number) == (-1, -1):
-        first, second = second, first
-        first = replace(first, number=1.0)
-        second = replace(second, number=1.0)
-    if (first.number, second.number) != (1, 1):
-        raise NoMatchError
+    signs = first.number, second.number if node.op == "-" else -second.number
+    if signs == (-1, -1):
+        return second, first
+    require(signs == (1, 1))
     return first, second
 
 
@@ -192,12 +137,10 @@ def _without(product: Factors, factor: Scalar) -> Factors:
 
 def _unmasked(product: Factors) -> tuple[Factors, Mask | None]:
     """Return a product in which no mask makes slopes 0, and the mask."""
-    if len(product.numerators) != 1:
-        return product, None
-    match product.numerators[0]:
-        case Call("where", (condition, seen, other)) if number_of(other) == 0:
+    match product.numerators:
+        case (Call("where", (condition, seen, other)),) if number_of(other) == 0:
             mask = condition, False
-        case Call("where", (condition, other, seen)) if number_of(other) == 0:
+        case (Call("where", (condition, other, seen)),) if number_of(other) == 0:
             mask = condition, True
         case _:
             return product, None
@@ -210,98 +153,62 @@ def _unmasked(product: Factors) -> tuple[Factors, Mask | None]:
 def _check_products(expansion: Expansion, found: _Slopes) -> None:
     """Check that products are sums over columns of weight · slope, unless they are given."""
     if expansion.is_given(found.products):
-        if not found.is_divided:
-            raise NoMatchError
+        require(found.is_divided)
         return
-    product = factors_of(expansion.aggregation(found.products, "sum", (COLUMN_LABEL,)))
+    product = factors_of(expansion.aggregation(found.products, "sum", COLUMN_LABEL))
     weights = found.weights
-    expected = Counter([weights.exponential, found.slopes])
-    if product.number != 1 or Counter(product.numerators) != expected:
-        raise NoMatchError
-    if list(product.denominators) != ([weights.total] if found.is_divided else []):
-        raise NoMatchError
+    require(product.number == 1)
+    require(Counter(product.numerators) == Counter([weights.exponential, found.slopes]))
+    require(list(product.denominators) == ([weights.total] if found.is_divided else []))
 
 
 def _renaming(element: Element, wanted: Element) -> dict[str, str]:
     """Return the names that make an element of a tensor another element of it."""
-    if element.tensor != wanted.tensor:
-        raise NoMatchError
-    names = {}
-    for label, name in zip(element.index, wanted.index, strict=True):
-        assert isinstance(label, str)
-        assert isinstance(name, str)
-        names[label] = name
-    changed = {label for label, name in names.items() if label != name}
-    if [names[label] for label in changed] != [CONTRACTED_LABEL]:
-        raise NoMatchError
+    require(element.tensor == wanted.tensor)
+    names = dict(zip(labels_in(element.index), labels_in(wanted.index), strict=True))
+    require([name for label, name in names.items() if label != name] == [CONTRACTED_LABEL])
     return names
 
 
-def _with_column_gradient(
-    expansion: Expansion, gradients: AttentionGradients, slopes: _Slopes, name: str
-) -> AttentionGradients:
-    """Return the gradients with the slot `name` as dV or dK, whichever it is."""
-    try:
-        d_v = _value_gradient(expansion, gradients, slopes.weights, name)
-    except NoMatchError:
-        d_k = _key_gradient(expansion, gradients, slopes, name)
-        if gradients.d_k is not None:
-            raise
-        return replace(gradients, d_k=d_k)
-    if gradients.d_v is not None:
-        raise NoMatchError
-    return replace(gradients, d_v=d_v)
-
-
 def _value_gradient(
-    expansion: Expansion, gradients: AttentionGradients, weights: Weights, name: str
-) -> Gradient:
+    expansion: Expansion, elements: Mapping[str, Element], weights: Weights, name: str
+) -> Element:
     """Return a slot as dV: the sum over rows of weights times dO."""
-    d_o = gradients.d_o
-    summed, number, output = _summed(expansion, name, [weights.scores.element, d_o])
-    has_weights = Counter(summed.numerators) == Counter([weights.exponential, d_o])
-    if not has_weights or list(summed.denominators) != [weights.total]:
-        raise NoMatchError
-    if number * summed.number != 1 or set(output) != set(gradients.v.index):
-        raise NoMatchError
-    return Gradient(Element(name, output), 1.0)
+    d_o = elements["d_o"]
+    summed, number, element = _summed(expansion, name, [weights.scores.element, d_o])
+    require(Counter(summed.numerators) == Counter([weights.exponential, d_o]))
+    require(list(summed.denominators) == [weights.total])
+    require(number * summed.number == 1 and set(element.index) == set(elements["v"].index))
+    return element
 
 
 def _key_gradient(
-    expansion: Expansion, gradients: AttentionGradients, slopes: _Slopes, name: str
-) -> Gradient:
-    """Return a slot as dK: the sum over rows of slopes of scores times Q."""
+    expansion: Expansion, elements: Mapping[str, Element], slopes: _Slopes, name: str
+) -> tuple[Element, float]:
+    """Return a slot as dK, which is the sum over rows of slopes of scores times Q, and a factor."""
     scores = slopes.weights.scores
-    summed, number, output = _summed(expansion, name, [scores.element, gradients.q])
-    inside, mask = _unmasked(_without(summed, gradients.q))
-    if Counter([*inside.numerators, *inside.denominators]) != slopes.factors:
-        raise NoMatchError
-    if mask != scores.mask or set(output) != set(gradients.k.index):
-        raise NoMatchError
-    return Gradient(Element(name, output), number * inside.number)
+    q = elements["q"]
+    summed, number, element = _summed(expansion, name, [scores.element, q])
+    inside, mask = _unmasked(_without(summed, q))
+    require(_parts(inside) == _parts(slopes.product))
+    require(mask == scores.mask and set(element.index) == set(elements["k"].index))
+    return element, number * inside.number
+
+
+def _parts(product: Factors) -> Counter[Scalar]:
+    return Counter([*product.numerators, *product.denominators])
 
 
 def _summed(
     expansion: Expansion, name: str, anchors: Sequence[Element]
-) -> tuple[Factors, float, tuple[str, ...]]:
-    """Return what the kernel of a slot sums, a factor after the sum, and the slot's labels."""
-    kernel = expansion.producers[name]
-    number = 1.0
-    summing = kernel
-    outer = {label: label for label in kernel.einsum.output}
-    if not kernel.einsum.aggregated:
-        outside = factors_of(expansion.body(kernel, outer))
-        if len(outside.numerators) != 1 or outside.denominators:
-            raise NoMatchError
-        element = outside.numerators[0]
-        if not isinstance(element, Element) or expansion.is_given(element):
-            raise NoMatchError
-        number = outside.number
-        summing = expansion.producers[element.tensor]
-        pairs = zip(element.index, summing.einsum.output, strict=True)
-        outer = {label: own for label, own in pairs if isinstance(label, str)}
-    if summing.einsum.aggregation != "sum":
-        raise NoMatchError
-    body, names = expansion.anchored(summing, anchors)
-    output = tuple([names[outer[label]] for label in kernel.einsum.output])
-    return factors_of(body), number, output
+) -> tuple[Factors, float, Element]:
+    """Return what the kernel of a slot sums, a factor after the sum, and the slot's element."""
+    output = expansion.producers[name].einsum.output
+    outside, element = expansion.split_sum(expansion.producers[name])
+    require(not outside.denominators and not expansion.is_given(element))
+    kernel = expansion.producers[element.tensor]
+    require(kernel.einsum.aggregation == "sum")
+    body, names = expansion.anchored(kernel, anchors)
+    inner = dict(zip(labels_in(element.index), kernel.einsum.output, strict=True))
+    index = tuple([names[inner[label]] for label in output])
+    return factors_of(body), outside.number, Element(name, index)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from einmpi.graph.scalar import Call, Const, Index, Scalar
-from einmpi.kernels.attention.expansion import NoMatchError
+from einmpi.kernels.attention.expansion import NoMatchError, only, require
 
 OPPOSITE = {"<=": ">", "<": ">=", ">=": "<", ">": "<="}
 NO_BOUND = 2**62  # larger than any difference of indices
@@ -31,53 +31,35 @@ def band_of(condition: Scalar, column: str, is_negated: bool = False) -> Band:
     joined_by = "|" if is_negated else "&"
     if condition.op == joined_by:
         left, right = [band_of(part, column, is_negated) for part in condition.args]
-        if left.row != right.row:
-            raise NoMatchError
+        require(left.row == right.row)
         return Band(left.row, max(left.lower, right.lower), min(left.upper, right.upper))
-    if condition.op not in OPPOSITE:
-        raise NoMatchError
+    require(condition.op in OPPOSITE)
     operator = OPPOSITE[condition.op] if is_negated else condition.op
-    left_side, right_side = condition.args
-    return _compared(operator, left_side, right_side, column)
-
-
-def _compared(operator: str, left: Scalar, right: Scalar, column: str) -> Band:
-    """Return the band of a comparison of two sums of labels and integers."""
-    terms = _terms(left)
-    terms.subtract(_terms(right))
+    terms = _terms(Call("-", condition.args))
     constant = terms.pop("", 0)
-    labels = []
-    for label, count in terms.items():
-        if count and label != column:
-            labels.append(label)
-    if len(labels) != 1:
-        raise NoMatchError
-    (row,) = labels
-    if terms[column] * terms[row] != -1:
-        raise NoMatchError
+    row = only([label for label, count in terms.items() if count and label != column])
+    require(terms[column] * terms[row] == -1)
     # column - row + constant, or its negative, is compared with 0.
     distance = -constant * terms[column]
-    is_upper = operator in ("<=", "<")
-    if terms[column] < 0:
-        is_upper = not is_upper
-    band = Band(row)
+    is_upper = (operator in ("<=", "<")) == (terms[column] > 0)
     strictness = 1 if operator in ("<", ">") else 0
     if is_upper:
-        return replace(band, upper=distance - strictness)
-    return replace(band, lower=distance + strictness)
+        return Band(row, upper=distance - strictness)
+    return Band(row, lower=distance + strictness)
 
 
 def _terms(node: Scalar) -> Counter[str]:
     """Return how often each label is added in a sum; the constant is that of the name ""."""
-    if isinstance(node, Index):
-        return Counter({node.label: 1})
-    if isinstance(node, Const) and isinstance(node.value, int):
-        return Counter({"": int(node.value)})
-    if isinstance(node, Call) and node.op in ("+", "-"):
-        terms = _terms(node.args[0])
-        if node.op == "+":
-            terms.update(_terms(node.args[1]))
-        else:
-            terms.subtract(_terms(node.args[1]))
-        return terms
+    match node:
+        case Index(label):
+            return Counter({label: 1})
+        case Const(int(value)):
+            return Counter({"": int(value)})
+        case Call("+" | "-" as op, (left, right)):
+            terms = _terms(left)
+            if op == "+":
+                terms.update(_terms(right))
+            else:
+                terms.subtract(_terms(right))
+            return terms
     raise NoMatchError

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from einmpi.graph.scalar import Element
-from einmpi.kernels.attention.expansion import Expansion, Factors, NoMatchError, factors_of
+from einmpi.graph.scalar import Element, labels_in
+from einmpi.kernels.attention.expansion import (
+    Expansion,
+    Factors,
+    NoMatchError,
+    element_of,
+    factors_of,
+    only,
+    require,
+)
 from einmpi.kernels.attention.softmax import (
     COLUMN_LABEL,
     CONTRACTED_LABEL,
@@ -33,20 +41,20 @@ class Labels:
 
 @dataclass(frozen=True)
 class Attention:
-    """O[…,row,value] ← Σ[column](softmax[column](scale · Σ(Q·K)) · V), with a mask.
+    """O[…,row,value] ← Σ[column](softmax[column](scale · Σ(Q·K)) · V) with a mask; or gradients.
 
-    Tensors are elements: the name of a slot and, for each dimension, a label.
+    Tensors are elements: the name of a slot and, for each dimension, a label. Attention has q, k,
+    v, o and, if they are wanted, the maxima and totals of rows: of their scores and exponentials.
+    Gradients have q, k, v, d_o, d_q and, if they are wanted, d_k and d_v; maxima, totals and the
+    sums of weight · slope, which are named given, may be given.
     """
 
-    q: Element
-    k: Element
-    v: Element
-    o: Element
-    maximum: Element | None  # of the scores of each row, if it is wanted
-    total: Element | None  # of the exponentials of each row, if it is wanted
-    divides: bool  # whether O is divided by the total
+    elements: Mapping[str, Element]
     scores: Scores
     labels: Labels
+    divides: bool = True  # whether O is divided by the total
+    # The chain's result is so many times the gradient.
+    factors: Mapping[str, float] = field(default_factory=dict)
 
 
 def find_attention(kernels: Sequence[Kernel], written: Sequence[str]) -> Attention | None:
@@ -69,38 +77,25 @@ def _match(expansion: Expansion, kernel: Kernel, numbers: set[str]) -> Attention
     """Return a kernel as attention that also leaves some numbers of each row."""
     o = Element(kernel.target.name, kernel.einsum.output)
     product = weighted_sum(expansion, kernel)
-    if product.number != 1 or len(product.numerators) != 2:
-        raise NoMatchError
-    exponential, v = product.numerators
+    require(product.number == 1 and len(product.numerators) == 2)
+    exponential, value = product.numerators
     if isinstance(exponential, Element):
-        exponential, v = v, exponential
-    if not isinstance(v, Element) or not expansion.is_given(v):
-        raise NoMatchError
+        exponential, value = value, exponential
+    v = element_of(value)
     weights = weights_of(expansion, exponential, product.denominators)
-    if expansion.is_given(weights.maximum):
-        raise NoMatchError
+    require(expansion.is_given(v) and not expansion.is_given(weights.maximum))
     total = weights.total or _kept_total(expansion, weights, numbers)
-    wanted = {element.tensor: element for element in (weights.maximum, total) if element}
-    if not numbers <= set(wanted):
-        raise NoMatchError
-    extents = dict(kernel.einsum.extents)
-    extents.update(aggregated_extents(expansion, weights))
-    kept_maximum = None
-    if weights.maximum.tensor in numbers:
-        kept_maximum = weights.maximum
-    kept_total = None
-    if total is not None and total.tensor in numbers:
-        kept_total = total
+    kept = {}
+    for name, element in (("maxima", weights.maximum), ("totals", total)):
+        if element is not None and element.tensor in numbers:
+            kept[name] = element
+    require(numbers == {element.tensor for element in kept.values()})
+    extents = {**kernel.einsum.extent, **aggregated_extents(expansion, weights)}
     return Attention(
-        q=weights.q,
-        k=weights.k,
-        v=v,
-        o=o,
-        maximum=kept_maximum,
-        total=kept_total,
+        {"q": weights.q, "k": weights.k, "v": v, "o": o, **kept},
+        weights.scores,
+        sort_labels(weights, v, o, extents),
         divides=weights.total is not None,
-        scores=weights.scores,
-        labels=sort_labels(weights, v, o, extents),
     )
 
 
@@ -109,16 +104,8 @@ def weighted_sum(expansion: Expansion, kernel: Kernel) -> Factors:
 
     Factors without the column may come after the sum, in an elementwise kernel.
     """
-    einsum = kernel.einsum
-    element = Element(kernel.target.name, einsum.output)
-    if einsum.aggregated:
-        return factors_of(expansion.aggregation(element, "sum", (COLUMN_LABEL,)))
-    names = {label: label for label in einsum.output}
-    outside = factors_of(expansion.body(kernel, names))
-    if len(outside.numerators) != 1 or not isinstance(outside.numerators[0], Element):
-        raise NoMatchError
-    summed = expansion.aggregation(outside.numerators[0], "sum", (COLUMN_LABEL,))
-    inside = factors_of(summed)
+    outside, element = expansion.split_sum(kernel)
+    inside = factors_of(expansion.aggregation(element, "sum", COLUMN_LABEL))
     return Factors(
         outside.number * inside.number,
         inside.numerators,
@@ -132,22 +119,19 @@ def _kept_total(expansion: Expansion, weights: Weights, numbers: set[str]) -> El
         kernel = expansion.producers[name]
         body, names = expansion.anchored(kernel, [weights.scores.element])
         aggregated = [names[label] for label in kernel.einsum.aggregated]
-        if kernel.einsum.aggregation != "sum" or aggregated != [COLUMN_LABEL]:
-            raise NoMatchError
-        if body != weights.exponential:
-            raise NoMatchError
+        require(kernel.einsum.aggregation == "sum" and aggregated == [COLUMN_LABEL])
+        require(body == weights.exponential)
         return Element(name, tuple([names[label] for label in kernel.einsum.output]))
     return None
 
 
 def aggregated_extents(expansion: Expansion, weights: Weights) -> dict[str, int]:
     """Return the extents of the contracted label and of the columns."""
-    kernel = expansion.producers[weights.scores.element.tensor]
-    (contracted,) = kernel.einsum.aggregated
-    column = kernel.einsum.output[weights.scores.element.index.index(COLUMN_LABEL)]
+    einsum = expansion.producers[weights.scores.element.tensor].einsum
+    column = einsum.output[weights.scores.element.index.index(COLUMN_LABEL)]
     return {
-        CONTRACTED_LABEL: kernel.einsum.extent[contracted],
-        COLUMN_LABEL: kernel.einsum.extent[column],
+        CONTRACTED_LABEL: einsum.extent[only(einsum.aggregated)],
+        COLUMN_LABEL: einsum.extent[column],
     }
 
 
@@ -156,35 +140,17 @@ def sort_labels(weights: Weights, v: Element, o: Element, extents: Mapping[str, 
     q_labels = set(weights.q.index)
     k_labels = set(weights.k.index)
     v_labels = set(v.index)
-    score_labels = q_labels | k_labels
-    o_labels = [label for label in o.index if isinstance(label, str)]
-    values = []
-    for label in o_labels:
-        if label in v_labels and label not in score_labels:
-            values.append(label)
-    if len(values) != 1:
-        raise NoMatchError
-    (value,) = values
+    o_labels = labels_in(o.index)
+    value = only([x for x in o_labels if x in v_labels and x not in q_labels | k_labels])
     outside = set(o_labels) - {value}
-    if q_labels - outside != {CONTRACTED_LABEL}:
-        raise NoMatchError
-    if k_labels - outside != {CONTRACTED_LABEL, COLUMN_LABEL}:
-        raise NoMatchError
-    if v_labels - outside != {value, COLUMN_LABEL}:
-        raise NoMatchError
+    require(q_labels - outside == {CONTRACTED_LABEL})
+    require(k_labels - outside == {CONTRACTED_LABEL, COLUMN_LABEL})
+    require(v_labels - outside == {value, COLUMN_LABEL})
+    others = [label for label in o_labels if label not in k_labels | v_labels]
     row = weights.scores.band.row
     if row is None:  # without a mask, the longest label that only Q and O have
-        only_in_rows = [label for label in o_labels if label not in k_labels | v_labels]
-        row = max(only_in_rows, key=lambda label: extents[label], default=None)
-    if row in k_labels | v_labels or (row is not None and row not in o_labels):
-        raise NoMatchError
-    own = []
-    shared = []
-    for label in o_labels:
-        if label in (row, value):
-            continue
-        if label in k_labels | v_labels:
-            own.append(label)
-        else:
-            shared.append(label)
-    return Labels(row, value, tuple(own), tuple(shared), tuple(extents.items()))
+        row = max(others, key=lambda label: extents[label], default=None)
+    require(row is None or row in others)
+    own = tuple([label for label in o_labels if label in k_labels | v_labels and label != value])
+    shared = tuple([label for label in others if label != row])
+    return Labels(row, value, own, shared, tuple(extents.items()))

@@ -12,8 +12,11 @@ from einmpi.kernels.attention.expansion import (
     Expansion,
     Factors,
     NoMatchError,
+    element_of,
     factors_of,
     number_of,
+    only,
+    require,
 )
 from einmpi.kernels.attention.mask import ALL_SEEN, Band, band_of
 
@@ -58,85 +61,60 @@ def weights_of(
             pass
         case _:
             raise NoMatchError
-    column = COLUMN_LABEL
     is_given = expansion.is_given(maximum)
-    if not is_given and expansion.aggregation(maximum, "max", (column,)) != shown:
-        raise NoMatchError
+    require(is_given or expansion.aggregation(maximum, "max", COLUMN_LABEL) == shown)
     total = None
     if denominators:
-        total = _total_of(expansion, exponential, denominators)
-        if expansion.is_given(total) != is_given:
-            raise NoMatchError
-    scores = scores_of(shown, column)
-    product = factors_of(expansion.aggregation(scores.element, "sum", (CONTRACTED_LABEL,)))
-    q, k = two_elements(expansion, product, column)
-    if product.number * scores.scale <= 0:
-        raise NoMatchError
-    scores = replace(scores, scale=product.number * scores.scale)
-    return Weights(scores, exponential, maximum, total, q, k)
+        total = element_of(only(denominators))
+        require(expansion.is_given(total) == is_given)
+        # It is the sum of the exponentials.
+        require(is_given or expansion.aggregation(total, "sum", COLUMN_LABEL) == exponential)
+    scores = scores_of(shown)
+    product = factors_of(expansion.aggregation(scores.element, "sum", CONTRACTED_LABEL))
+    q, k = two_elements(expansion, product)
+    scale = product.number * scores.scale
+    require(scale > 0)
+    return Weights(replace(scores, scale=scale), exponential, maximum, total, q, k)
 
 
-def _total_of(expansion: Expansion, exponential: Scalar, denominators: Sequence[Scalar]) -> Element:
-    """Return the only denominator, which must be the sum of the exponentials unless it is given."""
-    total = denominators[0]
-    if len(denominators) > 1 or not isinstance(total, Element):
-        raise NoMatchError
-    if expansion.is_given(total):
-        return total
-    if expansion.aggregation(total, "sum", (COLUMN_LABEL,)) != exponential:
-        raise NoMatchError
-    return total
-
-
-def two_elements(
-    expansion: Expansion, product: Factors, second_label: str
-) -> tuple[Element, Element]:
-    """Return the two given tensors of a product; only the second of them has a label."""
-    found = product.numerators
-    if len(found) != 2 or product.denominators:
-        raise NoMatchError
-    first, second = found
-    if isinstance(first, Element) and second_label in first.index:
+def two_elements(expansion: Expansion, product: Factors) -> tuple[Element, Element]:
+    """Return the two given tensors of a product; only the second of them has columns."""
+    require(len(product.numerators) == 2 and not product.denominators)
+    first, second = [element_of(part) for part in product.numerators]
+    if COLUMN_LABEL in first.index:
         first, second = second, first
-    if not isinstance(first, Element) or not isinstance(second, Element):
-        raise NoMatchError
-    if second_label in first.index or second_label not in second.index:
-        raise NoMatchError
-    if not expansion.is_given(first) or not expansion.is_given(second):
-        raise NoMatchError
+    require(COLUMN_LABEL not in first.index and COLUMN_LABEL in second.index)
+    require(expansion.is_given(first) and expansion.is_given(second))
     return first, second
 
 
-def scores_of(node: Scalar, column: str) -> Scores:
+def scores_of(node: Scalar) -> Scores:
     """Recognise scaled and masked scores."""
     match node:
         case Element():
             return Scores(node)
         case Call("where", (condition, seen, other)):
-            return _masked(condition, seen, other, column)
+            return _masked(condition, seen, other)
         case Call("+", (seen, Call("where", (condition, zero, other)))):
-            is_infinite = number_of(other) == -inf
-            if number_of(zero) != 0 or not is_infinite:
-                raise NoMatchError
-            return _masked(condition, seen, other, column)
+            require(number_of(zero) == 0 and number_of(other) == -inf)
+            return _masked(condition, seen, other)
     product = factors_of(node)
-    if len(product.numerators) != 1 or product.denominators or product.numerators[0] == node:
-        raise NoMatchError
-    inner = scores_of(product.numerators[0], column)
+    factor = only(product.numerators)
+    require(not product.denominators and factor != node)
+    inner = scores_of(factor)
     scale = product.number
-    if not scale > 0:
-        raise NoMatchError
+    require(scale > 0)
     return replace(inner, scale=inner.scale * scale, fill=inner.fill * scale)
 
 
-def _masked(condition: Scalar, seen: Scalar, other: Scalar, column: str) -> Scores:
+def _masked(condition: Scalar, seen: Scalar, other: Scalar) -> Scores:
     fill = number_of(other)
     is_negated = fill is None
     if is_negated:
         fill = number_of(seen)
         seen = other
-    inner = scores_of(seen, column)
+    inner = scores_of(seen)
     if fill is None or not fill < inf or inner.mask is not None:
         raise NoMatchError
-    band = band_of(condition, column, is_negated)
+    band = band_of(condition, COLUMN_LABEL, is_negated)
     return replace(inner, band=band, fill=fill, mask=(condition, is_negated))

@@ -22,6 +22,7 @@ from einmpi.kernels.cuda.batches import Batches, choose_batches, dense_strides
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.capture.blas import NO_REDUCED_PRECISION_SUMS
 from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.kernels.cuda.launch import PreparedCall
 
 # cuBLAS's constants for the type of an array and of its sums. Half precision is summed in single,
 # and single precision keeps all of its bits unless TF32 is asked for.
@@ -34,6 +35,7 @@ TYPES = {
     "complex128": (5, 70),
 }
 TF32_SUMS = 77
+BLAS_CHOICE = -1  # of an algorithm
 PLAIN, TRANSPOSED, CONJUGATE_TRANSPOSED = 0, 1, 2  # what cuBLAS does to a factor
 
 Generate = Callable[[EinSum, Sequence[DeviceArray], DeviceArray], None]  # by a generated kernel
@@ -75,47 +77,42 @@ class MatrixProduct:
     positions: tuple[int, ...]  # of the factors among the operands
     output: Labels
     dtype: np.dtype[Any]
-    copies: tuple[_Copy | None, ...]  # of both factors and the output
+    copies: Sequence[_Copy | None]  # of both factors and the output
     # For cuBLAS, which takes the factors in its own order.
-    first_factor: int  # the factor that cuBLAS takes first: 0 or 1
     is_batched: bool
     head: tuple[int, ...]  # what to do with both factors; rows, columns, depth; the scale's address
-    first_matrix: tuple[int, ...]  # type, stride of lines and, in a batch, stride of matrices
-    second_matrix: tuple[int, ...]
-    target_scale: int  # the address of the factor of what the target had before
-    out_matrix: tuple[int, ...]  # also how many matrices a batch has
-    sum_type: int
-    offsets: tuple[tuple[int, int, int], ...]  # of each call, in bytes, in these three matrices
+    order: tuple[int, int, int]  # the factors in the order of cuBLAS, then 2 for the output
+    # What follows the address of each of these: type, stride of lines and, in a batch, stride of
+    # matrices; after the second factor the address of the scale of what the target had before;
+    # after the output the number of matrices, the type of sums, and cuBLAS's choice of algorithm.
+    numbers: tuple[tuple[int, ...], ...]
+    offsets: Sequence[tuple[int, ...]]  # of each call, in bytes, in both factors and the output
     scales: npt.NDArray[Any]  # both scales, which have to stay in memory
+
+    @property
+    def sizes_of_copies(self) -> dict[Labels, int]:
+        """The bytes of all temporary copies, by their labels."""
+        used = [copy for copy in self.copies if copy is not None]
+        return {copy.order: prod(copy.shape) * self.dtype.itemsize for copy in used}
 
     @property
     def temporary_bytes(self) -> int:
         """The size of all temporary copies."""
-        used = [copy for copy in self.copies if copy is not None]
-        return sum(prod(copy.shape) * self.dtype.itemsize for copy in used)
-
-    @property
-    def copies_target(self) -> bool:
-        return self.copies[2] is not None
+        return sum(self.sizes_of_copies.values())
 
     @property
     def halvable_labels(self) -> Labels:
         """The output labels of the largest copy: half of such a label needs half of the copy."""
-        used = [copy for copy in self.copies if copy is not None]
-        if not used:
-            return ()
-        largest = max(used, key=lambda copy: prod(copy.shape))
-        return tuple(label for label in largest.order if label in self.output)
+        sizes = self.sizes_of_copies
+        return tuple(label for label in max(sizes, key=sizes.__getitem__) if label in self.output)
 
-    def __call__(self, operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        """Multiply the arrays in place; for a product without copies."""
-        left, right = self.positions
-        self.multiply((operands[left].data.ptr, operands[right].data.ptr, target.data.ptr))
-
-    def with_copies(
-        self, generate: Generate
-    ) -> Callable[[Sequence[DeviceArray], DeviceArray], None]:
-        """Return the call for a product with copies, which generated kernels make."""
+    def prepared(self, generate: Generate) -> PreparedCall:
+        """Return the call for arrays, of which generated kernels make copies if that is needed."""
+        if not any(self.copies):
+            left, right = self.positions
+            return lambda operands, target: self.multiply(
+                (operands[left].data.ptr, operands[right].data.ptr, target.data.ptr)
+            )
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             arrays = [*(operands[position] for position in self.positions), target]
@@ -134,28 +131,16 @@ class MatrixProduct:
 
     def multiply(self, addresses: Sequence[int]) -> None:
         """Call cuBLAS for one batch after the other."""
-        first = addresses[self.first_factor]
-        second = addresses[1 - self.first_factor]
-        out = addresses[2]
         calls = []
-        for first_offset, second_offset, out_offset in self.offsets:
-            numbers = (
-                *self.head,
-                first + first_offset,
-                *self.first_matrix,
-                second + second_offset,
-                *self.second_matrix,
-                self.target_scale,
-                out + out_offset,
-                *self.out_matrix,
-                self.sum_type,
-                -1,  # the algorithm: cuBLAS's choice
-            )
-            calls.append(numbers)
+        for offsets in self.offsets:
+            arguments = list(self.head)
+            for array, numbers in zip(self.order, self.numbers, strict=True):
+                arguments += (addresses[array] + offsets[array], *numbers)
+            calls.append(tuple(arguments))
         captured = watch.captured_blas()
         if captured is not None:
-            for numbers in calls:
-                captured.multiply(self.is_batched, numbers)
+            for arguments_of_call in calls:
+                captured.multiply(self.is_batched, arguments_of_call)
             return
         cuda = self.cupy.cuda
         blas = cuda.cublas
@@ -164,51 +149,39 @@ class MatrixProduct:
         blas.setMathMode(handle, NO_REDUCED_PRECISION_SUMS)
         gemm = blas.gemmStridedBatchedEx if self.is_batched else blas.gemmEx
         try:
-            for numbers in calls:
-                gemm(handle, *numbers)
+            for arguments_of_call in calls:
+                gemm(handle, *arguments_of_call)
         finally:
             blas.setMathMode(handle, mode)
 
 
-@dataclass
-class _Factors:
-    """How cuBLAS takes both factors and the output."""
+def _prepare_matrix(
+    array: int,
+    batches: Batches,
+    contraction: Contraction,
+    is_complex: bool,
+    out_is_transposed: int,
+) -> tuple[Mapping[str, int], int, _Copy | None]:
+    """Return the strides of an array or of its copy in elements, what cuBLAS does to it, the copy.
 
-    strides: list[dict[str, int]]  # of the arrays or their copies, in elements
-    operations: list[int]  # PLAIN, TRANSPOSED or CONJUGATE_TRANSPOSED
-    copies: list[_Copy | None]
-    out_is_transposed: bool
-
-
-def _prepare_factors(
-    batches: Batches, contraction: Contraction, arrays: Sequence[DeviceArray]
-) -> _Factors:
-    """Choose what cuBLAS transposes and conjugates, and what a copy has to do."""
+    A factor that is to be conjugated is copied unless cuBLAS transposes it: it conjugates no other.
+    """
     extent = dict(contraction.extents)
-    strides = [dict(storage.stride) for storage in batches.storages]
-    # The transpose of a product is the product of the transposes in the other order.
-    out_is_transposed = _operation(strides[2], batches.rows, batches.columns)
-    operations = []
-    copies: list[_Copy | None] = []
-    for array, side in enumerate(batches.sides):
-        copy_order = batches.storages[array].copy_order
-        conjugate = False
-        if array < 2:
-            conjugate = contraction.conj[array] and arrays[array].dtype.kind == "c"
-        operation = _operation(strides[array], *side) ^ out_is_transposed
-        if conjugate and copy_order is None:
-            if operation == TRANSPOSED:
-                operation = CONJUGATE_TRANSPOSED
-            else:  # cuBLAS conjugates only what it transposes: let a copy do it
-                copy_order = _by_stride(strides[array])
-                strides[array] = dense_strides(copy_order, extent)
-        operations.append(operation)
-        if copy_order is None:
-            copies.append(None)
-        else:
-            index = contraction.indices[array]
-            copies.append(_temporary_copy(index, copy_order, extent, conjugate, array == 2))
-    return _Factors(strides, operations, copies, out_is_transposed == TRANSPOSED)
+    storage = batches.storages[array]
+    stride = storage.stride
+    copy_order = storage.copy_order
+    is_conjugated = array < 2 and contraction.conj[array] and is_complex
+    operation = _operation(stride, *batches.sides[array]) ^ out_is_transposed
+    if is_conjugated and copy_order is None:
+        if operation == TRANSPOSED:
+            return stride, CONJUGATE_TRANSPOSED, None
+        copy_order = tuple(sorted(stride, key=lambda label: -abs(stride[label])))
+        stride = dense_strides(copy_order, extent)
+    if copy_order is None:
+        return stride, operation, None
+    index = contraction.indices[array]
+    copy = _temporary_copy(index, copy_order, extent, is_conjugated, array == 2)
+    return stride, operation, copy
 
 
 def _prepare_calls(
@@ -221,10 +194,19 @@ def _prepare_calls(
     """Work out everything about a product that does not depend on addresses."""
     dtype = arrays[-1].dtype
     extent = dict(contraction.extents)
-    factors = _prepare_factors(batches, contraction, arrays)
-    rows = size_of(batches.rows, extent)
-    columns = size_of(batches.columns, extent)
-    depth = size_of(batches.depth, extent)
+    # The transpose of a product is the product of the transposes in the other order.
+    transposed = _operation(batches.storages[2].stride, batches.rows, batches.columns)
+    strides = []
+    operations = []
+    copies = []
+    for number, array in enumerate(arrays):
+        is_complex = array.dtype.kind == "c"
+        stride, operation, copy = _prepare_matrix(
+            number, batches, contraction, is_complex, transposed
+        )
+        strides.append(stride)
+        operations.append(operation)
+        copies.append(copy)
     batch = batches.loops[0] if batches.loops else ()
     batch_size = size_of(batch, extent)
     array_type, sum_type = TYPES[dtype.name]
@@ -232,44 +214,33 @@ def _prepare_calls(
         sum_type = TF32_SUMS
     scale_dtype = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
     scales = np.array([contraction.scale, int(add_to_target)], scale_dtype)
-    scale_address = scales.ctypes.data
     matrices = []
-    for stride, side in zip(factors.strides, batches.sides, strict=True):
+    for stride, side in zip(strides, batches.sides, strict=True):
         matrix = [array_type, _line_stride(stride, *side, extent)]
         if batch_size > 1:
             matrix.append(stride.get(batch[-1], 0))
-        matrices.append(tuple(matrix))
-    if factors.out_is_transposed:
-        first, second = 1, 0
-        rows, columns = columns, rows
-    else:
-        first, second = 0, 1
-    operations = (factors.operations[first], factors.operations[second])
-    offsets = []
-    for call in _call_offsets(batches.loops[1:], factors.strides, extent, dtype.itemsize):
-        offsets.append((call[first], call[second], call[2]))
+        matrices.append(matrix)
+    first, second = (1, 0) if transposed == TRANSPOSED else (0, 1)
+    sides = [size_of(batches.rows, extent), size_of(batches.columns, extent)]
+    head = [operations[first], operations[second], sides[first], sides[second]]
+    head += [size_of(batches.depth, extent), scales.ctypes.data]
+    matrices[second].append(scales.ctypes.data + scales.itemsize)
+    if batch_size > 1:
+        matrices[2].append(batch_size)
+    matrices[2] += [sum_type, BLAS_CHOICE]
     return MatrixProduct(
         cupy=driver.cupy(),
         positions=contraction.positions,
         output=contraction.indices[2],
         dtype=dtype,
-        copies=tuple(factors.copies),
-        first_factor=first,
+        copies=copies,
         is_batched=batch_size > 1,
-        head=(*operations, rows, columns, depth, scale_address),
-        first_matrix=matrices[first],
-        second_matrix=matrices[second],
-        target_scale=scale_address + scales.itemsize,
-        out_matrix=(*matrices[2], batch_size) if batch_size > 1 else matrices[2],
-        sum_type=sum_type,
-        offsets=tuple(offsets),
+        head=tuple(head),
+        order=(first, second, 2),
+        numbers=tuple([tuple(matrices[number]) for number in (first, second, 2)]),
+        offsets=list(_call_offsets(batches.loops[1:], strides, extent, dtype.itemsize)),
         scales=scales,
     )
-
-
-def _by_stride(stride: Mapping[str, int]) -> Labels:
-    """Return labels from the longest stride to the shortest."""
-    return tuple(sorted(stride, key=lambda label: -abs(stride[label])))
 
 
 def _temporary_copy(

@@ -6,18 +6,17 @@ A team of threads owns a row. Tensors between the vertices of the group stay in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, GroupNest, group_source
+from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, group_source
 from einmpi.kernels.cuda.group_split import (
     MAX_VALUES_PER_THREAD,
+    extents_of,
     inside_dimensions,
     split_group,
     team_rows,
@@ -65,8 +64,8 @@ def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[in
     dimensions = inside_dimensions(kernels, shared_rows)
     if dimensions is None:
         return None
-    row_count = prod(kernels[0].einsum.extent[labels[0]] for labels in shared_rows)
-    values = prod(dimension.extent for dimension in dimensions)
+    row_count = prod(extents_of(kernels, shared_rows))
+    values = prod(extents_of(kernels, dimensions))
     if row_count < MIN_ROWS or values > MAX_VALUES_PER_THREAD * MAX_TEAM_THREADS:
         return None
     if len(shared_rows) < len(rows) and values < MIN_MAP_VALUES:
@@ -134,15 +133,9 @@ def _prepare_group(
     if split is None:
         return None
     nest = split.nest
-    row_count = prod(split.extents[: nest.row_loops])
-    grid = (-(-row_count // nest.teams), 1), (nest.team * nest.teams,)
-    kernel = compiled_group(nest, fast_math, _is_in_place(step, arrays))
-    return prepare_launch(kernel, grid, nest.parameters(), split.argument), split.slots
-
-
-@lru_cache(maxsize=1024)
-def compiled_group(nest: GroupNest, fast_math: bool, in_place: bool = False) -> Any:
-    return compile_kernel(group_source(nest), fast_math, in_place)
+    grid = (split.blocks, 1), (nest.team * nest.teams,)
+    kernel = compile_kernel(group_source(nest), fast_math, _is_in_place(step, arrays))
+    return prepare_launch(kernel, grid, nest.parameters(), split.arguments), split.slots
 
 
 def _is_in_place(step: Group, arrays: Mapping[str, DeviceArray]) -> bool:

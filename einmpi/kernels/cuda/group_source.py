@@ -6,13 +6,11 @@ and the team joins its totals where a vertex aggregates the row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.kernels.cuda.device_functions import device_source
-from einmpi.kernels.cuda.nest import Parameter, loop_parameters
+from einmpi.kernels.cuda.nest import Nest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
 from einmpi.kernels.cuda.source_parts import (
     KernelText,
@@ -20,9 +18,9 @@ from einmpi.kernels.cuda.source_parts import (
     add_team_total,
     counter_text,
     extent_product,
-    kernel_head,
+    offset_text,
+    whole_text,
 )
-from einmpi.kernels.loop_nest import Access
 
 GROUP_BLOCK_THREADS = 256  # threads of a block, unless one team has more
 
@@ -37,24 +35,19 @@ class Stage:
     inside: bool  # it has a value for every position inside a row, rather than one for the row
 
 
-@dataclass(frozen=True)
-class GroupNest:
+@dataclass(frozen=True, kw_only=True)
+class GroupNest(Nest):
     """All that the text of a group's kernel depends on.
 
-    The loops are those over rows, then those over the positions inside a row. The arrays are the
-    reads, then the outputs.
+    The loops are those over rows, then those over the positions inside a row.
     """
 
     stages: tuple[Stage, ...]
-    reads: tuple[Access, ...]
-    counters: tuple[int, ...]  # reads that are not arrays: the value of a loop counter
     outputs: tuple[int, ...]  # stages whose results are stored
     row_loops: int
-    loops: int
     team: int  # threads that share a row
     values_per_thread: int  # positions of a row that a thread owns
     pack: int  # neighbouring positions that a thread owns; the inside loop counts packs
-    wide: bool  # offsets need 64 bits
 
     @property
     def teams(self) -> int:
@@ -64,26 +57,6 @@ class GroupNest:
     def types(self) -> tuple[str, ...]:
         """The dtypes of the Args of every stage."""
         return (*(stage.dtype for stage in self.stages), *(read.dtype for read in self.reads))
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the arguments of the kernel in order."""
-        arrays = range(len(self.reads) + len(self.outputs))
-        for array in arrays:
-            if array not in self.counters:
-                yield Parameter("array", (array,))
-        yield from loop_parameters(self.loops)
-        for array in arrays:
-            if array in self.counters:
-                yield Parameter("first", (array,))
-            else:
-                yield from (Parameter("stride", (array, loop)) for loop in self.loops_of(array))
-
-    def loops_of(self, array: int) -> tuple[int, ...]:
-        """Return the loops that an array depends on."""
-        if array < len(self.reads):
-            return self.reads[array].loops
-        stage = self.stages[self.outputs[array - len(self.reads)]]
-        return tuple(range(self.loops if stage.inside else self.row_loops))
 
     def is_inside(self, read: int) -> bool:
         """Tell whether a read has a value for every position inside a row."""
@@ -96,18 +69,19 @@ class GroupNest:
         return len(users) > 1
 
 
+@lru_cache(maxsize=1024)
 def group_source(nest: GroupNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`."""
     text = KernelText()
     rows = range(nest.row_loops)
-    text.add(
-        f"// A team of {nest.team} threads computes a row; a block has {nest.teams} teams.",
-        f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
-        f"const I rows = {extent_product(rows)};",
-        f"const I own = (I)blockIdx.x * {nest.teams} + slot;",
-        "I flat = least(own, rows - 1);",
-        f"const I positions = {extent_product(range(nest.row_loops, nest.loops))};",
-    )
+    text.add(f"""
+        // A team of {nest.team} threads computes a row; a block has {nest.teams} teams.
+        const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};
+        const I rows = {extent_product(rows)};
+        const I own = (I)blockIdx.x * {nest.teams} + slot;
+        I flat = least(own, rows - 1);
+        const I positions = {extent_product(range(nest.row_loops, nest.loops))};
+    """)
     add_loop_indices(text, "flat", rows)
     unread: set[int] = set()  # reads to be kept in registers that no stage has read yet
     for read in range(len(nest.reads)):
@@ -117,12 +91,7 @@ def group_source(nest: GroupNest) -> str:
     for number in range(len(nest.stages)):
         _StageWriter(nest, number, text, unread).write()
         unread -= _reads_of(nest, number)
-    array_types = [STORED[read.dtype] for read in nest.reads]
-    array_types += [STORED[nest.stages[number].dtype] for number in nest.outputs]
-    threads = nest.team * nest.teams
-    head = kernel_head(list(nest.parameters()), array_types, len(nest.reads), nest.wide, threads)
-    body = ["  " + line for line in text.lines]
-    return device_source() + "\n".join([*head, *body, "}", ""])
+    return whole_text(nest, text, nest.team * nest.teams)
 
 
 def _reads_of(nest: GroupNest, number: int) -> set[int]:
@@ -165,7 +134,7 @@ class _StageWriter:
         if self.is_stored and not self.stage.inside:
             value = stored(self.result, self.stage.dtype, self.stage.dtype)
             array = self.output_array()
-            target = f"array{array}[{_offset_text(self.nest, array)}]"
+            target = f"array{array}[{offset_text(self.nest, array)}]"
             self.text.add(f"if (own < rows && lane == 0) {target} = {value};")
 
     def write_fold(self, fold: Fold) -> None:
@@ -206,7 +175,7 @@ class _StageWriter:
                     self.text.add(f"result.at[{part}] = {stored(own_value, dtype, dtype)};")
             if self.is_stored:
                 array = self.output_array()
-                address = f"array{array} + {_offset_text(self.nest, array)}"
+                address = f"array{array} + {offset_text(self.nest, array)}"
                 self.text.add(
                     f"if (own < rows && position < positions) "
                     f"*reinterpret_cast<{kind}*>({address}) = result;"
@@ -231,7 +200,7 @@ class _StageWriter:
             kind = f"Pack<{STORED[nest.reads[read].dtype]}, {nest.pack}>"
             self.text.add(
                 f"const {kind} pack{read} = *reinterpret_cast<const {kind}*>"
-                f"(array{read} + {_offset_text(nest, read)});"
+                f"(array{read} + {offset_text(nest, read)});"
             )
 
     def keep_reads(self, part: int) -> None:
@@ -270,13 +239,7 @@ def _read_text(nest: GroupNest, unread: set[int], part: int, position: int) -> s
     if read in nest.counters:
         return counter_text(read, nest.reads[read].loops, nest.loops - 1, nest.pack, str(part))
     if not nest.is_inside(read):
-        return f"load(array{read}[{_offset_text(nest, read)}])"
+        return f"load(array{read}[{offset_text(nest, read)}])"
     if nest.is_kept(read) and read not in unread:
         return f"kept{read}[{register}]"
     return f"load(pack{read}.at[{part}])"
-
-
-def _offset_text(nest: GroupNest, array: int) -> str:
-    """Return the offset of an array's element at the loop indices."""
-    terms = [f"i{loop} * stride{array}_{loop}" for loop in nest.loops_of(array)]
-    return " + ".join(terms) or "0"

@@ -15,7 +15,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar, rebuild
 from einmpi.kernels.cuda.group_source import GroupNest, Stage
-from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET, Parameter, divider
+from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET
 from einmpi.kernels.loop_nest import Access
 from einmpi.kernels.operands import number_operands
 from einmpi.schedule.slots import names_of
@@ -24,18 +24,10 @@ from einmpi.schedule.steps import Group, Kernel
 MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
 
 
-@dataclass(frozen=True)
-class InsideDimension:
-    """A dimension inside a row."""
-
-    labels: tuple[str, ...]  # of every kernel; "" for kernels that have one value for the row
-    extent: int
-
-
 def inside_dimensions(
     kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
-) -> tuple[InsideDimension, ...] | None:
-    """Return the dimensions inside a row.
+) -> list[tuple[str, ...]] | None:
+    """Return the dimensions inside a row: the labels of every kernel, "" if it has but one value.
 
     Return None if kernels do not go over the same positions in the same order: a thread would need
     values that another thread keeps.
@@ -71,10 +63,18 @@ def inside_dimensions(
     if not extents:
         return None
     dimensions = []
-    for position, extent in enumerate(extents):
-        names = tuple(order[position] if order else "" for order in orders)
-        dimensions.append(InsideDimension(names, extent))
-    return tuple(dimensions)
+    for position in range(len(extents)):
+        dimensions.append(tuple(order[position] if order else "" for order in orders))
+    return dimensions
+
+
+def extents_of(kernels: Sequence[Kernel], loops: Sequence[Sequence[str]]) -> list[int]:
+    """Return the extents of rows or inside dimensions, given by the labels of every kernel."""
+    found = []
+    for labels in loops:
+        pairs = zip(kernels, labels, strict=True)
+        found.append(next(kernel.einsum.extent[label] for kernel, label in pairs if label))
+    return found
 
 
 def team_rows(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
@@ -107,27 +107,12 @@ class _Read:
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """The nest of a group with its sizes."""
+    """The nest of a group with its arguments, and the number of thread blocks."""
 
     nest: GroupNest
     slots: tuple[str, ...]  # of the arrays, in the order of the kernel's pointers; "": a counter
-    extents: tuple[int, ...]  # of rows, then of inside dimensions
-    strides: tuple[tuple[int, ...], ...]  # of reads and outputs along these, in elements
-    first_values: tuple[int, ...]  # of the reads that are counters; 0 for the others
-
-    def argument(self, parameter: Parameter) -> int:
-        """Return the value of a parameter that is not an address."""
-        role, numbers = parameter
-        if role == "extent":
-            return self.extents[numbers[0]]
-        if role in ("multiplier", "shift"):
-            multiplier, shift = divider(self.extents[numbers[0]], self.nest.wide)
-            return multiplier if role == "multiplier" else shift
-        if role == "first":
-            return self.first_values[numbers[0]]
-        assert role == "stride", role
-        array, loop = numbers
-        return self.strides[array][loop]
+    arguments: Mapping[str, int]  # without addresses
+    blocks: int
 
 
 @dataclass
@@ -136,7 +121,7 @@ class _GroupCollector:
 
     kernels: Sequence[Kernel]
     rows: Sequence[Sequence[str]]
-    dimensions: Sequence[InsideDimension]
+    dimensions: Sequence[Sequence[str]]
     slot_strides: Mapping[str, tuple[int, ...]]  # in bytes
     inner_slots: set[str]  # that only the group uses
     makers: dict[str, int] = field(default_factory=dict)  # slot → number of the kernel
@@ -190,9 +175,7 @@ class _GroupCollector:
 
     def loop_labels(self, number: int) -> list[str]:
         """Return the labels of a kernel for the rows, then for the inside dimensions."""
-        labels = [row[number] for row in self.rows]
-        labels += [dimension.labels[number] for dimension in self.dimensions]
-        return labels
+        return [labels[number] for labels in (*self.rows, *self.dimensions)]
 
     def strides_of(
         self, number: int, index: Sequence[Any], slot: str, dtype: str
@@ -225,8 +208,7 @@ def split_group(
         collector.add(number)
     reads = list(collector.reads)
     counters = tuple(number for number, read in enumerate(reads) if not read.slot)
-    extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
-    extents += [dimension.extent for dimension in dimensions]
+    extents = extents_of(kernels, [*rows, *dimensions])
     strides = [read.strides for read in reads] + collector.output_strides
     dtypes = [read.dtype for read in reads]
     dtypes += [collector.stages[number].dtype for number in collector.outputs]
@@ -250,9 +232,15 @@ def split_group(
     for read in reads:
         loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
         accesses.append(Access(read.dtype, loops, False))
+    writes = []
+    for number in collector.outputs:
+        stage = collector.stages[number]
+        loops = tuple(range(len(extents) if stage.inside else len(rows)))
+        writes.append(Access(stage.dtype, loops, False))
     nest = GroupNest(
         stages=tuple(collector.stages),
         reads=tuple(accesses),
+        writes=tuple(writes),
         counters=counters,
         outputs=tuple(collector.outputs),
         row_loops=len(rows),
@@ -264,8 +252,10 @@ def split_group(
     )
     slots = [read.slot for read in reads]
     slots += [kernels[number].target.name for number in collector.outputs]
-    first_values = tuple(read.first for read in reads)
-    return GroupSplit(nest, tuple(slots), tuple(extents), tuple(strides), first_values)
+    first_values = {number: reads[number].first for number in counters}
+    arguments = nest.arguments(extents, list(zip(*strides, strict=True)), first_values)
+    blocks = -(-prod(extents[: len(rows)]) // nest.teams)
+    return GroupSplit(nest, tuple(slots), arguments, blocks)
 
 
 def _pack_size(

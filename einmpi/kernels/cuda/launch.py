@@ -5,14 +5,16 @@ A repeated call only fills in addresses: everything else about it was worked out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import PACK_BYTES, Parameter
+from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.process.first_use import COMPILING, first_use
+from einmpi.schedule.regions import Runs
 
 # numpy rounds after every operation. A product fused with a sum would round once, and a·b − a·b
 # would not be 0. Kernels ask for a fused operation where they want one.
@@ -20,8 +22,21 @@ EXACT_OPTIONS = ("-std=c++17", "--fmad=false")
 FAST_OPTIONS = ("-std=c++17", "--use_fast_math")
 
 Grid = tuple[tuple[int, int], tuple[int]]  # blocks in both directions, threads of a block
+PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]
+# For labels whose values are used: the indices that positions along the label stand for.
+LabelRuns: TypeAlias = tuple[tuple[str, Runs], ...]
 
 
+class Options(NamedTuple):
+    """What an EinSum means here besides its arrays, and what its method may do."""
+
+    runs: LabelRuns = ()
+    fast_math: bool = False  # methods that round more
+    tf32: bool = False  # float32 products with a fraction of ten bits
+    strict: bool = False  # only methods that give inf and nan where the program as written does
+
+
+@lru_cache(maxsize=1024)
 def compile_kernel(text: str, fast: bool, in_place: bool = False) -> Any:
     """Compile the function `kernel` of a CUDA text.
 
@@ -41,29 +56,33 @@ class Launch:
 
     kernel: Any
     grid: Grid
+    names: Sequence[str]  # of the arguments
     values: tuple[int, ...]
     pointers: tuple[tuple[int, int], ...]  # (position of an argument, the array it points to)
 
-    def __call__(self, addresses: Sequence[int]) -> None:
+    def __call__(self, addresses: Sequence[int], **changed: int) -> None:
+        """Launch the kernel; some arguments may be others than usual."""
         values = list(self.values)
         for position, array in self.pointers:
             values[position] = addresses[array]
+        for name, value in changed.items():
+            values[self.names.index(name)] = value
         self.kernel(*self.grid, tuple(values))
 
 
 def prepare_launch(
-    kernel: Any, grid: Grid, parameters: Iterable[Parameter], argument: Callable[[Parameter], int]
+    kernel: Any, grid: Grid, names: Sequence[str], arguments: Mapping[str, int]
 ) -> Launch:
-    """Work out the arguments of a kernel; `argument` gives those that are not addresses."""
+    """Return a launch; `names` are those of all arguments, of which array0, … are addresses."""
     values = []
     pointers = []
-    for position, parameter in enumerate(parameters):
-        if parameter.role == "array":
-            pointers.append((position, parameter.numbers[0]))
+    for position, name in enumerate(names):
+        if name.startswith("array"):
+            pointers.append((position, int(name.removeprefix("array"))))
             values.append(0)
         else:
-            values.append(argument(parameter))
-    return Launch(kernel, grid, tuple(values), tuple(pointers))
+            values.append(arguments[name])
+    return Launch(kernel, grid, names, tuple(values), tuple(pointers))
 
 
 def is_in_place(operands: Iterable[DeviceArray], target: DeviceArray) -> bool:

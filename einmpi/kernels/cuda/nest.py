@@ -6,38 +6,17 @@ them. Extents, strides and addresses are arguments, so one compiled text serves 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 from einmpi.graph.scalar import Number, Scalar
-from einmpi.kernels.loop_nest import Access, Axis
+from einmpi.kernels.loop_nest import Access, GatheredDimension
 
 BLOCK_THREADS = 256  # threads of a block, in every kernel that computes one vertex
 WARP_THREADS = 32  # threads that exchange values without a barrier
 PACK_BYTES = 16  # the most that a thread reads or writes with one instruction
 WIDE_OFFSET = 2**30  # offsets from here on take 64 bits; rounding up to whole blocks adds some
-
-
-class Parameter(NamedTuple):
-    """One argument of a kernel: its role, and the array, loop or gather that it belongs to.
-
-    Roles: `array` is a pointer; `extent`, `multiplier` and `shift` belong to a loop (see
-    `divider`); `stride` to an array and a loop; `gather_stride` and `gather_extent` to an array and
-    one of its gathered dimensions; `first` is where a loop counter that is read begins. `report` is
-    the buffer that tells of indices out of range, `wants_range` asks for the range of these
-    indices, `part_length` is the share of the aggregated loops of one part, and `part_stride` the
-    distance between the outputs of two parts. `run_values` is how many values of the first
-    aggregated loop there are, in the runs of all results together and in none.
-    """
-
-    role: str
-    numbers: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.role + "_".join(str(number) for number in self.numbers)
 
 
 class TileShape(NamedTuple):
@@ -64,15 +43,79 @@ class Term:
     along_depth: bool  # neighbours in memory are neighbours along the depth
 
 
-class KernelGather(NamedTuple):
-    """A gathered dimension of an operand, as a CUDA kernel takes it."""
+@dataclass(frozen=True, kw_only=True)
+class Nest:
+    """The loops of a kernel, and the arrays that it goes through.
 
-    stride: int  # in elements
-    extent: int
+    The arrays that it reads are numbered first, then those that it writes.
+    """
+
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    counters: tuple[int, ...]  # reads that are not arrays: the value of a loop counter
+    loops: int
+    wide: bool  # offsets need 64 bits
+    checked: tuple[tuple[int, int], ...] = ()  # gathers whose index may be out of range
+
+    @property
+    def arrays(self) -> tuple[Access, ...]:
+        return (*self.reads, *self.writes)
+
+    def parameters(self) -> list[str]:
+        """Return the names of the kernel's arguments in order.
+
+        `array0` is the address of an array. `extent0`, `multiplier0` and `shift0` belong to a loop
+        (see `divider`), `stride0_1` to an array and a loop, `gather_stride0_1` and
+        `gather_extent0_1` to an array and one of its gathered dimensions. `first0` is where a loop
+        counter that is read begins. `report` is the buffer that tells of indices out of range, and
+        `wants_range` asks for the range of these indices.
+        """
+        numbers = range(len(self.arrays))
+        names = [f"array{array}" for array in numbers if array not in self.counters]
+        if self.checked:
+            names += ["report", "wants_range"]
+        for loop in range(self.loops):
+            names += [f"extent{loop}", f"multiplier{loop}", f"shift{loop}"]
+        for array, access in enumerate(self.arrays):
+            if array in self.counters:
+                names.append(f"first{array}")
+            else:
+                names += [f"stride{array}_{loop}" for loop in access.loops]
+            for number in range(len(access.gathers)):
+                names.append(f"gather_stride{array}_{number}")
+                if (array, number) in self.checked:
+                    names.append(f"gather_extent{array}_{number}")
+        return names
+
+    def arguments(
+        self,
+        extents: Sequence[int],
+        strides: Sequence[Sequence[int]],
+        first_values: Mapping[int, int],
+        gathered: Sequence[Sequence[GatheredDimension]] = (),
+    ) -> dict[str, int]:
+        """Return the arguments by name, without addresses.
+
+        `strides` are those of all arrays for each loop, `first_values` belong to the counters. All
+        strides are in elements.
+        """
+        found = {"report": 0, "wants_range": 0}
+        for loop, extent in enumerate(extents):
+            found[f"extent{loop}"] = extent
+            found[f"multiplier{loop}"], found[f"shift{loop}"] = divider(extent, self.wide)
+            for array, stride in enumerate(strides[loop]):
+                found[f"stride{array}_{loop}"] = stride
+        for array, first in first_values.items():
+            found[f"first{array}"] = first
+        for array, dimensions in enumerate(gathered):
+            for number, dimension in enumerate(dimensions):
+                found[f"gather_stride{array}_{number}"] = dimension.stride
+                found[f"gather_extent{array}_{number}"] = dimension.extent
+        return found
 
 
-@dataclass(frozen=True)
-class CudaNest:
+@dataclass(frozen=True, kw_only=True)
+class CudaNest(Nest):
     """All that the text of a kernel for one vertex depends on.
 
     The loops of the output come first, then the aggregated ones; in both groups the last loop is
@@ -81,14 +124,8 @@ class CudaNest:
 
     scheme: str  # how threads share the work: a key of source.SCHEMES
     function: Scalar  # over the operands; in a tile over its terms
-    reads: tuple[Access, ...]
-    out: Access
     aggregation: str | None
     output_loops: int
-    loops: int
-    wide: bool  # offsets need 64 bits
-    counters: tuple[int, ...] = ()  # reads that are not arrays: the value of a loop counter
-    checked: tuple[tuple[int, int], ...] = ()  # those of `gathers` that may be out of range
     transposed: tuple[int, ...] = ()  # reads that are dense along the last but one output loop
     square_edge: int = 0  # edge of the squares in which the transposed reads are loaded
     # Neighbours that a thread processes at once: along the last aggregated loop if
@@ -114,79 +151,34 @@ class CudaNest:
         return self.output_loops - 1
 
     @property
-    def gathers(self) -> tuple[tuple[int, int], ...]:
-        """Every gathered dimension as (read, number among the gathers of that read)."""
-        found = []
-        for read, access in enumerate(self.reads):
-            found += [(read, number) for number in range(len(access.gathers))]
-        return tuple(found)
+    def aggregated_loops(self) -> range:
+        return range(self.output_loops, self.loops)
 
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the arguments of the kernel in order. The output is the last array."""
-        for array in range(len(self.reads) + 1):
-            if array not in self.counters:
-                yield Parameter("array", (array,))
-        if self.checked:
-            yield Parameter("report")
-            yield Parameter("wants_range")
-        yield from loop_parameters(self.loops)
-        for array, access in enumerate((*self.reads, self.out)):
-            if array in self.counters:
-                yield Parameter("first", (array,))
-            else:
-                yield from (Parameter("stride", (array, loop)) for loop in access.loops)
-            for number in range(len(access.gathers)):
-                yield Parameter("gather_stride", (array, number))
-                if (array, number) in self.checked:
-                    yield Parameter("gather_extent", (array, number))
-        yield Parameter("part_length")
-        yield Parameter("part_stride")
+    @property
+    def out(self) -> Access:
+        return self.writes[0]
+
+    def parameters(self) -> list[str]:
+        """Return the names of the arguments; those that only these kernels have are the last.
+
+        `part_length` is the share of the aggregated loops of one part, and `part_stride` the
+        distance between the outputs of two parts. `run_values` is how many values of the first
+        aggregated loop there are, in the runs of all results together and in none.
+        """
+        names = [*super().parameters(), "part_length", "part_stride"]
         if self.runs is not None:
-            yield Parameter("run_values")
-
-
-def loop_parameters(loops: int) -> Iterator[Parameter]:
-    """Yield the arguments that describe loops: their extents, and how to divide by these."""
-    for loop in range(loops):
-        yield Parameter("extent", (loop,))
-        yield Parameter("multiplier", (loop,))
-        yield Parameter("shift", (loop,))
+            names.append("run_values")
+        return names
 
 
 @dataclass(frozen=True)
 class WorkSplit:
-    """A nest with its sizes, and the number of thread blocks that share the work."""
+    """A nest with its arguments, and the number of thread blocks that share the work."""
 
     nest: CudaNest
-    axes: tuple[Axis, ...]  # one for each loop; strides in elements
-    gathered: tuple[tuple[KernelGather, ...], ...]  # of each operand
+    arguments: Mapping[str, int]  # without addresses
     blocks: int
     parts: int  # of the aggregated loops; if there are several, a second kernel joins them
-    part_length: int  # values of the aggregated loops, or packs of values, in a part
-    run_values: int = 0
-
-    def argument(self, parameter: Parameter) -> int:
-        """Return the value of a parameter that depends on neither addresses nor label ranges."""
-        role, numbers = parameter
-        if role == "extent":
-            return self.axes[numbers[0]].extent
-        if role in ("multiplier", "shift"):
-            multiplier, shift = divider(self.axes[numbers[0]].extent, self.nest.wide)
-            return multiplier if role == "multiplier" else shift
-        if role == "stride":
-            array, loop = numbers
-            return self.axes[loop].strides[array]
-        if role in ("gather_stride", "gather_extent"):
-            array, number = numbers
-            dimension = self.gathered[array][number]
-            return dimension.stride if role == "gather_stride" else dimension.extent
-        if role == "part_length":
-            return self.part_length
-        if role == "run_values":
-            return self.run_values
-        assert role == "part_stride", role
-        results = prod(axis.extent for axis in self.axes[: self.nest.output_loops])
-        return results if self.nest.lane_is_aggregated else results * self.nest.pack
 
 
 def divider(extent: int, wide: bool) -> tuple[int, int]:

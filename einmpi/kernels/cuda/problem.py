@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from einmpi.graph.index_arithmetic import Interval, interval_of
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, rebuild, walk
-from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, KernelGather, WorkSplit
-from einmpi.kernels.loop_nest import Access, Axis, IndexedArray
+from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, WorkSplit
+from einmpi.kernels.loop_nest import Access, Axis, GatheredDimension, IndexedArray, axes_of
 
 BUSY_THREADS = 2**18  # threads that keep a large GPU busy
 BUSY_BLOCKS = 1024  # blocks that do so
@@ -45,12 +46,42 @@ class Problem:
     function: Scalar
     layouts: tuple[IndexedArray, ...]  # of the operands
     target: IndexedArray
-    aggregation: str | None
-    axes: tuple[Axis, ...]  # strides in elements
-    gathered: tuple[tuple[KernelGather, ...], ...]  # of each operand
+    aggregation_as_written: str | None
+    extents: tuple[tuple[str, int], ...]
     # Operands that are not arrays but count the values of a label, and where these begin.
     first_values: tuple[tuple[int, int], ...]
     aligned: bool  # every array begins at a multiple of PACK_BYTES
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The loops, with strides in elements."""
+        arrays = (*self.layouts, self.target)
+        sizes = [self.itemsize(array) for array in range(len(arrays))]
+        axes = []
+        for axis in axes_of(arrays, self.extents):
+            strides = [stride // size for stride, size in zip(axis.strides, sizes, strict=True)]
+            axes.append(axis._replace(strides=tuple(strides)))
+        return tuple(axes)
+
+    @cached_property
+    def aggregation(self) -> str | None:
+        """The aggregation; None if there is nothing to aggregate."""
+        has_aggregated = any(axis.aggregated for axis in self.axes)
+        return self.aggregation_as_written if has_aggregated else None
+
+    @cached_property
+    def gathered(self) -> tuple[tuple[GatheredDimension, ...], ...]:
+        """The dimensions of each operand that an expression indexes; strides in elements."""
+        found = []
+        for operand, layout in enumerate(self.layouts):
+            dimensions = []
+            for entry, stride, extent in zip(
+                layout.index, layout.strides, layout.shape, strict=True
+            ):
+                if not isinstance(entry, str):
+                    dimensions.append(GatheredDimension(stride // self.itemsize(operand), extent))
+            found.append(tuple(dimensions))
+        return tuple(found)
 
     @cached_property
     def counters(self) -> tuple[int, ...]:
@@ -64,25 +95,45 @@ class Problem:
         dtypes = (*self.types, self.target.dtype)
         return np.dtype(dtypes[array]).itemsize
 
-    def nest(self, scheme: str, axes: Sequence[Axis]) -> CudaNest:
-        """Return the nest of these loops, without what is special to a scheme."""
-        outer, _ = outer_and_inner(axes)
+    def work_split(
+        self,
+        scheme: str,
+        axes: Sequence[Axis],
+        blocks: int,
+        parts: int = 1,
+        run_values: int = 0,
+        **special: Any,
+    ) -> WorkSplit:
+        """Return the split of these loops into blocks and, of the aggregated ones, into parts.
+
+        `special` is what the nest has in this scheme alone.
+        """
+        outer, inner = outer_and_inner(axes)
         accesses = []
         for array, layout in enumerate((*self.layouts, self.target)):
             loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[array])
             accesses.append(Access(layout.dtype, loops, False, gathers_in(layout.index)))
-        return CudaNest(
-            scheme,
-            self.function,
-            tuple(accesses[:-1]),
-            accesses[-1],
-            self.aggregation,
-            len(outer),
-            len(axes),
-            self.needs_wide_offsets(axes),
-            self.counters,
-            self.checked_gathers,
+        fields = {"function": self.function, **special}
+        nest = CudaNest(
+            scheme=scheme,
+            reads=tuple(accesses[:-1]),
+            writes=(accesses[-1],),
+            aggregation=self.aggregation,
+            output_loops=len(outer),
+            loops=len(axes),
+            wide=self.needs_wide_offsets(axes),
+            counters=self.counters,
+            checked=self.checked_gathers,
+            **fields,
         )
+        extents = [axis.extent for axis in axes]
+        strides = [axis.strides for axis in axes]
+        arguments = nest.arguments(extents, strides, dict(self.first_values), self.gathered)
+        results = size_of(outer)
+        arguments["part_length"] = -(-size_of(inner) // parts)
+        arguments["part_stride"] = results if nest.lane_is_aggregated else results * nest.pack
+        arguments["run_values"] = run_values
+        return WorkSplit(nest, arguments, blocks, parts)
 
     @cached_property
     def checked_gathers(self) -> tuple[tuple[int, int], ...]:
@@ -116,13 +167,6 @@ class Problem:
             if lane.strides[counter] and moves_in_packs(entry, counter, first, pack):
                 return True
         return False
-
-    def work_split(
-        self, nest: CudaNest, axes: Sequence[Axis], blocks: int, parts: int = 1
-    ) -> WorkSplit:
-        """Return the split of these loops into blocks and, of the aggregated ones, into parts."""
-        depth = size_of(axes[nest.output_loops :])
-        return WorkSplit(nest, tuple(axes), self.gathered, blocks, parts, -(-depth // parts))
 
     def needs_wide_offsets(self, axes: Sequence[Axis]) -> bool:
         """Tell whether an offset, or a number of threads, may not fit into 32 bits."""

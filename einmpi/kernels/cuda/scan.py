@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Number
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import compile_kernel
+from einmpi.kernels.cuda.launch import PreparedCall, compile_kernel
 from einmpi.kernels.cuda.nest import BLOCK_THREADS
 from einmpi.kernels.cuda.scalar_source import HALVES, plain
 from einmpi.kernels.cuda.scan_source import (
@@ -34,11 +33,9 @@ LINES_FOR_ALL_THREADS = 2**13
 SHORT_LINE_VALUES = 512  # for which a block of threads would be too much
 
 Ints = npt.NDArray[np.int64]
-PreparedScan = Callable[[Sequence[DeviceArray], DeviceArray], None]
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """Values of a line that follow one another, and where their results go."""
 
     first_value: int
@@ -67,7 +64,7 @@ def prepare_scan(
     operands: Sequence[DeviceArray],
     target: DeviceArray,
     index: Sequence[tuple[str, Runs]],
-) -> PreparedScan | None:
+) -> PreparedCall | None:
     """Return the call that computes a scan; None if the EinSum is none, or has too many lines."""
     problem = _plain_scan(einsum, dict(index)) or _scan_in_blocks(einsum, dict(index))
     if problem is None or einsum.aggregation is None:
@@ -161,7 +158,7 @@ def _prepare_launches(
     text: ScanText,
     operands: Sequence[DeviceArray],
     target: DeviceArray,
-) -> PreparedScan | None:
+) -> PreparedCall | None:
     """Return the call that launches the kernels; None if there are too many blocks."""
     values = operands[problem.values]
     pieces, segments = _tables(problem.segments)
@@ -169,7 +166,7 @@ def _prepare_launches(
     line_count = prod(einsum.extent[label] for label in problem.lines)
     if line_count * max(chunks, len(segments)) > MOST_BLOCKS:
         return None
-    numbers = _arguments(einsum, problem, text, operands, target)
+    numbers = _arguments(einsum, problem, operands, target)
     numbers |= {"chunks": chunks, "segments_per_line": len(segments), "lines": line_count}
     arguments = [numbers[name] for name in parameter_names(text)]
     cupy = driver.cupy()
@@ -188,7 +185,9 @@ def _prepare_launches(
             ("offsets", line_count * len(segments)),
             ("chunks", line_count * chunks),
         ]
-    kernels = [(compiled_scan(text, scheme), blocks) for scheme, blocks in launches]
+    kernels = []
+    for scheme, blocks in launches:
+        kernels.append((compile_kernel(scan_kernel_source(text, scheme), fast=False), blocks))
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         totals = cupy.empty(total_count, text.total)
@@ -212,47 +211,31 @@ def _tables(segments: Sequence[_Segment]) -> tuple[Ints, Ints]:
             length = min(CHUNK_VALUES, segment.length - start)
             first_value = segment.first_value + start
             chunk_rows.append((first_value, segment.first_result + start, length, start))
-        segment_rows.append(
-            (
-                segment.first_value,
-                segment.first_result,
-                segment.length,
-                segment.offset,
-                first_chunk,
-                len(chunk_rows) - first_chunk,
-            )
-        )
+        segment_rows.append((*segment, first_chunk, len(chunk_rows) - first_chunk))
     return np.array(chunk_rows, np.int64), np.array(segment_rows, np.int64)
 
 
 def _arguments(
     einsum: EinSum,
     problem: _Problem,
-    text: ScanText,
     operands: Sequence[DeviceArray],
     target: DeviceArray,
 ) -> dict[str, int]:
     """Return extents and strides, in elements, by the names of the kernels' arguments."""
-    values = operands[problem.values]
-    offsets = operands[problem.offsets]
-    found = {
-        "values_step": values.strides[problem.values_dimension] // values.itemsize,
-        "offsets_step": 0,
-        "result_step": target.strides[problem.result_dimension] // target.itemsize,
+    found = {f"extent{d}": einsum.extent[label] for d, label in enumerate(problem.lines)}
+    arrays = {
+        "values": (operands[problem.values], problem.values, problem.values_dimension),
+        "offsets": (operands[problem.offsets], problem.offsets, problem.offsets_dimension),
+        "result": (target, len(operands), problem.result_dimension),
     }
-    has_offsets = problem.offsets != problem.values
-    if has_offsets:
-        found["offsets_step"] = offsets.strides[problem.offsets_dimension] // offsets.itemsize
-    for dimension, label in enumerate(problem.lines):
-        place = einsum.operands[problem.values].index(label)
-        found[f"extent{dimension}"] = einsum.extent[label]
-        found[f"values_stride{dimension}"] = values.strides[place] // values.itemsize
-        place = einsum.output.index(label)
-        found[f"result_stride{dimension}"] = target.strides[place] // target.itemsize
-        found[f"offsets_stride{dimension}"] = 0
-        if has_offsets:
-            place = einsum.operands[problem.offsets].index(label)
-            found[f"offsets_stride{dimension}"] = offsets.strides[place] // offsets.itemsize
+    indices = (*einsum.operands, einsum.output)
+    for name, (array, number, dimension) in arrays.items():
+        strides = [stride // array.itemsize for stride in array.strides]
+        if name == "offsets" and problem.offsets == problem.values:
+            strides = [0] * len(strides)  # there are none
+        found[f"{name}_step"] = strides[dimension]
+        for line, label in enumerate(problem.lines):
+            found[f"{name}_stride{line}"] = strides[indices[number].index(label)]
     return found
 
 
@@ -264,8 +247,3 @@ def _lines_are_neighbours(einsum: EinSum, problem: _Problem, values: DeviceArray
         if einsum.extent[label] > 1 and abs(values.strides[place]) < along:
             return True
     return False
-
-
-@lru_cache(maxsize=1024)
-def compiled_scan(text: ScanText, scheme: str) -> Any:
-    return compile_kernel(scan_kernel_source(text, scheme), fast=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.scalar import Number
@@ -17,9 +18,8 @@ from einmpi.kernels.cuda.source_parts import KernelText
 
 VALUES_PER_THREAD = 8
 CHUNK_VALUES = BLOCK_THREADS * VALUES_PER_THREAD  # that a block of threads scans
-PIECE_NUMBERS = (
-    4  # of a chunk: first value, first result, number of values, position in its segment
-)
+# Of a chunk: first value, first result, number of values, position in its segment.
+PIECE_NUMBERS = 4
 # Of a segment: first value, first result, number of values, offset, first chunk, number of chunks.
 SEGMENT_NUMBERS = 6
 
@@ -56,12 +56,12 @@ class ScanText:
         return number(self.neutral, self.total)
 
 
+@lru_cache(maxsize=1024)
 def scan_kernel_source(text: ScanText, scheme: str) -> str:
     """Return the whole text of one of the kernels, whose entry point is the function `kernel`."""
-    body = KernelText()
-    body.depth = 1
+    body = KernelText(depth=1)
     SCHEMES[scheme](text, body)
-    return device_source() + "\n".join([*_head(text), *body.lines, "}", ""])
+    return device_source() + "\n".join([_head(text), *body.lines, "}", ""])
 
 
 def parameter_names(text: ScanText) -> list[str]:
@@ -73,34 +73,31 @@ def parameter_names(text: ScanText) -> list[str]:
     return names
 
 
-def _head(text: ScanText) -> list[str]:
-    arguments = [
-        f"const {STORED[text.values]}* values",
-        f"const {STORED[text.offsets]}* offsets",
-        f"{text.total_type}* totals",
-        f"{STORED[text.result]}* results",
-        "const Long* pieces",
-        "const Long* segments",
-        "const Long* first_results",
-    ]
-    arguments += [f"Long {name}" for name in parameter_names(text)]
-    return [
-        f"typedef {text.total_type} T;",
-        f'extern "C" __global__ void __launch_bounds__({BLOCK_THREADS}) kernel(',
-        "    " + ",\n    ".join(arguments) + ") {",
-    ]
+def _head(text: ScanText) -> str:
+    numbers = ",\n    ".join(f"Long {name}" for name in parameter_names(text))
+    return f"""\
+typedef {text.total_type} T;
+extern "C" __global__ void __launch_bounds__({BLOCK_THREADS}) kernel(
+    const {STORED[text.values]}* values,
+    const {STORED[text.offsets]}* offsets,
+    {text.total_type}* totals,
+    {STORED[text.result]}* results,
+    const Long* pieces,
+    const Long* segments,
+    const Long* first_results,
+    {numbers}) {{"""
 
 
 def _add_line(text: ScanText, body: KernelText) -> None:
     """Move the pointers to the beginning of the line with the number `line`."""
     body.add("Long rest = line;")
-    for dimension in reversed(range(text.line_dimensions)):
-        body.add(
-            f"const Long i{dimension} = rest % extent{dimension}; rest /= extent{dimension};",
-            f"values += i{dimension} * values_stride{dimension};",
-            f"offsets += i{dimension} * offsets_stride{dimension};",
-            f"results += i{dimension} * result_stride{dimension};",
-        )
+    for d in reversed(range(text.line_dimensions)):
+        body.add(f"""
+            const Long i{d} = rest % extent{d}; rest /= extent{d};
+            values += i{d} * values_stride{d};
+            offsets += i{d} * offsets_stride{d};
+            results += i{d} * result_stride{d};
+        """)
 
 
 def _add_result(text: ScanText, body: KernelText, total: str, position: str, place: str) -> None:
@@ -117,9 +114,12 @@ def _add_result(text: ScanText, body: KernelText, total: str, position: str, pla
     if not text.is_selected:
         body.add(f"results[({place}) * result_step] = {result};")
         return
-    body.add(f"const Long last = first_results[{position} + 1];")
-    with body.block(f"for (Long r = first_results[{position}]; r < last; ++r)"):
-        body.add(f"results[r * result_step] = {result};")
+    body.add(f"""
+        const Long last = first_results[{position} + 1];
+        for (Long r = first_results[{position}]; r < last; ++r) {{
+          results[r * result_step] = {result};
+        }}
+    """)
 
 
 def _masked_result(text: ScanText) -> str:
@@ -129,120 +129,136 @@ def _masked_result(text: ScanText) -> str:
 
 def _add_scan_of_threads(text: ScanText, body: KernelText) -> None:
     """Scan one total of each thread, in shared memory; in the end `joined` has the results."""
-    body.add("joined[threadIdx.x] = own;")
-    with body.block(f"for (int distance = 1; distance < {BLOCK_THREADS}; distance *= 2)"):
-        body.add(
-            "__syncthreads();",
-            "const bool takes = threadIdx.x >= distance;",
-            "const T before = takes ? joined[threadIdx.x - distance] : own;",
-            "__syncthreads();",
-            f"if (takes) joined[threadIdx.x] = {text.join('before', 'joined[threadIdx.x]')};",
-        )
-    body.add("__syncthreads();")
+    body.add(f"""
+        joined[threadIdx.x] = own;
+        for (int distance = 1; distance < {BLOCK_THREADS}; distance *= 2) {{
+          __syncthreads();
+          const bool takes = threadIdx.x >= distance;
+          const T before = takes ? joined[threadIdx.x - distance] : own;
+          __syncthreads();
+          if (takes) joined[threadIdx.x] = {text.join("before", "joined[threadIdx.x]")};
+        }}
+        __syncthreads();
+    """)
 
 
 def _add_totals(text: ScanText, body: KernelText) -> None:
     """Let each block of threads aggregate a chunk of a line."""
-    body.add(
-        f"__shared__ T joined[{BLOCK_THREADS}];",
-        "const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;",
-    )
+    body.add(f"""
+        __shared__ T joined[{BLOCK_THREADS}];
+        const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;
+    """)
     _add_line(text, body)
-    body.add(f"const Long* piece = pieces + chunk * {PIECE_NUMBERS};", f"T own = {text.start()};")
-    with body.block(f"for (Long k = threadIdx.x; k < piece[2]; k += {BLOCK_THREADS})"):
-        body.add(f"own = {text.join('own', text.value('piece[0] + k'))};")
-    body.add("joined[threadIdx.x] = own;")
-    with body.block(f"for (int half = {BLOCK_THREADS // 2}; half; half /= 2)"):
-        pair = text.join("joined[threadIdx.x]", "joined[threadIdx.x + half]")
-        body.add("__syncthreads();", f"if (threadIdx.x < half) joined[threadIdx.x] = {pair};")
-    body.add("if (threadIdx.x == 0) totals[(Long)blockIdx.x] = joined[0];")
+    pair = text.join("joined[threadIdx.x]", "joined[threadIdx.x + half]")
+    body.add(f"""
+        const Long* piece = pieces + chunk * {PIECE_NUMBERS};
+        T own = {text.start()};
+        for (Long k = threadIdx.x; k < piece[2]; k += {BLOCK_THREADS}) {{
+          own = {text.join("own", text.value("piece[0] + k"))};
+        }}
+        joined[threadIdx.x] = own;
+        for (int half = {BLOCK_THREADS // 2}; half; half /= 2) {{
+          __syncthreads();
+          if (threadIdx.x < half) joined[threadIdx.x] = {pair};
+        }}
+        if (threadIdx.x == 0) totals[(Long)blockIdx.x] = joined[0];
+    """)
 
 
 def _add_offsets(text: ScanText, body: KernelText) -> None:
     """Turn the totals of the chunks of a segment into the totals of all chunks before each."""
-    body.add(
-        f"__shared__ T joined[{BLOCK_THREADS}];",
-        "const Long line = (Long)blockIdx.x / segments_per_line;",
-        "const Long number = (Long)blockIdx.x % segments_per_line;",
-    )
+    body.add(f"""
+        __shared__ T joined[{BLOCK_THREADS}];
+        const Long line = (Long)blockIdx.x / segments_per_line;
+        const Long number = (Long)blockIdx.x % segments_per_line;
+    """)
     _add_line(text, body)
-    body.add(
-        f"const Long* segment = segments + number * {SEGMENT_NUMBERS};",
-        "T* own_totals = totals + line * chunks + segment[4];",
-        f"T carried = {text.start()};",
-        f"if (segment[3] >= 0) carried = {text.offset('segment[3]')};",
-    )
+    body.add(f"""
+        const Long* segment = segments + number * {SEGMENT_NUMBERS};
+        T* own_totals = totals + line * chunks + segment[4];
+        T carried = {text.start()};
+        if (segment[3] >= 0) carried = {text.offset("segment[3]")};
+    """)
+    before = text.join("carried", "joined[threadIdx.x - 1]")
     with body.block(f"for (Long from = 0; from < segment[5]; from += {BLOCK_THREADS})"):
-        body.add(
-            "const Long k = from + threadIdx.x;",
-            f"const T own = k < segment[5] ? own_totals[k] : {text.start()};",
-        )
+        body.add(f"""
+            const Long k = from + threadIdx.x;
+            const T own = k < segment[5] ? own_totals[k] : {text.start()};
+        """)
         _add_scan_of_threads(text, body)
-        body.add(
-            "T before = carried;",
-            f"if (threadIdx.x > 0) before = {text.join('carried', 'joined[threadIdx.x - 1]')};",
-            "if (k < segment[5]) own_totals[k] = before;",
-            f"carried = {text.join('carried', f'joined[{BLOCK_THREADS - 1}]')};",
-            "__syncthreads();",
-        )
+        body.add(f"""
+            T before = carried;
+            if (threadIdx.x > 0) before = {before};
+            if (k < segment[5]) own_totals[k] = before;
+            carried = {text.join("carried", f"joined[{BLOCK_THREADS - 1}]")};
+            __syncthreads();
+        """)
 
 
 def _add_chunks(text: ScanText, body: KernelText) -> None:
     """Let each block of threads scan a chunk, after the total of all that comes before it."""
-    body.add(
-        f"__shared__ T chunk_values[{CHUNK_VALUES}];",
-        f"__shared__ T joined[{BLOCK_THREADS}];",
-        "const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;",
-    )
+    body.add(f"""
+        __shared__ T chunk_values[{CHUNK_VALUES}];
+        __shared__ T joined[{BLOCK_THREADS}];
+        const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;
+    """)
     _add_line(text, body)
-    body.add(
-        f"const Long* piece = pieces + chunk * {PIECE_NUMBERS};", "const Long* segment = segments;"
-    )
-    with body.block(f"for (Long k = threadIdx.x; k < {CHUNK_VALUES}; k += {BLOCK_THREADS})"):
-        body.add(
-            f"if (k < piece[2]) chunk_values[k] = {text.value('piece[0] + k')};",
-            f"else chunk_values[k] = {text.start()};",
-        )
-    body.add(
-        "__syncthreads();",
-        f"T* own_values = chunk_values + threadIdx.x * {VALUES_PER_THREAD};",
-        "T own = own_values[0];",
-    )
-    with body.block(f"for (int k = 1; k < {VALUES_PER_THREAD}; ++k)"):
-        body.add(f"own = {text.join('own', 'own_values[k]')};", "own_values[k] = own;")
+    body.add(f"""
+        const Long* piece = pieces + chunk * {PIECE_NUMBERS};
+        const Long* segment = segments;
+        for (Long k = threadIdx.x; k < {CHUNK_VALUES}; k += {BLOCK_THREADS}) {{
+          if (k < piece[2]) chunk_values[k] = {text.value("piece[0] + k")};
+          else chunk_values[k] = {text.start()};
+        }}
+        __syncthreads();
+        T* own_values = chunk_values + threadIdx.x * {VALUES_PER_THREAD};
+        T own = own_values[0];
+        for (int k = 1; k < {VALUES_PER_THREAD}; ++k) {{
+          own = {text.join("own", "own_values[k]")};
+          own_values[k] = own;
+        }}
+    """)
     _add_scan_of_threads(text, body)
-    body.add(
-        "T before = totals[(Long)blockIdx.x];",
-        f"if (threadIdx.x > 0) before = {text.join('before', 'joined[threadIdx.x - 1]')};",
-    )
-    with body.block(f"for (int k = 0; k < {VALUES_PER_THREAD}; ++k)"):
-        body.add(f"own_values[k] = {text.join('before', 'own_values[k]')};")
-    body.add("__syncthreads();")
+    before = text.join("before", "joined[threadIdx.x - 1]")
+    body.add(f"""
+        T before = totals[(Long)blockIdx.x];
+        if (threadIdx.x > 0) before = {before};
+        for (int k = 0; k < {VALUES_PER_THREAD}; ++k) {{
+          own_values[k] = {text.join("before", "own_values[k]")};
+        }}
+        __syncthreads();
+    """)
     if text.is_selected:
-        with body.block("if (chunk == 0)"):
-            head = f"for (Long r = threadIdx.x; r < first_results[0]; r += {BLOCK_THREADS})"
-            with body.block(head):
-                body.add(f"results[r * result_step] = {_masked_result(text)};")
+        body.add(f"""
+            if (chunk == 0) {{
+              for (Long r = threadIdx.x; r < first_results[0]; r += {BLOCK_THREADS}) {{
+                results[r * result_step] = {_masked_result(text)};
+              }}
+            }}
+        """)
     with body.block(f"for (Long k = threadIdx.x; k < piece[2]; k += {BLOCK_THREADS})"):
         _add_result(text, body, "chunk_values[k]", "(piece[3] + k)", "piece[1] + k")
 
 
 def _add_lines(text: ScanText, body: KernelText) -> None:
     """Let each thread scan a line; the values of neighbouring lines are neighbours in memory."""
-    body.add(
-        f"const Long line = (Long)blockIdx.x * {BLOCK_THREADS} + threadIdx.x;",
-        "if (line >= lines) return;",
-    )
+    body.add(f"""
+        const Long line = (Long)blockIdx.x * {BLOCK_THREADS} + threadIdx.x;
+        if (line >= lines) return;
+    """)
     _add_line(text, body)
     if text.is_selected:
-        with body.block("for (Long r = 0; r < first_results[0]; ++r)"):
-            body.add(f"results[r * result_step] = {_masked_result(text)};")
+        body.add(f"""
+            for (Long r = 0; r < first_results[0]; ++r) {{
+              results[r * result_step] = {_masked_result(text)};
+            }}
+        """)
     with body.block("for (Long number = 0; number < segments_per_line; ++number)"):
-        body.add(
-            f"const Long* segment = segments + number * {SEGMENT_NUMBERS};",
-            f"T carried = {text.start()};",
-            f"if (segment[3] >= 0) carried = {text.offset('segment[3]')};",
-        )
+        body.add(f"""
+            const Long* segment = segments + number * {SEGMENT_NUMBERS};
+            T carried = {text.start()};
+            if (segment[3] >= 0) carried = {text.offset("segment[3]")};
+        """)
         with body.block("for (Long k = 0; k < segment[2]; ++k)"):
             body.add(f"carried = {text.join('carried', text.value('segment[0] + k'))};")
             _add_result(text, body, "carried", "k", "segment[1] + k")

@@ -6,21 +6,19 @@ The sort is stable and no value is added by an atomic operation, so the bits are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar, rebuild
-from einmpi.graph.segments import Segments
+from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, rebuild
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import WorkSplit
 from einmpi.kernels.cuda.problem import Problem
-from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.cuda.work_split import split_runs
 from einmpi.schedule.regions import Runs, indices
 
@@ -42,25 +40,21 @@ class SortedScatter:
     def __init__(
         self,
         einsum: EinSum,
-        segments: Segments,
         dtypes: Sequence[str],
         index: Mapping[str, Runs],
     ) -> None:
         self.einsum = einsum
-        self.segments = segments
+        self.segments = segments = einsum.required_segments
         self.index = index
         self.aggregated = [x for x in segments.index_labels if x in einsum.aggregated]
         self.kept = [x for x in segments.index_labels if x not in einsum.aggregated]
         self.extent = einsum.extent
         self.values = prod(self.extent[label] for label in self.aggregated)
+        self.places = (*segments.labels, *self.kept)
+        self.shape = [self.extent[label] for label in self.places]
         self.index_runs = self._runs_of(segments.index_labels)
-
-        def leaf(node: Scalar) -> Type:
-            assert isinstance(node, Arg)
-            return np.dtype(plain(dtypes[node.position]))
-
-        self._prepare_indices(leaf)
-        self._prepare_fold(leaf)
+        self._prepare_indices(dtypes)
+        self._prepare_fold(dtypes)
 
     def _runs_of(self, labels: Sequence[str]) -> tuple[tuple[str, Runs], ...]:
         return tuple((label, self.index[label]) for label in labels if label in self.index)
@@ -72,11 +66,11 @@ class SortedScatter:
         einsum = EinSum(self.einsum.output, operands, function, None, (), self.einsum.extents)
         return reopen(einsum, names)
 
-    def _prepare_indices(self, leaf: Any) -> None:
+    def _prepare_indices(self, dtypes: Sequence[str]) -> None:
         self.index_einsums: list[tuple[EinSum, list[int]]] = []
         for index in self.segments.indices:
             whole: Scalar = Call("int64", (index,))
-            if np.dtype(infer(index, leaf)).kind not in "biu":
+            if np.dtype(kind_of(index, dtypes)).kind not in "biu":
                 # A number with a fraction is no index.
                 whole = Call("where", (Call("==", (index, whole)), whole, Const(-1)))
             expression = self._elements(whole)
@@ -84,15 +78,16 @@ class SortedScatter:
             einsum, names = make_einsum(labels, expression, None, (), self.extent)
             self.index_einsums.append((einsum, [int(name) for name in names]))
 
-    def _prepare_fold(self, leaf: Any) -> None:
+    def _prepare_fold(self, dtypes: Sequence[str]) -> None:
         body = self.segments.body
-        dtype = np.dtype(infer(self.einsum.function, leaf)).name
-        if np.dtype(infer(body, leaf)).name != dtype:
+        dtype = np.dtype(kind_of(self.einsum.function, dtypes)).name
+        if np.dtype(kind_of(body, dtypes)).name != dtype:
             body = Call(dtype, (body,))
         expression = self._sorted(self._elements(body))
         others = [x for x in self.einsum.aggregated if x not in self.aggregated]
         # A label of extent 1 would be no loop.
-        extent = {**self.extent, SORTED_LABEL: max(2, self._sorted_count())}
+        count = prod(self.extent[label] for label in self.segments.index_labels)
+        extent = {**self.extent, SORTED_LABEL: max(2, count)}
         einsum, names = make_einsum(
             self.einsum.output,
             expression,
@@ -102,20 +97,9 @@ class SortedScatter:
         )
         self.fold_names = names
         self.runs_operand = len(names) + 1
-        places = (*self.segments.labels, *self.kept)
-        operands = (*einsum.operands, (SORTED_LABEL,), places, places)
-        self.fold_einsum = EinSum(
-            einsum.output,
-            operands,
-            einsum.function,
-            einsum.aggregation,
-            einsum.aggregated,
-            einsum.extents,
-        )
+        operands = (*einsum.operands, (SORTED_LABEL,), self.places, self.places)
+        self.fold_einsum = replace(einsum, operands=operands)
         self.fold_runs = self._runs_of([*self.einsum.output, *others])
-
-    def _sorted_count(self) -> int:
-        return prod(self.extent[label] for label in self.segments.index_labels)
 
     def _sorted(self, node: Scalar) -> Scalar:
         """Return an expression that finds the positions of aggregated labels in arrays."""
@@ -147,9 +131,8 @@ class SortedScatter:
         """Return the operands of the fold, given the index to which each value goes."""
         cupy = driver.cupy()
         cells = self._cells(wanted)
-        count = prod(self.extent[label] for label in (*self.segments.labels, *self.kept))
         order = cupy.argsort(cells)
-        stops = cupy.searchsorted(cells[order], cupy.arange(count + 1))
+        stops = cupy.searchsorted(cells[order], cupy.arange(prod(self.shape) + 1))
         if order.size < 2:
             order = cupy.zeros(2, np.int64)
         arrays: dict[str, DeviceArray] = {}
@@ -166,8 +149,7 @@ class SortedScatter:
         found = []
         for name in self.fold_names:
             found.append(arrays[name] if name in arrays else operands[int(name)])
-        shape = [self.extent[label] for label in (*self.segments.labels, *self.kept)]
-        return [*found, order, stops[:-1].reshape(shape), stops[1:].reshape(shape)]
+        return [*found, order, stops[:-1].reshape(self.shape), stops[1:].reshape(self.shape)]
 
     def _cells(self, wanted: Sequence[DeviceArray]) -> DeviceArray:
         """Return for each value the number of its place, which also tells the kept labels.
@@ -176,7 +158,6 @@ class SortedScatter:
         """
         cupy = driver.cupy()
         labels = self.segments.index_labels
-        count = prod(self.extent[label] for label in (*self.segments.labels, *self.kept))
         cells: Any = 0
         is_inside: Any = True
         for label, index in zip(self.segments.labels, wanted, strict=True):
@@ -187,7 +168,7 @@ class SortedScatter:
             along = [1] * len(labels)
             along[labels.index(label)] = -1
             cells = cells * self.extent[label] + cupy.arange(self.extent[label]).reshape(along)
-        return cupy.where(is_inside, cells, count).reshape(-1)
+        return cupy.where(is_inside, cells, prod(self.shape)).reshape(-1)
 
     def _local_places(self, label: str, index: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
         """Return positions for indices of a label, and which of these are a position's at all."""

@@ -7,20 +7,21 @@ folds the values of one result (fold), or a block computes a tile of rows and co
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
-from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, number, stored
 from einmpi.kernels.cuda.source_parts import (
     KernelText,
     add_loop_indices,
+    add_part_bounds,
     add_team_total,
     extent_product,
     fold_of,
-    kernel_head,
     offset_text,
     output_offset_text,
     steps_of,
+    whole_text,
 )
 from einmpi.kernels.cuda.tile.source import add_tile
 
@@ -28,6 +29,7 @@ from einmpi.kernels.cuda.tile.source import add_tile
 SUMMED_TOGETHER = 128
 
 
+@lru_cache(maxsize=1024)
 def kernel_source(nest: CudaNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`.
 
@@ -35,16 +37,11 @@ def kernel_source(nest: CudaNest) -> str:
     """
     text = KernelText()
     SCHEMES[nest.scheme](nest, text)
-    array_types = [STORED[access.dtype] for access in (*nest.reads, nest.out)]
-    parameters = list(nest.parameters())
-    head = kernel_head(parameters, array_types, len(nest.reads), nest.wide, BLOCK_THREADS)
-    body = ["  " + line for line in text.lines]
-    return device_source() + "\n".join([*text.functions, *head, *body, "}", ""])
+    return whole_text(nest, text, BLOCK_THREADS)
 
 
 def _pack_type(nest: CudaNest, array: int) -> str:
-    dtype = (*nest.reads, nest.out)[array].dtype
-    return f"Pack<{STORED[dtype]}, {nest.pack}>"
+    return f"Pack<{STORED[nest.arrays[array].dtype]}, {nest.pack}>"
 
 
 def _add_pack_reads(nest: CudaNest, text: KernelText) -> None:
@@ -70,17 +67,14 @@ def _add_map(nest: CudaNest, text: KernelText) -> None:
     count = nest.elements_per_thread
     loops = range(nest.output_loops)
     unit = "elements" if nest.pack == 1 else f"packs of {nest.pack} elements"
-    text.add(
-        f"// Each thread computes {count} {unit}.",
-        f"const I total = {extent_product(loops)};",
-        f"const I first = (I)blockIdx.x * {BLOCK_THREADS * count} + threadIdx.x;",
-        "#pragma unroll",
-    )
+    text.add(f"""
+        // Each thread computes {count} {unit}.
+        const I total = {extent_product(loops)};
+        const I first = (I)blockIdx.x * {BLOCK_THREADS * count} + threadIdx.x;
+        #pragma unroll
+    """)
     with text.block(f"for (int u = 0; u < {count}; ++u)"):
-        text.add(
-            f"const I own = first + u * {BLOCK_THREADS};",
-            "I flat = least(own, total - 1);",
-        )
+        text.add(f"const I own = first + u * {BLOCK_THREADS};", "I flat = least(own, total - 1);")
         add_loop_indices(text, "flat", loops)
         if nest.pack == 1:
             _add_element(nest, text, steps_of(nest), "own < total")
@@ -126,21 +120,18 @@ def _add_transpose(nest: CudaNest, text: KernelText) -> None:
         kind = STORED[nest.reads[read].dtype]
         # One more column than needed: a column is then spread over all banks of the memory.
         text.add(f"__shared__ {kind} transposed{read}[{edge}][{edge + 1}];")
-    text.add(
-        f"const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};",
-        f"const I squares_across = (extent{column} + {edge - 1}) / {edge}, "
-        f"squares_down = (extent{row} + {edge - 1}) / {edge};",
-        "I flat = blockIdx.x;",
-        f"const I first_column = flat % squares_across * {edge}; flat /= squares_across;",
-        f"const I first_row = flat % squares_down * {edge}; flat /= squares_down;",
-    )
+    text.add(f"""
+        const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};
+        const I squares_across = (extent{column} + {edge - 1}) / {edge}, \
+squares_down = (extent{row} + {edge - 1}) / {edge};
+        I flat = blockIdx.x;
+        const I first_column = flat % squares_across * {edge}; flat /= squares_across;
+        const I first_row = flat % squares_down * {edge}; flat /= squares_down;
+    """)
     add_loop_indices(text, "flat", range(nest.output_loops - 2))
     text.add("// Load the square of each transposed array.", "#pragma unroll")
     with text.block(f"for (int u = 0; u < {edge}; u += {lines})"):
-        text.add(
-            f"const I i{column} = least(first_column + ty + u, extent{column} - 1), "
-            f"i{row} = least(first_row + tx, extent{row} - 1);"
-        )
+        text.add(_square_indices(nest, "ty + u", "tx"))
         for read in nest.transposed:
             text.add(f"transposed{read}[ty + u][tx] = array{read}[{offset_text(nest, read)}];")
     text.add("__syncthreads();", "// Compute the square of the output.", "#pragma unroll")
@@ -149,13 +140,20 @@ def _add_transpose(nest: CudaNest, text: KernelText) -> None:
         return f"load(transposed{read}[tx][ty + u])" if read in nest.transposed else None
 
     with text.block(f"for (int u = 0; u < {edge}; u += {lines})"):
-        text.add(
-            f"const I i{column} = least(first_column + tx, extent{column} - 1), "
-            f"i{row} = least(first_row + ty + u, extent{row} - 1);"
-        )
+        text.add(_square_indices(nest, "tx", "ty + u"))
         steps = steps_of(nest, "v", "", from_shared_memory)
         inside = f"first_column + tx < extent{column} && first_row + ty + u < extent{row}"
         _add_element(nest, text, steps, inside)
+
+
+def _square_indices(nest: CudaNest, across: str, down: str) -> str:
+    """Return the line with the column and the row at a place in a square."""
+    column = nest.column_loop
+    row = nest.row_loop
+    return (
+        f"const I i{column} = least(first_column + {across}, extent{column} - 1), "
+        f"i{row} = least(first_row + {down}, extent{row} - 1);"
+    )
 
 
 # ---- with an aggregation ------------------------------------------------------------------------
@@ -190,39 +188,33 @@ def _add_fold_start(nest: CudaNest, text: KernelText, fold: Fold, totals: int) -
     team = nest.team
     results = BLOCK_THREADS // team
     output_loops = range(nest.output_loops)
-    aggregated_loops = range(nest.output_loops, nest.loops)
     if nest.lane_is_aggregated:
-        member = f"threadIdx.x % {team}"
-        slot = f"threadIdx.x / {team}"
+        member = f"threadIdx.x % {team}, slot = threadIdx.x / {team}"
     else:
-        member = f"threadIdx.x / {results}"
-        slot = f"threadIdx.x % {results}"
-    text.add(
-        f"// A team of {team} threads computes a result; a block has {results} teams.",
-        f"const int member = {member}, slot = {slot};",
-        f"const I results = {extent_product(output_loops)};",
-        f"const I own = (I)blockIdx.x * {results} + slot;",
-        "I flat = least(own, results - 1);",
-    )
+        member = f"threadIdx.x / {results}, slot = threadIdx.x % {results}"
+    text.add(f"""
+        // A team of {team} threads computes a result; a block has {results} teams.
+        const int member = {member};
+        const I results = {extent_product(output_loops)};
+        const I own = (I)blockIdx.x * {results} + slot;
+        I flat = least(own, results - 1);
+    """)
     add_loop_indices(text, "flat", output_loops)
     if nest.runs is None:
-        text.add(
-            "const I begin = (I)blockIdx.y * part_length;",
-            f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
-        )
+        add_part_bounds(nest, text)
     else:
-        inner = extent_product(aggregated_loops[1:])
+        inner = extent_product(nest.aggregated_loops[1:])
         start = f"array{nest.runs}[{offset_text(nest, nest.runs)}]"
         stop = f"array{nest.runs + 1}[{offset_text(nest, nest.runs + 1)}]"
-        text.add(
-            "// The values of a result follow one another.",
-            f"const I begin = (I){start} * {inner}, end = (I){stop} * {inner};",
-        )
-    text.add(
-        f"{COMPUTED[fold.total]} total[{totals}];",
-        "#pragma unroll",
-        f"for (int c = 0; c < {totals}; ++c) total[c] = {fold.start(fold.total)};",
-    )
+        text.add(f"""
+            // The values of a result follow one another.
+            const I begin = (I){start} * {inner}, end = (I){stop} * {inner};
+        """)
+    text.add(f"""
+        {COMPUTED[fold.total]} total[{totals}];
+        #pragma unroll
+        for (int c = 0; c < {totals}; ++c) total[c] = {fold.start(fold.total)};
+    """)
 
 
 def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) -> None:
@@ -231,16 +223,16 @@ def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) ->
     step = nest.team * SUMMED_TOGETHER
     text.add(f"// Each part of a total is made of at most {SUMMED_TOGETHER} values.")
     with text.block(f"for (I from = begin + member; from < end; from += {step})"):
-        text.add(
-            f"const I to = least(from + {step}, end);",
-            f"{COMPUTED[fold.dtype]} part[{pack}];",
-            "#pragma unroll",
-            f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};",
-            "#pragma unroll 4",
-        )
+        text.add(f"""
+            const I to = least(from + {step}, end);
+            {COMPUTED[fold.dtype]} part[{pack}];
+            #pragma unroll
+            for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};
+            #pragma unroll 4
+        """)
         with text.block(f"for (I j = from; j < to; j += {nest.team})"):
             text.add("I deep = j;")
-            add_loop_indices(text, "deep", range(nest.output_loops, nest.loops))
+            add_loop_indices(text, "deep", nest.aggregated_loops)
             _add_pack_reads(nest, text)
             for position in range(pack):
                 steps = steps_of(nest, f"v{position}_", str(position))
@@ -253,7 +245,7 @@ def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) ->
 
 def _add_masked(nest: CudaNest, text: KernelText, fold: Fold) -> None:
     """Take the number that stands for the values of other results, if there are any."""
-    inner = extent_product(range(nest.output_loops + 1, nest.loops))
+    inner = extent_product(nest.aggregated_loops[1:])
     joined = fold.join("total[0]", number(nest.masked, fold.total))
     text.add(f"if (end - begin < run_values * {inner}) total[0] = {joined};")
 
@@ -263,14 +255,22 @@ def _add_member_totals(
 ) -> None:
     """Join the totals of a team whose threads are not neighbours, in a tree in shared memory."""
     results = BLOCK_THREADS // nest.team
-    text.add("// Join the totals of a team.")
-    text.add(f"__shared__ {total_type} joined[{BLOCK_THREADS}];", "#pragma unroll")
-    with text.block(f"for (int c = 0; c < {totals}; ++c)"):
-        text.add("__syncthreads();", "joined[threadIdx.x] = total[c];", "#pragma unroll")
-        with text.block(f"for (int half = {nest.team // 2}; half; half /= 2)"):
-            pair = fold.join("joined[threadIdx.x]", f"joined[threadIdx.x + half * {results}]")
-            text.add("__syncthreads();", f"if (member < half) joined[threadIdx.x] = {pair};")
-        text.add("total[c] = joined[threadIdx.x];")
+    pair = fold.join("joined[threadIdx.x]", f"joined[threadIdx.x + half * {results}]")
+    text.add(f"""
+        // Join the totals of a team.
+        __shared__ {total_type} joined[{BLOCK_THREADS}];
+        #pragma unroll
+        for (int c = 0; c < {totals}; ++c) {{
+          __syncthreads();
+          joined[threadIdx.x] = total[c];
+          #pragma unroll
+          for (int half = {nest.team // 2}; half; half /= 2) {{
+            __syncthreads();
+            if (member < half) joined[threadIdx.x] = {pair};
+          }}
+          total[c] = joined[threadIdx.x];
+        }}
+    """)
 
 
 SCHEMES: dict[str, Callable[[CudaNest, KernelText], None]] = {

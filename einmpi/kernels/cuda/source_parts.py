@@ -1,7 +1,7 @@
 """Building blocks of generated CUDA kernels: signature, loop indices, reads, totals of a team.
 
 In the text, `i0`, `i1`, … are the indices of the loops, `array0`, `array1`, … the arrays; the
-other arguments are named after their role, such as `extent2` or `stride0_2` (see nest.Parameter).
+other arguments are named after their role, such as `extent2` or `stride0_2` (see Nest.parameters).
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import dedent
 
-from einmpi.kernels.cuda.nest import WARP_THREADS, CudaNest, Parameter
-from einmpi.kernels.cuda.scalar_source import Fold, Steps
+from einmpi.kernels.cuda.device_functions import device_source
+from einmpi.kernels.cuda.nest import WARP_THREADS, CudaNest, Nest
+from einmpi.kernels.cuda.scalar_source import STORED, Fold, Steps
 
 # Arguments that are not offsets into an array keep 64 bits.
 LONG_ROLES = ("multiplier", "shift", "first", "wants_range", "gather_extent")
@@ -25,52 +27,54 @@ class KernelText:
     functions: list[str] = field(default_factory=list)  # lines in front of the kernel
     depth: int = 0
 
-    def add(self, *lines: str) -> None:
-        self.lines += ["  " * self.depth + line for line in lines]
+    def add(self, *texts: str) -> None:
+        """Add lines; those of a text are indented relative to its first line."""
+        for text in texts:
+            lines = dedent(text).strip("\n").splitlines()
+            self.lines += ["  " * self.depth + line for line in lines]
 
     @contextmanager
     def block(self, head: str, end: str = "}") -> Iterator[None]:
         """Write `head {`, then what the caller adds, indented, then `end`."""
-        self.add(head + " {")
+        self.lines.append("  " * self.depth + head + " {")
         self.depth += 1
         yield
         self.depth -= 1
         self.add(end)
 
 
-def kernel_head(
-    parameters: Sequence[Parameter],
-    array_types: Sequence[str],
-    read_count: int,
-    wide: bool,
-    threads: int,
-) -> list[str]:
-    """Return the first lines of a kernel: the type of indices, then the arguments.
+def whole_text(nest: Nest, text: KernelText, threads: int) -> str:
+    """Return the text of a kernel: device functions, the type of indices, arguments, statements.
 
     Every number arrives in 64 bits, whatever it is used for, and is converted first of all.
     """
     arguments = []
     conversions = []
-    for parameter in parameters:
-        if parameter.role == "array":
-            array = parameter.numbers[0]
-            const = "const " if array < read_count else ""
-            arguments.append(f"{const}{array_types[array]}* __restrict__ {parameter.name}")
-        elif parameter.role == "report":
-            arguments.append(f"Long* {parameter.name}")
+    for name in nest.parameters():
+        role = name.rstrip("0123456789_")
+        if role == "array":
+            array = int(name.removeprefix(role))
+            const = "const " if array < len(nest.reads) else ""
+            kind = STORED[nest.arrays[array].dtype]
+            arguments.append(f"{const}{kind}* __restrict__ {name}")
+        elif role == "report":
+            arguments.append(f"Long* {name}")
         else:
-            kind = "Long" if parameter.role in LONG_ROLES else "I"
-            given = f"given_{parameter.name}"
-            arguments.append(f"Long {given}")
-            conversions.append(f"  const {kind} {parameter.name} = ({kind}){given};")
-    index_type = "Long" if wide else "int"
-    function = f'extern "C" __global__ void __launch_bounds__({threads}) kernel'
-    return [
+            kind = "Long" if role in LONG_ROLES else "I"
+            arguments.append(f"Long given_{name}")
+            conversions.append(f"  const {kind} {name} = ({kind})given_{name};")
+    index_type = "Long" if nest.wide else "int"
+    lines = [
+        *text.functions,
         f"typedef {index_type} I;  // of indices and offsets",
-        f"{function}(",
+        f'extern "C" __global__ void __launch_bounds__({threads}) kernel(',
         "    " + ",\n    ".join(arguments) + ") {",
         *conversions,
+        *("  " + line for line in text.lines),
+        "}",
+        "",
     ]
+    return device_source() + "\n".join(lines)
 
 
 def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
@@ -79,11 +83,11 @@ def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
     `flat` is the name of a variable, which is used up.
     """
     for loop in reversed(loops[1:]):
-        text.add(
-            f"const I quotient{loop} = quotient({flat}, multiplier{loop}, shift{loop});",
-            f"const I i{loop} = {flat} - quotient{loop} * extent{loop};",
-            f"{flat} = quotient{loop};",
-        )
+        text.add(f"""
+            const I quotient{loop} = quotient({flat}, multiplier{loop}, shift{loop});
+            const I i{loop} = {flat} - quotient{loop} * extent{loop};
+            {flat} = quotient{loop};
+        """)
     if loops:
         text.add(f"const I i{loops[0]} = {flat};")
 
@@ -91,6 +95,14 @@ def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
 def extent_product(loops: Sequence[int]) -> str:
     """Return the product of the extents of loops, as text."""
     return " * ".join(f"extent{loop}" for loop in loops) or "(I)1"
+
+
+def add_part_bounds(nest: CudaNest, text: KernelText) -> None:
+    """Say which of the aggregated values belong to the part of this block."""
+    text.add(f"""
+        const I begin = (I)blockIdx.y * part_length;
+        const I end = least(begin + part_length, {extent_product(nest.aggregated_loops)});
+    """)
 
 
 def steps_of(
@@ -129,12 +141,12 @@ def counter_text(read: int, loops: Sequence[int], lane: int, pack: int, part: st
     return f"(first{read} + i{loops[0]})"
 
 
-def offset_text(nest: CudaNest, array: int, steps: Steps | None = None) -> str:
+def offset_text(nest: Nest, array: int, steps: Steps | None = None) -> str:
     """Return the offset of an array's element. An index out of range reads element 0 instead.
 
     Gathers need `steps`, to which the statements that compute and check the indices are added.
     """
-    access = (*nest.reads, nest.out)[array]
+    access = nest.arrays[array]
     terms = [f"i{loop} * stride{array}_{loop}" for loop in access.loops]
     for number, gather in enumerate(access.gathers):
         assert steps is not None, "only operands are gathered"
@@ -170,21 +182,25 @@ def add_team_total(
 
     Threads of a warp exchange their totals directly, warps through shared memory.
     """
-    text.add("// Join the totals of a team.", "#pragma unroll")
-    with text.block(f"for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2)"):
-        text.add(f"{total} = {fold.join(total, f'from_lane({total}, half)')};")
+    text.add(f"""
+        // Join the totals of a team.
+        #pragma unroll
+        for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2) {{
+          {total} = {fold.join(total, f"from_lane({total}, half)")};
+        }}
+    """)
     warps = team // WARP_THREADS
     if warps < 2:
         return
+    first = f"threadIdx.x / {team} * {warps}"
     with text.block(""):
-        first_warp = f"threadIdx.x / {team} * {warps}"
-        text.add(
-            f"__shared__ {kind} warps[{warps * teams}];",
-            f"if (threadIdx.x % {WARP_THREADS} == 0) "
-            f"warps[threadIdx.x / {WARP_THREADS}] = {total};",
-            "__syncthreads();",
-            f"{total} = warps[{first_warp}];",
-            "#pragma unroll",
-        )
-        with text.block(f"for (int w = 1; w < {warps}; ++w)"):
-            text.add(f"{total} = {fold.join(total, f'warps[{first_warp} + w]')};")
+        text.add(f"""
+            __shared__ {kind} warps[{warps * teams}];
+            if (threadIdx.x % {WARP_THREADS} == 0) warps[threadIdx.x / {WARP_THREADS}] = {total};
+            __syncthreads();
+            {total} = warps[{first}];
+            #pragma unroll
+            for (int w = 1; w < {warps}; ++w) {{
+              {total} = {fold.join(total, f"warps[{first} + w]")};
+            }}
+        """)

@@ -6,19 +6,11 @@ Only extents, strides and alignment decide, never the device: equal work gives e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-import numpy as np
-
-from einmpi.graph.scalar import Number, Scalar
-from einmpi.kernels.cuda.nest import (
-    BLOCK_THREADS,
-    PACK_BYTES,
-    WARP_THREADS,
-    KernelGather,
-    WorkSplit,
-)
+from einmpi.graph.scalar import Number
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, WARP_THREADS, WorkSplit
 from einmpi.kernels.cuda.problem import (
     BUSY_BLOCKS,
     BUSY_THREADS,
@@ -30,77 +22,18 @@ from einmpi.kernels.cuda.problem import (
 )
 from einmpi.kernels.cuda.scalar_source import weight_of
 from einmpi.kernels.cuda.tile.split import split_into_tiles
-from einmpi.kernels.loop_nest import Axis, IndexedArray, axes_of
+from einmpi.kernels.loop_nest import Axis
 
 SQUARE_LINE_BYTES = 128  # of a line of a square in which a transposed array is read
 MIN_SQUARE_EXTENT = 32  # of both loops of the squares
 
 
 @lru_cache(maxsize=4096)
-def split_work(
-    function: Scalar,
-    layouts: tuple[IndexedArray, ...],
-    target: IndexedArray,
-    aggregation: str | None,
-    extents: tuple[tuple[str, int], ...],
-    first_values: tuple[tuple[int, int], ...],
-    aligned: bool,
-) -> WorkSplit:
-    """Choose a scheme and the order of the loops.
-
-    `first_values` has the operands that are not arrays but count the values of a label, and where
-    these begin. `aligned` says that every array begins at a multiple of PACK_BYTES.
-    """
-    problem = problem_of(function, layouts, target, aggregation, extents, first_values, aligned)
+def split_work(problem: Problem) -> WorkSplit:
+    """Choose a scheme and the order of the loops."""
     if problem.aggregation is None:
         return split_elements(problem)
-    tiles = split_into_tiles(problem)
-    if tiles is not None:
-        return tiles
-    return split_results(problem)
-
-
-def problem_of(
-    function: Scalar,
-    layouts: tuple[IndexedArray, ...],
-    target: IndexedArray,
-    aggregation: str | None,
-    extents: tuple[tuple[str, int], ...],
-    first_values: tuple[tuple[int, int], ...],
-    aligned: bool,
-) -> Problem:
-    """Return the work of an EinSum; it has no aggregation if there is nothing to aggregate."""
-    arrays = (*layouts, target)
-    sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
-    axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
-    gathered = [_gathered_dimensions(layout) for layout in layouts]
-    has_aggregated = any(axis.aggregated for axis in axes)
-    return Problem(
-        function,
-        layouts,
-        target,
-        aggregation if has_aggregated else None,
-        tuple(axes),
-        tuple(gathered),
-        first_values,
-        aligned,
-    )
-
-
-def _gathered_dimensions(layout: IndexedArray) -> tuple[KernelGather, ...]:
-    """Return the dimensions of an operand that are indexed by an expression."""
-    itemsize = np.dtype(layout.dtype).itemsize
-    dimensions = []
-    for entry, stride, extent in zip(layout.index, layout.strides, layout.shape, strict=True):
-        if not isinstance(entry, str):
-            dimensions.append(KernelGather(stride // itemsize, extent))
-    return tuple(dimensions)
-
-
-def _in_elements(axis: Axis, sizes: Sequence[int]) -> Axis:
-    """Return an axis with strides in elements instead of bytes."""
-    strides = [stride // size for stride, size in zip(axis.strides, sizes, strict=True)]
-    return axis._replace(strides=tuple(strides))
+    return split_into_tiles(problem) or split_results(problem)
 
 
 # ---- without an aggregation ---------------------------------------------------------------------
@@ -113,22 +46,13 @@ def split_elements(problem: Problem) -> WorkSplit:
     squares = _split_into_squares(problem, axes, lane)
     if squares is not None:
         return squares
-    packs = _pack_lane(problem, axes, lane, range(len(problem.layouts) + 1))
-    total = size_of(packs.axes)
-    if total < 4 * BUSY_THREADS:
-        elements_per_thread = 1
-    elif packs.pack == 1:
-        elements_per_thread = 4
-    else:
-        elements_per_thread = 2
-    nest = replace(
-        problem.nest("map", packs.axes),
-        elements_per_thread=elements_per_thread,
-        pack=packs.pack,
-        packed=packs.packed,
-    )
-    blocks = -(-total // (BLOCK_THREADS * elements_per_thread))
-    return problem.work_split(nest, packs.axes, blocks)
+    axes, packs = _pack_lane(problem, axes, lane, range(len(problem.layouts) + 1))
+    total = size_of(axes)
+    count = 1  # of elements that each thread computes
+    if total >= 4 * BUSY_THREADS:
+        count = 4 if packs["pack"] == 1 else 2
+    blocks = -(-total // (BLOCK_THREADS * count))
+    return problem.work_split("map", axes, blocks, elements_per_thread=count, **packs)
 
 
 def _split_into_squares(problem: Problem, axes: Sequence[Axis], lane: Axis) -> WorkSplit | None:
@@ -160,21 +84,19 @@ def _split_into_squares(problem: Problem, axes: Sequence[Axis], lane: Axis) -> W
     loops = [*others, row, lane]
     squares_down = -(-row.extent // edge)
     squares_across = -(-lane.extent // edge)
-    nest = replace(problem.nest("transpose", loops), transposed=tuple(transposed), square_edge=edge)
-    return problem.work_split(nest, loops, squares_down * squares_across * size_of(others))
+    blocks = squares_down * squares_across * size_of(others)
+    return problem.work_split(
+        "transpose", loops, blocks, transposed=tuple(transposed), square_edge=edge
+    )
 
 
-@dataclass
-class _Packs:
-    """The loops with the lane counted in packs, and the operands that have packs."""
+def _pack_lane(
+    problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]
+) -> tuple[list[Axis], dict[str, Any]]:
+    """Let a thread process neighbours along the lane together, if all of these arrays allow it.
 
-    axes: list[Axis]
-    pack: int
-    packed: tuple[int, ...]
-
-
-def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]) -> _Packs:
-    """Let a thread process neighbours along the lane together, if all of these arrays allow it."""
+    Return the loops with the lane counted in packs, and what a nest has to know about packs.
+    """
     arrays = [array for array in arrays if array not in problem.counters]
     dense = [array for array in arrays if lane.strides[array] == 1]
     # Operands that an index moves along the lane; a pack of 1 asks for nothing else.
@@ -200,11 +122,9 @@ def _pack_lane(problem: Problem, axes: Sequence[Axis], lane: Axis, arrays: Seque
     # From here on strides are those of packs, for counters too.
     strides = tuple(stride * pack for stride in lane.strides)
     lane_of_packs = Axis(lane.extent // pack, lane.aggregated, strides)
-    packed: list[int] = []
-    if pack > 1:
-        packed += [array for array in dense if array < len(problem.layouts)]
+    packed = [array for array in dense if array < len(problem.layouts) and pack > 1]
     new_axes = [lane_of_packs if axis is lane else axis for axis in axes]
-    return _Packs(new_axes, pack, tuple(packed))
+    return new_axes, {"pack": pack, "packed": tuple(packed)}
 
 
 def _is_regular(problem: Problem, lane: Axis, arrays: Sequence[int], moved: Sequence[int]) -> bool:
@@ -239,24 +159,17 @@ def split_results(problem: Problem) -> WorkSplit:
     else:
         axes = [*outer, lane, *inner]
         arrays = range(len(problem.layouts) + 1)  # the output is stored in packs too
-    packs = _pack_lane(problem, axes, lane, arrays)
-    packed_outer, packed_inner = outer_and_inner(packs.axes)
-    results = size_of(packed_outer)
-    depth = size_of(packed_inner)
+    axes, packs = _pack_lane(problem, axes, lane, arrays)
+    results, depth = map(size_of, outer_and_inner(axes))
     team = _team_size(results, depth, lane.aggregated)
     blocks = -(-results // (BLOCK_THREADS // team))
     # Too few results to fill the GPU: sums are split, but each thread still adds 16 values or more.
     parts = 1
     if blocks * 2 <= BUSY_BLOCKS:
         parts = max(1, min(-(-BUSY_BLOCKS // blocks), depth // (team * 16)))
-    nest = replace(
-        problem.nest("fold", packs.axes),
-        team=team,
-        lane_is_aggregated=lane.aggregated,
-        pack=packs.pack,
-        packed=packs.packed,
+    return problem.work_split(
+        "fold", axes, blocks, parts, team=team, lane_is_aggregated=lane.aggregated, **packs
     )
-    return problem.work_split(nest, packs.axes, blocks, parts)
 
 
 def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> WorkSplit:
@@ -275,16 +188,16 @@ def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> 
     # Neighbouring threads compute neighbouring results of a place, if there are enough of them.
     shares_runs = results // max(1, places) < 8
     team = _team_size(results, expected_length, shares_runs)
-    axes = [*outer, *values, *inner]
-    nest = replace(
-        problem.nest("fold", axes),
+    return problem.work_split(
+        "fold",
+        [*outer, *values, *inner],
+        -(-results // (BLOCK_THREADS // team)),
+        run_values=run_values,
         team=team,
         lane_is_aggregated=shares_runs,
         runs=runs,
         masked=masked,
     )
-    blocks = -(-results // (BLOCK_THREADS // team))
-    return replace(problem.work_split(nest, axes, blocks), run_values=run_values)
 
 
 def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:

@@ -6,7 +6,7 @@ Its slow tier, for what does not fit on the GPU, is pinned host memory, then scr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -19,9 +19,8 @@ from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.capture.blas import CapturedBlas, load_blas
 from einmpi.kernels.cuda.chains import whole_chain
-from einmpi.kernels.cuda.dispatch import LabelRuns
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import is_in_place, key_of
+from einmpi.kernels.cuda.launch import LabelRuns, Options, PreparedCall, is_in_place, key_of
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.cuda.updates.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
@@ -148,44 +147,31 @@ class CupyBackend:
 
     def pack(self, array: Any, region: Region, packed: Any) -> None:
         on_host = isinstance(array, np.ndarray)
-        to_host = isinstance(packed, np.ndarray)
-        if on_host and to_host:
-            self.host.pack(array, region, packed)
+        if on_host != isinstance(packed, np.ndarray):
+            staged = (np if on_host else self.cupy).empty(packed.shape, packed.dtype)
+            self.pack(array, region, staged)
+            self.copies.copy(staged, packed)
         elif on_host:
-            values = np.empty(packed.shape, packed.dtype)
-            self.host.pack(array, region, values)
-            self.copies.upload(values, packed)
-        elif to_host:
-            staged = self.cupy.empty(packed.shape, packed.dtype)
-            self._pack_on_device(array, region, staged)
-            self.copies.download(staged, packed)
+            self.host.pack(array, region, packed)
         else:
-            self._pack_on_device(array, region, packed)
+            source = _at_least_1d(array)
+            target = as_region(packed, region)
+            for there, here in self._places(region):
+                target[here] = source[there]
 
     def unpack(self, packed: Any, array: Any, region: Region) -> None:
-        from_host = isinstance(packed, np.ndarray)
         on_host = isinstance(array, np.ndarray)
+        if on_host != isinstance(packed, np.ndarray):
+            staged = (np if on_host else self.cupy).empty(packed.shape, packed.dtype)
+            self.copies.copy(packed, staged)
+            packed = staged
         if on_host:
-            values = packed if from_host else self.copies.download(packed)
-            self.host.unpack(values, array, region)
-        elif from_host:
-            staged = self.cupy.empty(packed.shape, packed.dtype)
-            self.copies.upload(packed, staged)
-            self._unpack_on_device(staged, array, region)
-        else:
-            self._unpack_on_device(packed, array, region)
-
-    def _pack_on_device(self, array: DeviceArray, region: Region, packed: DeviceArray) -> None:
-        source = _at_least_1d(array)
-        target = as_region(packed, region)
-        for there, here in region_indices(region):
-            target[self._on_device(here)] = source[self._on_device(there)]
-
-    def _unpack_on_device(self, packed: DeviceArray, array: DeviceArray, region: Region) -> None:
+            self.host.unpack(packed, array, region)
+            return
         source = as_region(packed, region)
         target = _at_least_1d(array)
-        for there, here in region_indices(region):
-            target[self._on_device(there)] = source[self._on_device(here)]
+        for there, here in self._places(region):
+            target[there] = source[here]
 
     def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
         if isinstance(array, np.ndarray):
@@ -194,14 +180,13 @@ class CupyBackend:
         ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].combine.__name__)
         source = as_region(packed, region)
         target = _at_least_1d(array)
-        for there, here in region_indices(region):
-            place = self._on_device(there)
-            values = source[self._on_device(here)]
+        for there, here in self._places(region):
+            values = source[here]
             if array.dtype.name == "bfloat16":  # CuPy lacks some functions for it
-                combined = ufunc(target[place].astype(np.float32), values.astype(np.float32))
-                target[place] = combined.astype(array.dtype)
+                combined = ufunc(target[there].astype(np.float32), values.astype(np.float32))
+                target[there] = combined.astype(array.dtype)
             else:
-                target[place] = ufunc(target[place], values)
+                target[there] = ufunc(target[there], values)
 
     def region_of(self, array: Any, region: Region, extents: tuple[int, ...]) -> DeviceArray:
         """Return a region as a contiguous array: the array itself if it is that already."""
@@ -215,12 +200,19 @@ class CupyBackend:
                 array = array[(slice(None),) * dimension + (taken,)]
         return driver.contiguous(array)
 
-    def _on_device(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an index whose lists of positions are on the GPU too."""
-        if all(isinstance(side, slice) for side in place):
-            return place
-        watch.need_host()
-        return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)
+    def _places(self, region: Region) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield places in an array, and in what is packed; lists of positions are on the GPU."""
+        for both in region_indices(region):
+            places = []
+            for place in both:
+                if not all(isinstance(side, slice) for side in place):
+                    watch.need_host()
+                    place = tuple(
+                        side if isinstance(side, slice) else self.cupy.asarray(side)
+                        for side in place
+                    )
+                places.append(place)
+            yield places
 
     # ---- kernels --------------------------------------------------------------------------------
 
@@ -249,18 +241,11 @@ class CupyBackend:
 
     def _prepare(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
-    ) -> dispatch.PreparedCall:
+    ) -> PreparedCall:
+        options = self._options(step.index)
         has_arithmetic = any(map(step.einsum.has_arithmetic, range(len(operands))))
         if not step.select and not has_arithmetic:
-            return dispatch.prepare_einsum(
-                step.einsum,
-                operands,
-                target,
-                step.index,
-                self.fast_math,
-                self.tf32,
-                self.strict,
-            )
+            return dispatch.prepare_einsum(step.einsum, operands, target, options)
 
         same_einsum: list[EinSum] = []  # calls are prepared for an EinSum that is always the same
 
@@ -272,17 +257,12 @@ class CupyBackend:
             einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)
             if not same_einsum:
                 same_einsum.append(einsum)
-            dispatch.compute_einsum(
-                same_einsum[0],
-                arrays,
-                target,
-                step.index,
-                self.fast_math,
-                self.tf32,
-                self.strict,
-            )
+            dispatch.compute_einsum(same_einsum[0], arrays, target, *options)
 
         return call
+
+    def _options(self, index: LabelRuns) -> Options:
+        return Options(index, self.fast_math, self.tf32, self.strict)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, group.RULE)
@@ -323,8 +303,7 @@ class CupyBackend:
         self, einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, index: LabelRuns
     ) -> None:
         """Compute what a kernel needs first."""
-        options = self.fast_math, self.tf32, self.strict
-        dispatch.compute_einsum(einsum, operands, target, index, *options)
+        dispatch.compute_einsum(einsum, operands, target, *self._options(index))
 
     def compute_scattered_update(
         self,

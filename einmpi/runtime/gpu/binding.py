@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
@@ -25,8 +25,10 @@ class Gpu:
     number: int  # among those that the process sees
     name: str
     memory: int  # bytes
-    ranks: int  # that share it
-    transport: str  # of messages: one of TRANSPORTS
+    identity: str  # unique among all GPUs of all nodes
+    # What a rank does not know without asking the others.
+    ranks: int = 1  # that share it
+    transport: str = ""  # of messages: one of TRANSPORTS
 
     def __str__(self) -> str:
         shared = f", shared by {self.ranks} ranks" if self.ranks > 1 else ""
@@ -64,7 +66,7 @@ def bind(comm: Comm, place: str) -> Gpu:
     all_aware = all(aware == "1" for _, aware, _ in facts)
     all_nccl = all(available == "1" for _, _, available in facts)
     transport = together(comm, lambda: choose_transport(wish, own_gpus, all_aware, all_nccl))
-    return Gpu(own.number, own.name, own.memory, ranks_on_gpu[own.identity], transport)
+    return replace(own, ranks=ranks_on_gpu[own.identity], transport=transport)
 
 
 def choose_transport(wish: str, own_gpus: bool, cuda_aware: bool, has_nccl: bool) -> str:
@@ -99,17 +101,7 @@ def check_gpu_memory(place: str, gpu: Gpu, needed: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _OwnGpu:
-    """A rank's GPU, as far as the rank knows without asking the others."""
-
-    number: int
-    name: str
-    memory: int
-    identity: str  # unique among all GPUs of all nodes
-
-
-def _select_gpu(comm: Comm, place: str) -> _OwnGpu:
+def _select_gpu(comm: Comm, place: str) -> Gpu:
     """Make a GPU the current one: the ranks of a node take its GPUs in turn."""
     runtime = cupy(place).cuda.runtime
     # If the batch system shows each rank a single GPU, every rank takes number 0.
@@ -122,7 +114,7 @@ def _select_gpu(comm: Comm, place: str) -> _OwnGpu:
         identity = f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
     name = properties["name"].decode()
     memory = int(properties["totalGlobalMem"])
-    return _OwnGpu(number, name, memory, identity.replace(" ", "_"))
+    return Gpu(number, name, memory, identity.replace(" ", "_"))
 
 
 def _wished_transport() -> str:

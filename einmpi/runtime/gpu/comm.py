@@ -43,15 +43,10 @@ class StagedComm(Comm):
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         self.host = host
         self.copies = copies
-        self.rank = host.rank
-        self.size = host.size
-        self.cores = host.cores
-        self.nodes = host.nodes
-        self.ranks_on_node = host.ranks_on_node
-        self.rank_on_node = host.rank_on_node
-        self.cuda_aware = host.cuda_aware
-        self.kept = host.kept
-        self.calls = host.calls
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what is that of the other communicator: its size, its nodes, calls for control."""
+        return getattr(self.host, name)
 
     @property
     def received(self) -> int:
@@ -112,7 +107,7 @@ class StagedComm(Comm):
         own = group.index(self.rank)
         if driver.is_device_array(windows[own]):
             self.copies.wait_for_kernels()
-            self.copies.start_download(windows[own], parts[own]).synchronize()
+            self.copies.start(windows[own], parts[own]).synchronize()
         else:
             parts[own][...] = windows[own]
         self.host.allgatherv(group, buffer, sizes)
@@ -120,7 +115,7 @@ class StagedComm(Comm):
             if member == own:
                 continue
             if driver.is_device_array(window):
-                self.copies.start_upload(part, window)
+                self.copies.start(part, window)
             else:
                 window[...] = part
         uploaded = self.copies.record_event(self.copies.to_device)
@@ -138,23 +133,6 @@ class StagedComm(Comm):
         elif done:
             receive[...] = summed
         return done
-
-    # ---- control --------------------------------------------------------------------------------
-
-    def lowest(self, number: int) -> int:
-        return self.host.lowest(number)
-
-    def compare(self, text: str) -> list[str] | None:
-        return self.host.compare(text)
-
-    def allgather_text(self, text: str) -> list[str]:
-        return self.host.allgather_text(text)
-
-    def barrier(self) -> None:
-        self.host.barrier()
-
-    def free(self) -> None:
-        self.host.free()
 
     # ---- staging --------------------------------------------------------------------------------
 
@@ -181,7 +159,7 @@ class StagedComm(Comm):
                 sent.synchronize()
             pass_on(send, buffer)
             if is_staged:
-                uploaded = self.copies.start_upload(buffer, receive)
+                uploaded = self.copies.start(buffer, receive)
                 self.copies.in_use_until["receive", turn % 2] = uploaded
         self._delay_kernels("receive")
 
@@ -190,7 +168,7 @@ class StagedComm(Comm):
         if not driver.is_device_array(send):
             return send, None
         buffer = self.copies.pinned_buffer("send", turn, send.size)
-        return buffer, self.copies.start_download(send, buffer)
+        return buffer, self.copies.start(send, buffer)
 
     def _delay_kernels(self, purpose: str) -> None:
         """Let kernels wait for pieces that are on their way to the GPU."""

@@ -7,10 +7,10 @@ pinned buffers, piece by piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -61,50 +61,34 @@ class DeviceCopies:
         if not from_host and not isinstance(target, np.ndarray):
             target[...] = source
             return DeviceCopy(self, self.event_after_kernels())
-        runtime = self.cuda.runtime
-        if from_host:
-            kind = runtime.memcpyHostToDevice
-            stream = self.to_device
-        else:
-            kind = runtime.memcpyDeviceToHost
-            stream = self.to_host
+        kind, stream = self._direction(from_host)
         stream.wait_event(self.event_after_kernels() if after is None else after)
-        row_bytes, blocks = _blocks_of_rows(source, target)
-        for block in blocks:
+        for rows in _blocks_of_rows(source, target):
             # From and to pinned memory this runs in the background. For other memory CUDA first
             # makes a copy of its own.
-            runtime.memcpy2DAsync(
-                address(target) + block.target_offset,
-                block.target_stride,
-                address(source) + block.source_offset,
-                block.source_stride,
-                row_bytes,
-                block.rows,
-                kind,
-                stream.ptr,
-            )
+            self.cuda.runtime.memcpy2DAsync(*rows, kind, stream.ptr)
         return DeviceCopy(self, self.record_event(stream))
 
     # ---- one copy that is not waited for --------------------------------------------------------
 
-    def start_download(self, source: DeviceArray, target: HostArray) -> Event:
-        """Start a copy to pinned memory, and return the event after which it is done.
+    def start(self, source: Any, target: Any) -> Event:
+        """Start a copy from or to pinned memory; return the event after which it is done.
 
-        Both arrays are contiguous.
+        Both arrays are contiguous, and one of them is on the device.
         """
-        self._start(target, source, self.cuda.runtime.memcpyDeviceToHost, self.to_host)
-        return self.record_event(self.to_host)
-
-    def start_upload(self, source: HostArray, target: DeviceArray) -> Event:
-        """Start a copy from pinned memory, and return the event after which it is done."""
-        self._start(target, source, self.cuda.runtime.memcpyHostToDevice, self.to_device)
-        return self.record_event(self.to_device)
-
-    def _start(self, target: Any, source: Any, kind: int, stream: Stream) -> None:
+        kind, stream = self._direction(isinstance(source, np.ndarray))
         if source.nbytes:
             self.cuda.runtime.memcpyAsync(
                 address(target), address(source), source.nbytes, kind, stream.ptr
             )
+        return self.record_event(stream)
+
+    def _direction(self, from_host: bool) -> tuple[int, Stream]:
+        """Return CUDA's number for copies in one direction, and their stream."""
+        runtime = self.cuda.runtime
+        if from_host:
+            return runtime.memcpyHostToDevice, self.to_device
+        return runtime.memcpyDeviceToHost, self.to_host
 
     # ---- who waits for whom ---------------------------------------------------------------------
 
@@ -155,9 +139,16 @@ class DeviceCopies:
             piece = source[start : start + PINNED_BUFFER_BYTES]
             buffer = self.pinned_buffer("up", turn, piece.size)
             self._copy_to_buffer(piece, buffer)
-            copied = self.start_upload(buffer, target_bytes[start : start + piece.size])
+            copied = self.start(buffer, target_bytes[start : start + piece.size])
             self.in_use_until["up", turn % 2] = copied
         self.delay_kernels_until(self.record_event(self.to_device))
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy a contiguous array from host to device, or the other way."""
+        if isinstance(source, np.ndarray):
+            self.upload(source, target)
+        else:
+            self.download(source, target)
 
     def _copy_to_buffer(self, piece: HostArray, buffer: HostArray) -> None:
         """Copy a piece of a host array to a pinned buffer, by several threads if it is large."""
@@ -184,23 +175,17 @@ class DeviceCopies:
         self.wait_for_kernels()
         source_bytes = as_bytes(source)
         target = values.reshape(-1).view(np.uint8)
-        previous: tuple[Event, HostArray, int] | None = None
+        under_way: list[tuple[Event, HostArray, int]] = []
         for turn, start in enumerate(range(0, target.size, PINNED_BUFFER_BYTES)):
             piece = source_bytes[start : start + PINNED_BUFFER_BYTES]
             buffer = self.pinned_buffer("down", turn, piece.size)
-            copied = self.start_download(piece, buffer)
-            if previous is not None:
-                _copy_out(*previous, target)
-            previous = copied, buffer, start
-        if previous is not None:
-            _copy_out(*previous, target)
+            under_way.append((self.start(piece, buffer), buffer, start))
+            is_last = start + piece.size == target.size
+            while len(under_way) > (0 if is_last else 1):
+                copied, filled, place = under_way.pop(0)
+                copied.synchronize()
+                np.copyto(target[place : place + filled.size], filled)
         return values
-
-
-def _copy_out(copied: Event, buffer: HostArray, start: int, target: HostArray) -> None:
-    """Copy a pinned buffer to its place in the target, once the GPU has filled it."""
-    copied.synchronize()
-    np.copyto(target[start : start + buffer.size], buffer)
 
 
 @dataclass(frozen=True)
@@ -222,26 +207,17 @@ def address(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-class _Rows(NamedTuple):
-    """Rows at equal distances, in bytes."""
+def _blocks_of_rows(source: Any, target: Any) -> Iterator[tuple[int, ...]]:
+    """Describe two arrays of one shape as blocks of rows that are contiguous in both.
 
-    source_offset: int
-    target_offset: int
-    rows: int
-    source_stride: int
-    target_stride: int
-
-
-def _blocks_of_rows(source: Any, target: Any) -> tuple[int, list[_Rows]]:
-    """Describe two arrays of one shape as rows that are contiguous in both.
-
-    Return the bytes of a row, and the rows in blocks that CUDA copies with one call.
+    Yield for each block what CUDA takes: the address and the stride of rows in the target, then in
+    the source, the bytes of a row, and the number of rows.
     """
     extents = target.shape
     row_bytes = target.dtype.itemsize
     outer = target.ndim  # the dimensions that are not part of a row
     if 0 in extents:
-        return 0, []
+        return
     while outer:
         strides = {source.strides[outer - 1], target.strides[outer - 1]}
         if extents[outer - 1] != 1 and strides != {row_bytes}:
@@ -249,18 +225,14 @@ def _blocks_of_rows(source: Any, target: Any) -> tuple[int, list[_Rows]]:
         outer -= 1
         row_bytes *= extents[outer]
     if outer == 0:
-        return row_bytes, [_Rows(0, 0, 1, row_bytes, row_bytes)]
-    blocks = []
+        yield address(target), row_bytes, address(source), row_bytes, row_bytes, 1
+        return
     for position in np.ndindex(extents[: outer - 1]):
-        block = _Rows(
-            _offset(position, source.strides),
-            _offset(position, target.strides),
-            extents[outer - 1],
-            source.strides[outer - 1],
-            target.strides[outer - 1],
-        )
-        blocks.append(block)
-    return row_bytes, blocks
+        places: list[int] = []
+        for array in (target, source):
+            places.append(address(array) + _offset(position, array.strides))
+            places.append(array.strides[outer - 1])
+        yield *places, row_bytes, extents[outer - 1]
 
 
 def _offset(position: Sequence[int], strides: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ another are launched together, as a CUDA graph."""
 from __future__ import annotations
 
 import threading
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.kernels.cuda.capture import watch
-from einmpi.kernels.cuda.capture.blas import CapturedBlas, workspace_bytes
+from einmpi.kernels.cuda.capture.blas import workspace_bytes
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.log import LOGGER
 from einmpi.runtime.actions import ACTIONS
@@ -220,76 +221,53 @@ class GraphProgram(Program):
 
         The slots do not change.
         """
-        buffers = run.buffers
-        before = _State(buffers)
+        trial = copy(run.buffers)
+        trial.arrays = dict(trial.arrays)
+        trial.peak = trial.bytes_in_use
         allocator = placing_allocator(
             self.cuda, self.device, address, self.graphs[stretch.first].places
         )
         stream = self.cuda.Stream(non_blocking=True)
-        buffers.peak = buffers.bytes_in_use
         try:
             with _ONE_CAPTURE_AT_A_TIME, stream, self.cuda.using_allocator(allocator):
                 blas = self.gpu.context.captured_blas()
                 if blas is not None:
                     workspace = address + aligned(self.block_bytes)
                     blas.use(stream.ptr, workspace, self.workspace_bytes)
-                graph = self._capture_steps(run, stretch, stream, blas)
-            return before.changes(buffers, graph)
+                with watch.capturing(blas):
+                    stream.begin_capture()
+                    try:
+                        for step in self.schedule.steps[stretch.first : stretch.stop]:
+                            ACTIONS[type(step)](step, self.comm, run.storage, trial)
+                    finally:
+                        graph = stream.end_capture()
+            return _captured(graph, run.buffers, trial)
         except Exception as error:  # whatever it is, kernels can still be launched one by one
             LOGGER.debug("kernels are launched one by one: %r", error)
             self._give_up()
             return None
-        finally:
-            before.restore(buffers)
-
-    def _capture_steps(
-        self, run: Run, stretch: Stretch, stream: Any, blas: CapturedBlas | None
-    ) -> Any:
-        """Return the graph of what the steps of a stretch launch on a stream."""
-        with watch.capturing(blas):
-            stream.begin_capture()
-            try:
-                for step in self.schedule.steps[stretch.first : stretch.stop]:
-                    ACTIONS[type(step)](step, self.comm, run.storage, run.buffers)
-            finally:
-                graph = stream.end_capture()
-        return graph
 
 
-class _State:
-    """The slots before a stretch is captured."""
-
-    def __init__(self, buffers: Buffers) -> None:
-        self.arrays = dict(buffers.arrays)
-        self.bytes_in_use = buffers.bytes_in_use
-        self.peak = buffers.peak
-
-    def changes(self, buffers: Buffers, graph: Any) -> _CapturedStretch:
-        """Return what has changed since then."""
-        names_by_array = {id(array): name for name, array in self.arrays.items()}
-        made = {}
-        aliases = {}
-        for name, array in buffers.arrays.items():
-            if name in self.arrays:
-                continue
-            if id(array) in names_by_array:
-                aliases[name] = names_by_array[id(array)]
-            else:
-                made[name] = array
-        removed = tuple(name for name in self.arrays if name not in buffers.arrays)
-        return _CapturedStretch(
-            graph,
-            made,
-            aliases,
-            removed,
-            buffers.peak - self.bytes_in_use,
-            buffers.bytes_in_use - self.bytes_in_use,
-        )
-
-    def restore(self, buffers: Buffers) -> None:
-        buffers.arrays = self.arrays
-        buffers.bytes_in_use = self.bytes_in_use
-        buffers.peak = self.peak
+def _captured(graph: Any, before: Buffers, after: Buffers) -> _CapturedStretch:
+    """Return a graph with what its steps change in the slots."""
+    names_by_array = {id(array): name for name, array in before.arrays.items()}
+    made = {}
+    aliases = {}
+    for name, array in after.arrays.items():
+        if name in before.arrays:
+            continue
+        if id(array) in names_by_array:
+            aliases[name] = names_by_array[id(array)]
+        else:
+            made[name] = array
+    return _CapturedStretch(
+        graph,
+        made,
+        aliases,
+        tuple(before.arrays.keys() - after.arrays.keys()),
+        after.peak - before.bytes_in_use,
+        after.bytes_in_use - before.bytes_in_use,
+    )
 
 
 def _change_slots(buffers: Buffers, captured: _CapturedStretch) -> None:

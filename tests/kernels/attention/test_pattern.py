@@ -44,9 +44,7 @@ def test_attention_is_found(text):
     assert found is not None
     assert found.scores.scale == 0.125
     assert (found.scores.band.lower, found.scores.band.upper) == ALL
-    assert found.q.tensor == "Q"
-    assert found.k.tensor == "K"
-    assert found.v.tensor == "V"
+    assert [found.elements[name].tensor for name in "qkv"] == ["Q", "K", "V"]
     assert found.labels.row == "s"
     assert found.divides
     assert found.labels.shared_batches == (("r",) if text == SHARED_HEADS else ())
@@ -81,7 +79,8 @@ def test_numbers_of_rows_may_be_wanted_too():
     chain, written = attention_chain(Case(mask="t <= s"), with_numbers=True)
     found = find_attention(chain.parts, written)
     assert found is not None
-    assert [found.maximum.tensor, found.total.tensor] == number_names(chain.parts)
+    names = [found.elements[name].tensor for name in ("maxima", "totals")]
+    assert names == number_names(chain.parts)
 
 
 def test_a_sum_that_is_divided_afterwards():
@@ -96,8 +95,8 @@ def test_a_sum_that_is_divided_afterwards():
     found = find_attention(parts, [product.target.name, number_names(parts)[1]])
     assert found is not None
     assert not found.divides
-    assert found.total is not None
-    assert found.maximum is None
+    assert "totals" in found.elements
+    assert "maxima" not in found.elements
 
 
 def test_indices_of_a_rank_count_from_its_first():
@@ -175,9 +174,9 @@ def test_gradients_of_a_softmax_in_float32_are_found(mask, given):
     chain, _ = gradient_chain(Case(IN_FLOAT32, mask=mask), given)
     found = find_gradients(chain.parts, [slot.name for slot in chain.writes])
     assert found is not None
-    assert found.d_q.factor == found.d_k.factor == 0.125
-    assert found.products is None
-    assert (found.maximum is None) == (not given)
+    assert found.factors == {"d_q": 0.125, "d_k": 0.125}
+    assert "given" not in found.elements
+    assert ("maxima" in found.elements) == bool(given)
     chain, _ = gradient_chain(Case(IN_FLOAT32), ("statistics", "products"))
     assert find_gradients(chain.parts, [slot.name for slot in chain.writes]) is None
 
@@ -189,17 +188,16 @@ def test_gradients_are_found(text, mask, given):
     chain, names = gradient_chain(Case(text, mask=mask, members=3, head=16), given)
     found = find_gradients(chain.parts, [slot.name for slot in chain.writes])
     assert found is not None
-    assert found.d_q.element.tensor == "gQ"
-    assert found.d_k.element.tensor == "gK"
-    assert found.d_v.element.tensor == "gV"
-    assert found.d_o.tensor == names["d_o"]
-    assert found.d_q.factor == found.d_k.factor == 0.125
+    tensors = {name: element.tensor for name, element in found.elements.items()}
+    assert [tensors[name] for name in ("d_q", "d_k", "d_v")] == ["gQ", "gK", "gV"]
+    assert tensors["d_o"] == names["d_o"]
+    assert found.factors == {"d_q": 0.125, "d_k": 0.125}
     if "statistics" in given:
-        assert found.maximum.tensor == names["maxima"]
-        assert found.total.tensor == names["totals"]
+        assert tensors["maxima"] == names["maxima"]
+        assert tensors["totals"] == names["totals"]
     else:
-        assert found.maximum is None
-    assert (found.products is None) == ("products" not in given)
+        assert "maxima" not in tensors
+    assert ("given" in tensors) == ("products" in given)
     assert find_attention(chain.parts, [slot.name for slot in chain.writes]) is None
 
 
@@ -222,5 +220,5 @@ def test_some_gradients_may_be_left_out():
     parts = [kernel for kernel in chain.parts if kernel.target.name != "gK"]
     found = find_gradients(parts, ["gQ", "gV"])
     assert found is not None
-    assert found.d_k is None
-    assert found.d_v is not None
+    assert "d_k" not in found.elements
+    assert "d_v" in found.elements

@@ -157,8 +157,7 @@ def test_rows_that_see_nothing():
 def storage_of(case):
     chain, written = attention_chain(case)
     found = find_attention(chain.parts, written)
-    elements = {"q": found.q, "k": found.k, "v": found.v, "o": found.o}
-    return Storage(elements, arrays_of(chain), found.labels)
+    return Storage(found.elements, arrays_of(chain), found.labels)
 
 
 def test_batches_that_lie_in_a_row_are_one():
@@ -193,9 +192,9 @@ def test_too_many_dimensions_of_batches_are_not_supported():
 def arguments_of(launch, names):
     """Return the values of a launch that follow some addresses: strides of arrays."""
     found = {}
-    for position, name in launch.pointers:
-        if name in names:
-            found[name] = launch.values[position + 1 : position + 5]
+    for name in names:
+        position = launch.arguments.index(name)
+        found[name] = tuple(launch.arguments[position + 1 : position + 5])
     return found
 
 

@@ -49,10 +49,10 @@ from row_write_cases import check_all_row_writes
 
 import einmpi
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch, group, scan
+from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
-from einmpi.kernels.cuda.launch import EXACT_OPTIONS
-from einmpi.kernels.cuda.updates import row_writes
+from einmpi.kernels.cuda.launch import EXACT_OPTIONS, compile_kernel
+from einmpi.kernels.cuda.problem import Problem
 from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.loop_nest import IndexedArray
@@ -76,13 +76,7 @@ def forget():
     """Remove prepared calls and kernels, so that none is left from another stand-in."""
     for calls in (dispatch.CALLS, group.CALLS):
         calls.entries.clear()
-    for kernels in (
-        dispatch.compiled_nest,
-        group.compiled_group,
-        scan.compiled_scan,
-        row_writes.compiled_row_writes,
-    ):
-        kernels.cache_clear()
+    compile_kernel.cache_clear()
 
 
 # ---- values -------------------------------------------------------------------------------------
@@ -232,9 +226,8 @@ def nest_of(text, arrays, first=0):
     target = np.empty(einsum.bound, kind)
     layout = IndexedArray(target.dtype.name, target.shape, target.strides, einsum.output)
     first_values = tuple((number, first) for number in range(len(operands), len(layouts)))
-    return split_work(
-        function, tuple(layouts), layout, None, einsum.extents, first_values, True
-    ).nest
+    problem = Problem(function, tuple(layouts), layout, None, einsum.extents, first_values, True)
+    return split_work(problem).nest
 
 
 def test_an_index_that_cannot_be_out_of_range_is_not_checked():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 
 from einmpi.graph.scalar import Element
-from einmpi.kernels.attention.gradients import VALUE_LABEL, AttentionGradients, find_gradients
+from einmpi.kernels.attention.gradients import find_gradients
 from einmpi.kernels.attention.pattern import Attention, find_attention
 from einmpi.kernels.attention.softmax import COLUMN_LABEL, CONTRACTED_LABEL
-from einmpi.kernels.attention.softmax import Scores as FoundScores
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.attention.backward import (
     PRODUCTS_GIVEN,
@@ -19,7 +19,6 @@ from einmpi.kernels.cuda.attention.backward import (
 )
 from einmpi.kernels.cuda.attention.forward import BATCH_DIMENSIONS
 from einmpi.kernels.cuda.attention.launches import (
-    MAX_COUNT,
     Problem,
     Scores,
     Stored,
@@ -34,52 +33,23 @@ from einmpi.kernels.cuda.chains.prepared import Arrays, PreparedChain
 from einmpi.schedule.fused.chain import Chain
 from einmpi.schedule.slots import names_of
 
+# Tensors with the columns of the scores as their rows, and those with the head of V.
+COLUMN_TENSORS = ("k", "v", "d_k", "d_v")
+VALUE_TENSORS = ("v", "o", "d_o", "d_v")
+ROW_NUMBERS = ("maxima", "totals", "given")  # arrays with a number for each row
+
 
 def prepare_attention_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
     """Prepare a chain that computes attention; None if it is no attention, or not supported."""
     attention = find_attention(step.parts, names_of(step.writes))
     if attention is None:
         return None
-    elements = _named(
-        q=attention.q,
-        k=attention.k,
-        v=attention.v,
-        o=attention.o,
-        maxima=attention.maximum,
-        totals=attention.total,
-    )
-    problem = _attention_problem(attention, elements, arrays)
-    if problem is None or not supports(list(problem.tensors.values()), problem.scores):
+    elements = attention.elements
+    problem = _problem(attention, arrays, BATCH_DIMENSIONS)
+    if problem is None:
         return None
     launch = prepare_attention(problem)
-
-    def compute(arrays: Arrays) -> None:
-        launch(_addresses(elements, arrays))
-
-    return PreparedChain(compute)
-
-
-def _attention_problem(
-    attention: Attention, elements: dict[str, Element], arrays: Arrays
-) -> Problem | None:
-    labels = attention.labels
-    storage = Storage(elements, arrays, labels)
-    batches = storage.batches(BATCH_DIMENSIONS)
-    number_dtype = _number_dtype(storage)
-    if batches is None or number_dtype is None:
-        return None
-    tensors = {
-        "q": storage.stored("q", batches, labels.row, CONTRACTED_LABEL),
-        "k": storage.stored("k", batches, COLUMN_LABEL, CONTRACTED_LABEL),
-        "v": storage.stored("v", batches, COLUMN_LABEL, labels.value),
-        "o": storage.stored("o", batches, labels.row, labels.value),
-    }
-    strides = {}
-    for name in elements:
-        if name not in tensors:
-            strides[name] = storage.number_strides(name, batches, labels.row)
-    scores = _kernel_scores(attention.scores)
-    return Problem(tensors, scores, strides, number_dtype, attention.divides)
+    return PreparedChain(lambda arrays: launch(_addresses(elements, arrays)))
 
 
 def prepare_gradient_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
@@ -87,62 +57,54 @@ def prepare_gradient_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
     gradients = find_gradients(step.parts, names_of(step.writes))
     if gradients is None:
         return None
-    elements = _named(
-        q=gradients.q,
-        k=gradients.k,
-        v=gradients.v,
-        d_o=gradients.d_o,
-        d_q=gradients.d_q.element,
-        d_k=None if gradients.d_k is None else gradients.d_k.element,
-        d_v=None if gradients.d_v is None else gradients.d_v.element,
-        maxima=gradients.maximum,
-        totals=gradients.total,
-        given=gradients.products,
-    )
-    problem = _gradient_problem(gradients, elements, arrays)
-    if problem is None or not supports(list(problem.tensors.values()), problem.scores):
-        return None
-    return _prepare_gradients(gradients, problem, elements)
+    own_batches = set(gradients.labels.own_batches)
+    if not all(own_batches <= set(gradients.elements[name].index) for name in ("k", "v")):
+        return None  # dK or dV would be a sum over it
+    # The last dimension of batches is summed over.
+    problem = _problem(gradients, arrays, BATCH_DIMENSIONS - 1)
+    return None if problem is None else _prepare_gradients(gradients, problem)
 
 
-def _gradient_problem(
-    gradients: AttentionGradients, elements: dict[str, Element], arrays: Arrays
-) -> Problem | None:
-    labels = gradients.labels
-    storage = Storage(elements, arrays, labels)
-    batches = storage.batches(BATCH_DIMENSIONS - 1)  # the last one is summed over
+def _problem(found: Attention, arrays: Arrays, most_own_batches: int) -> Problem | None:
+    """Return what kernels are given; None if they do not support how the arrays are stored."""
+    labels = found.labels
+    storage = Storage(found.elements, arrays, labels)
+    batches = storage.batches(most_own_batches)
     number_dtype = _number_dtype(storage)
     if batches is None or number_dtype is None:
         return None
-    if set(labels.own_batches) - {*gradients.k.index} or {*labels.own_batches} - {
-        *gradients.v.index
-    }:
-        return None  # dK or dV would be a sum over it
-    heads = {"q": CONTRACTED_LABEL, "k": CONTRACTED_LABEL, "v": VALUE_LABEL, "d_o": VALUE_LABEL}
-    heads |= {"d_q": CONTRACTED_LABEL, "d_k": CONTRACTED_LABEL, "d_v": VALUE_LABEL}
     tensors = {}
     strides = {}
-    for name in elements:
-        if name in heads:
-            row = COLUMN_LABEL if name in ("k", "v", "d_k", "d_v") else labels.row
-            tensors[name] = storage.stored(name, batches, row, heads[name])
-        else:
+    for name in found.elements:
+        if name in ROW_NUMBERS:
             strides[name] = storage.number_strides(name, batches, labels.row)
-    return Problem(tensors, _kernel_scores(gradients.scores), strides, number_dtype)
+            continue
+        row = COLUMN_LABEL if name in COLUMN_TENSORS else labels.row
+        head = labels.value if name in VALUE_TENSORS else CONTRACTED_LABEL
+        tensors[name] = storage.stored(name, batches, row, head)
+    band = found.scores.band
+    # As the kernels take it, the fill is not scaled yet.
+    fill = found.scores.fill / found.scores.scale
+    scores = Scores(found.scores.scale, band.lower, band.upper, fill)
+    if not supports(list(tensors.values()), scores):
+        return None
+    return Problem(tensors, scores, strides, number_dtype, found.divides)
 
 
-def _prepare_gradients(
-    gradients: AttentionGradients, problem: Problem, elements: dict[str, Element]
-) -> PreparedChain:
+def _prepare_gradients(gradients: Attention, problem: Problem) -> PreparedChain:
     """Return the launches of gradients, which share two numbers in float32 for each row.
 
     If no statistics of the rows are given, attention itself is computed again for them.
     """
+    elements = gradients.elements
     q = problem.tensors["q"]
     numbers_shape = problem.row_numbers_shape
     workspace = 2 * 4 * prod(numbers_shape)
     result_shape: tuple[int, ...] = ()
-    if gradients.maximum is None:
+    if "maxima" in elements:
+        first = prepare_row_numbers(problem)
+        products = PRODUCTS_GIVEN if "given" in elements else PRODUCTS_IN_A_PASS
+    else:
         result_shape = q.shape
         strides = [2 * prod(q.shape[position + 1 :]) for position in range(len(q.shape))]
         results = Stored(q.dtype, q.shape, tuple(strides), 0)
@@ -150,58 +112,34 @@ def _prepare_gradients(
         workspace += 2 * prod(q.shape)
         first = prepare_attention(problem)
         products = PRODUCTS_OF_RESULTS
-    else:
-        first = prepare_row_numbers(problem)
-        products = PRODUCTS_GIVEN if gradients.products is not None else PRODUCTS_IN_A_PASS
-    launches = [first, prepare_row_gradients(problem, products, gradients.d_q.factor)]
-    if gradients.d_k is not None or gradients.d_v is not None:
-        factor = 1.0 if gradients.d_k is None else gradients.d_k.factor
-        launches.append(prepare_column_gradients(problem, factor))
+    launches = [first, prepare_row_gradients(problem, products, gradients.factors["d_q"])]
+    if "d_k" in elements or "d_v" in elements:
+        launches.append(prepare_column_gradients(problem, gradients.factors.get("d_k", 1.0)))
 
     def compute(arrays: Arrays) -> None:
         cupy = driver.cupy()
-        statistics = cupy.empty(numbers_shape, np.float32)
-        products = cupy.empty(numbers_shape, np.float32)
-        results = cupy.empty(result_shape, np.float16)
+        own = {
+            "statistics": cupy.empty(numbers_shape, np.float32),
+            "products": cupy.empty(numbers_shape, np.float32),
+            "o": cupy.empty(result_shape, np.float16),
+        }
         addresses = _addresses(elements, arrays)
-        addresses["statistics"] = statistics.data.ptr
-        addresses["products"] = products.data.ptr
-        addresses["o"] = results.data.ptr
+        addresses |= {name: array.data.ptr for name, array in own.items()}
         for launch in launches:
             launch(addresses)
 
     return PreparedChain(compute, workspace)
 
 
-def _named(**elements: Element | None) -> dict[str, Element]:
-    """Return the elements that there are, by their names in the kernels."""
-    return {name: element for name, element in elements.items() if element is not None}
-
-
-def _addresses(elements: dict[str, Element], arrays: Arrays) -> dict[str, int]:
+def _addresses(elements: Mapping[str, Element], arrays: Arrays) -> dict[str, int]:
     return {name: arrays[element.tensor].data.ptr for name, element in elements.items()}
 
 
 def _number_dtype(storage: Storage) -> str | None:
     """Return the dtype of the numbers of rows; None if they have different ones, or another."""
-    value_dtype = storage.arrays["q"].dtype.name
-    found = set()
-    for name in ("maxima", "totals", "given"):
-        if name in storage.arrays:
-            found.add(storage.arrays[name].dtype.name)
+    found = {array.dtype.name for name, array in storage.arrays.items() if name in ROW_NUMBERS}
     if not found:
         return "float32"
-    if len(found) > 1 or not found <= {"float32", value_dtype}:
+    if len(found) > 1 or not found <= {"float32", storage.arrays["q"].dtype.name}:
         return None
-    (dtype,) = found
-    return str(dtype)
-
-
-def _kernel_scores(scores: FoundScores) -> Scores:
-    """Return scale and mask as the kernels take them: their fill is not scaled yet."""
-    return Scores(
-        scale=scores.scale,
-        lower=max(scores.band.lower, -MAX_COUNT),
-        upper=min(scores.band.upper, MAX_COUNT),
-        fill=scores.fill / scores.scale,
-    )
+    return str(found.pop())

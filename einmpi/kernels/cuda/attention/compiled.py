@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -20,20 +20,17 @@ WARPGROUP_ARCHITECTURE = "sm_90a"  # wgmma is in this one alone, not in sm_90
 
 @dataclass(frozen=True)
 class AttentionLaunch:
-    """A kernel with all of its arguments except the addresses of arrays."""
+    """A kernel with all of its arguments; names stand for the addresses of arrays."""
 
     kernel: Any
     blocks: int
     threads: int
     shared_bytes: int
-    values: tuple[int | float, ...]
-    pointers: tuple[tuple[int, str], ...]  # (position of an argument, name of the array)
+    arguments: Sequence[int | float | str]
 
     def __call__(self, addresses: Mapping[str, int]) -> None:
         """Launch the kernel; arrays without an address are left out."""
-        values = list(self.values)
-        for position, name in self.pointers:
-            values[position] = addresses.get(name, 0)
+        values = [addresses.get(x, 0) if isinstance(x, str) else x for x in self.arguments]
         self.kernel((self.blocks,), (self.threads,), tuple(values), shared_mem=self.shared_bytes)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf, prod
+from typing import TypeAlias
 
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.attention.backward import (
@@ -55,11 +57,11 @@ class Scores:
     lower: int = -MAX_COUNT
     upper: int = MAX_COUNT
     fill: float = -inf
-    skip: bool = True  # leave out tiles without a seen score: an inf in V is then not read there
 
     @property
     def skips(self) -> bool:
-        return self.skip and self.fill == -inf
+        """Whether to leave out tiles without a seen score: an inf in V is then not read there."""
+        return self.fill == -inf
 
     def every_row_sees(self, rows: int, columns: int) -> bool:
         """Tell whether every row sees at least one column."""
@@ -190,45 +192,52 @@ class Problem:
         return self.tensors["q"].dtype
 
 
-class _Arguments:
-    """The arguments of a kernel, in their order, and which of them are addresses."""
+Arguments: TypeAlias = list[int | float | str]  # a name stands for the address of an array
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.values: list[int | float] = []
-        self.pointers: list[tuple[int, str]] = []
 
-    def add_address(self, name: str) -> None:
-        self.pointers.append((len(self.values), name))
-        self.values.append(0)
+def _tensors(problem: Problem, names: str) -> Arguments:
+    """Return the address and the strides of each tensor."""
+    found: Arguments = []
+    for name in names.split():
+        # A kernel may have parameters of a tensor that is not used.
+        stored = problem.tensors.get(name, problem.tensors["q"])
+        found += [name, *(stride // VALUE_BYTES for stride in stored.strides[:-1])]
+    return found
 
-    def add_tensors(self, names: str) -> None:
-        for name in names.split():
-            self.add_address(name)
-            # A kernel may have parameters of a tensor that is not used.
-            stored = self.problem.tensors.get(name, self.problem.tensors["q"])
-            self.values += [stride // VALUE_BYTES for stride in stored.strides[:-1]]
 
-    def add_numbers(self, names: str) -> None:
-        itemsize = 4 if self.problem.number_dtype == "float32" else VALUE_BYTES
-        for name in names.split():
-            self.add_address(name)
-            strides = self.problem.number_strides.get(name, (0,) * (BATCH_DIMENSIONS + 1))
-            self.values += [stride // itemsize for stride in strides]
-        self.values.append(int(self.problem.number_dtype == "float32"))
+def _numbers(problem: Problem, names: str) -> Arguments:
+    """Return the address and the strides of each array of numbers, and whether they are float32."""
+    is_wide = problem.number_dtype == "float32"
+    itemsize = 4 if is_wide else VALUE_BYTES
+    found: Arguments = []
+    for name in names.split():
+        strides = problem.number_strides.get(name, (0,) * (BATCH_DIMENSIONS + 1))
+        found += [name, *(stride // itemsize for stride in strides)]
+    return [*found, int(is_wide)]
 
-    def add_problem(self, row_blocks: int, skips: bool) -> None:
-        scores = self.problem.scores
-        self.values += [*self.problem.batches[1:], self.problem.rows, self.problem.columns]
-        self.values += [row_blocks, self.problem.batches_together]
-        self.values += [max(scores.lower, -MAX_COUNT), min(scores.upper, MAX_COUNT)]
-        self.values += [int(skips), scores.scale, scores.fill]
 
-    def launch(self, text: str, sizes: TileSizes, shared: int, blocks: int) -> AttentionLaunch:
-        device = driver.cupy().cuda.Device().id
-        kernel = compiled_attention(text, sizes.warpgroups, shared, device)
-        values = tuple(self.values)
-        return AttentionLaunch(kernel, blocks, sizes.threads, shared, values, tuple(self.pointers))
+def _launch(
+    text: str, sizes: TileSizes, shared: int, blocks: int, *arguments: Arguments
+) -> AttentionLaunch:
+    device = driver.cupy().cuda.Device().id
+    kernel = compiled_attention(text, sizes.warpgroups, shared, device)
+    return AttentionLaunch(kernel, blocks, sizes.threads, shared, list(chain(*arguments)))
+
+
+def _sizes_and_scores(problem: Problem, row_blocks: int, skips: bool) -> Arguments:
+    scores = problem.scores
+    return [
+        *problem.batches[1:],
+        problem.rows,
+        problem.columns,
+        row_blocks,
+        problem.batches_together,
+        max(scores.lower, -MAX_COUNT),
+        min(scores.upper, MAX_COUNT),
+        int(skips),
+        scores.scale,
+        scores.fill,
+    ]
 
 
 def prepare_attention(problem: Problem) -> AttentionLaunch:
@@ -238,27 +247,30 @@ def prepare_attention(problem: Problem) -> AttentionLaunch:
     """
     sizes = forward_sizes(problem.dtype, problem.head, has_warpgroups())
     row_blocks = -(-problem.rows // sizes.rows)
-    arguments = _Arguments(problem)
-    arguments.add_tensors("q k v o")
-    arguments.add_numbers("maxima totals")
-    arguments.values.append(int(problem.divides))
-    arguments.add_address("statistics")
-    arguments.add_problem(row_blocks, problem.scores.skips)
-    blocks = row_blocks * prod(problem.batches)
-    return arguments.launch(forward_text(sizes), sizes, forward_bytes(sizes), blocks)
+    return _launch(
+        forward_text(sizes),
+        sizes,
+        forward_bytes(sizes),
+        row_blocks * prod(problem.batches),
+        _tensors(problem, "q k v o"),
+        _numbers(problem, "maxima totals"),
+        [int(problem.divides), "statistics"],
+        _sizes_and_scores(problem, row_blocks, problem.scores.skips),
+    )
 
 
 def prepare_row_numbers(problem: Problem) -> AttentionLaunch:
     """Return the launch that reads maxima, totals and given, and gives statistics and products."""
     sizes = TileSizes(problem.dtype, problem.head, ROW_NUMBERS_THREADS // 2, 64, False)
     count = prod(problem.row_numbers_shape)
-    arguments = _Arguments(problem)
-    arguments.add_numbers("maxima totals given")
-    arguments.add_address("statistics")
-    arguments.add_address("products")
-    arguments.values += [*problem.batches[1:], problem.rows, count]
-    blocks = -(-count // sizes.threads)
-    return arguments.launch(row_numbers_text(sizes), sizes, 0, blocks)
+    return _launch(
+        row_numbers_text(sizes),
+        sizes,
+        0,
+        -(-count // sizes.threads),
+        _numbers(problem, "maxima totals given"),
+        ["statistics", "products", *problem.batches[1:], problem.rows, count],
+    )
 
 
 def prepare_row_gradients(problem: Problem, products: str, slope_scale: float) -> AttentionLaunch:
@@ -269,15 +281,16 @@ def prepare_row_gradients(problem: Problem, products: str, slope_scale: float) -
     """
     sizes = row_gradient_sizes(problem.dtype, problem.head, has_warpgroups())
     row_blocks = -(-problem.rows // sizes.rows)
-    arguments = _Arguments(problem)
-    arguments.add_tensors("q k v o d_o d_q")
-    arguments.add_address("statistics")
-    arguments.add_address("products")
-    arguments.add_problem(row_blocks, problem.scores.skips)
-    arguments.values.append(slope_scale)
-    text = row_gradients_text(sizes, products)
-    blocks = row_blocks * prod(problem.batches)
-    return arguments.launch(text, sizes, gradient_bytes(sizes), blocks)
+    return _launch(
+        row_gradients_text(sizes, products),
+        sizes,
+        gradient_bytes(sizes),
+        row_blocks * prod(problem.batches),
+        _tensors(problem, "q k v o d_o d_q"),
+        ["statistics", "products"],
+        _sizes_and_scores(problem, row_blocks, problem.scores.skips),
+        [slope_scale],
+    )
 
 
 def prepare_column_gradients(problem: Problem, slope_scale: float) -> AttentionLaunch:
@@ -291,11 +304,13 @@ def prepare_column_gradients(problem: Problem, slope_scale: float) -> AttentionL
     # A row that sees nothing has weights that are not numbers, and every dV gets a share of it.
     skips = scores.skips and scores.every_row_sees(problem.rows, problem.columns)
     column_blocks = -(-problem.columns // sizes.rows)
-    arguments = _Arguments(problem)
-    arguments.add_tensors("q k v d_o d_k d_v")
-    arguments.add_address("statistics")
-    arguments.add_address("products")
-    arguments.add_problem(column_blocks, skips)
-    arguments.values.append(slope_scale)
-    blocks = column_blocks * prod(problem.batches[:2])
-    return arguments.launch(column_gradients_text(sizes), sizes, gradient_bytes(sizes), blocks)
+    return _launch(
+        column_gradients_text(sizes),
+        sizes,
+        gradient_bytes(sizes),
+        column_blocks * prod(problem.batches[:2]),
+        _tensors(problem, "q k v d_o d_k d_v"),
+        ["statistics", "products"],
+        _sizes_and_scores(problem, column_blocks, skips),
+        [slope_scale],
+    )

@@ -14,7 +14,7 @@ from einmpi.kernels.cuda.scalar_source import COMPUTED, Fold, Steps, stored, wei
 from einmpi.kernels.cuda.source_parts import (
     KernelText,
     add_loop_indices,
-    extent_product,
+    add_part_bounds,
     fold_of,
     output_offset_text,
     steps_of,
@@ -34,23 +34,31 @@ def add_tile(nest: CudaNest, text: KernelText) -> None:
     _add_fetch(nest, text)
     _add_keep(nest, text)
     _add_multiply(nest, text)
-    text.add("// Compute one side of the tile while the other one is filled.")
-    text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
+    unrolled = MAX_UNROLLED_WEIGHT // (rows * columns * weight_of(nest.function))
+    whole_step = f"""
+        #pragma unroll {max(1, min(depth, unrolled))}
+        for (int k = 0; k < {depth}; ++k) multiply(now, k);
+    """
+    text.add("""
+        // Compute one side of the tile while the other one is filled.
+        int now = 0;
+        fetch(begin);
+        keep(0);
+        __syncthreads();
+    """)
     with text.block(f"for (I j = begin; j < end; j += {depth})"):
         text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
-        unrolled = MAX_UNROLLED_WEIGHT // (rows * columns * weight_of(nest.function))
-        whole_step = (
-            f"#pragma unroll {max(1, min(depth, unrolled))}",
-            f"for (int k = 0; k < {depth}; ++k) multiply(now, k);",
-        )
         if fold.repeats:  # beyond the end the last value is taken again, which changes nothing
-            text.add(*whole_step)
+            text.add(whole_step)
         else:
             with text.block(f"if (j + {depth} <= end)"):
-                text.add(*whole_step)
-            with text.block("else"):
-                text.add("#pragma unroll 1")
-                text.add("for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
+                text.add(whole_step)
+            text.add("""
+                else {
+                  #pragma unroll 1
+                  for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);
+                }
+            """)
         text.add("if (goes_on) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
     _add_tile_store(nest, fold, text)
 
@@ -58,56 +66,54 @@ def add_tile(nest: CudaNest, text: KernelText) -> None:
 def _add_tile_start(nest: CudaNest, fold: Fold, text: KernelText) -> None:
     """Declare the shared memory, the place of the tile, and the totals of a thread."""
     rows, columns, depth = nest.tile
-    tile_rows = TILE_THREADS * rows
-    tile_columns = TILE_THREADS * columns
-    text.add(
-        f"// A block computes {tile_rows} by {tile_columns} results, {depth} values at a time."
-    )
+    down = TILE_THREADS * rows
+    across = TILE_THREADS * columns
+    text.add(f"// A block computes {down} by {across} results, {depth} values at a time.")
     for number, term in enumerate(nest.terms):
         kind = COMPUTED[term.dtype]
         line = _length(nest, term) + _padding(term)
-        text.add(
-            f"alignas(16) __shared__ {kind} tile{number}[2][{depth}][{line}];",
-            f"{kind} fetched{number}[{_fetch_count(nest, term)}];",
-        )
-    text.add(
-        f"const int tx = threadIdx.x % {TILE_THREADS}, ty = threadIdx.x / {TILE_THREADS};",
-        f"const I tiles_across = (extent{nest.column_loop} + {tile_columns - 1}) / {tile_columns};",
-        f"const I tiles_down = (extent{nest.row_loop} + {tile_rows - 1}) / {tile_rows};",
-        "I flat = blockIdx.x;",
-        f"const I first_column = flat % tiles_across * {tile_columns}; flat /= tiles_across;",
-        f"const I first_row = flat % tiles_down * {tile_rows}; flat /= tiles_down;",
-    )
+        text.add(f"""
+            alignas(16) __shared__ {kind} tile{number}[2][{depth}][{line}];
+            {kind} fetched{number}[{_fetch_count(nest, term)}];
+        """)
+    text.add(f"""
+        const int tx = threadIdx.x % {TILE_THREADS}, ty = threadIdx.x / {TILE_THREADS};
+        const I tiles_across = (extent{nest.column_loop} + {across - 1}) / {across};
+        const I tiles_down = (extent{nest.row_loop} + {down - 1}) / {down};
+        I flat = blockIdx.x;
+        const I first_column = flat % tiles_across * {across}; flat /= tiles_across;
+        const I first_row = flat % tiles_down * {down}; flat /= tiles_down;
+    """)
     add_loop_indices(text, "flat", range(nest.output_loops - 2))
-    aggregated_loops = range(nest.output_loops, nest.loops)
-    text.add(
-        "const I begin = (I)blockIdx.y * part_length;",
-        f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
-        f"{COMPUTED[fold.dtype]} total[{rows}][{columns}];",
-        "#pragma unroll",
-        f"for (int u = 0; u < {rows}; ++u)",
-        "  #pragma unroll",
-        f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};",
-    )
+    add_part_bounds(nest, text)
+    text.add(f"""
+        {COMPUTED[fold.dtype]} total[{rows}][{columns}];
+        #pragma unroll
+        for (int u = 0; u < {rows}; ++u)
+          #pragma unroll
+          for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};
+    """)
 
 
 def _add_tile_store(nest: CudaNest, fold: Fold, text: KernelText) -> None:
     """Store the totals that are inside the output."""
-    row = nest.row_loop
-    column = nest.column_loop
+    i = f"i{nest.row_loop}"
+    j = f"i{nest.column_loop}"
     row_in_tile = _line_in_tile("u", "ty", nest.tile.rows, nest.terms, True)
     column_in_tile = _line_in_tile("v", "tx", nest.tile.columns, nest.terms, False)
+    is_inside = f"{i} < extent{nest.row_loop} && {j} < extent{nest.column_loop}"
+    target = f"array{len(nest.reads)}[{output_offset_text(nest)}]"
     value = stored("total[u][v]", fold.dtype, nest.out.dtype)
-    text.add("#pragma unroll")
-    with text.block(f"for (int u = 0; u < {nest.tile.rows}; ++u)"):
-        text.add("#pragma unroll")
-        with text.block(f"for (int v = 0; v < {nest.tile.columns}; ++v)"):
-            text.add(
-                f"const I i{row} = first_row + {row_in_tile}, "
-                f"i{column} = first_column + {column_in_tile};",
-                f"if (i{row} < extent{row} && i{column} < extent{column}) "
-                f"array{len(nest.reads)}[{output_offset_text(nest)}] = {value};",
-            )
+    text.add(f"""
+        #pragma unroll
+        for (int u = 0; u < {nest.tile.rows}; ++u) {{
+          #pragma unroll
+          for (int v = 0; v < {nest.tile.columns}; ++v) {{
+            const I {i} = first_row + {row_in_tile}, {j} = first_column + {column_in_tile};
+            if ({is_inside}) {target} = {value};
+          }}
+        }}
+    """)
 
 
 def _add_take(nest: CudaNest, fold: Fold, text: KernelText) -> None:
@@ -170,11 +176,10 @@ def _fetch_loop(nest: CudaNest, term: Term, text: KernelText) -> Iterator[None]:
     with text.block(f"for (int q = 0; q < {_fetch_count(nest, term)}; ++q)"):
         text.add(f"const int e = threadIdx.x + q * {BLOCK_THREADS};")
         if term.along_depth:
-            depth = nest.tile.depth
-            text.add(f"const int step = e % {depth}, line = e / {depth};")
+            inner, outer, length = "step", "line", nest.tile.depth
         else:
-            length = _length(nest, term)
-            text.add(f"const int line = e % {length}, step = e / {length};")
+            inner, outer, length = "line", "step", _length(nest, term)
+        text.add(f"const int {inner} = e % {length}, {outer} = e / {length};")
         yield
 
 
@@ -183,18 +188,14 @@ def _add_fetch(nest: CudaNest, text: KernelText) -> None:
     text.add("// Read the values of one step into registers.")
     with text.block("auto fetch = [&](const I j)", end="};"):
         for number, term in enumerate(nest.terms):
-            if term.is_row:
-                loop = nest.row_loop
-                first = "first_row"
-            else:
-                loop = nest.column_loop
-                first = "first_column"
+            side = (nest.row_loop, "first_row"), (nest.column_loop, "first_column")
+            loop, first = side[0 if term.is_row else 1]
             with _fetch_loop(nest, term, text):
                 text.add(
                     f"const I i{loop} = least({first} + line, extent{loop} - 1);",
                     "I deep = least(j + step, end - 1);",
                 )
-                add_loop_indices(text, "deep", range(nest.output_loops, nest.loops))
+                add_loop_indices(text, "deep", nest.aggregated_loops)
                 steps = steps_of(nest)
                 value = steps.value(term.expression, term.dtype)
                 text.add(*steps.lines, f"fetched{number}[q] = {value};")
@@ -217,28 +218,22 @@ def _add_multiply(nest: CudaNest, text: KernelText) -> None:
     with text.block("auto multiply = [&](const int side, const int k)", end="};"):
         values = []
         for number, term in enumerate(nest.terms):
-            if term.is_row:
-                count = rows
-                thread = "ty"
-                line = "u"
-            else:
-                count = columns
-                thread = "tx"
-                line = "v"
+            count, thread, line = (rows, "ty", "u") if term.is_row else (columns, "tx", "v")
             pack = _pack(count, nest.terms, term.is_row)
+            packs = count // pack
             kind = f"Pack<{COMPUTED[term.dtype]}, {pack}>"
             place = f"tile{number}[side][k][u * {TILE_THREADS * pack} + {thread} * {pack}]"
-            text.add(
-                f"{kind} x{number}[{count // pack}];",
-                "#pragma unroll",
-                f"for (int u = 0; u < {count // pack}; ++u) "
-                f"x{number}[u] = *reinterpret_cast<const {kind}*>(&{place});",
-            )
+            read = f"*reinterpret_cast<const {kind}*>(&{place})"
+            text.add(f"""
+                {kind} x{number}[{packs}];
+                #pragma unroll
+                for (int u = 0; u < {packs}; ++u) x{number}[u] = {read};
+            """)
             values.append(f"x{number}[{line} / {pack}].at[{line} % {pack}]")
-        text.add(
-            "#pragma unroll",
-            f"for (int u = 0; u < {rows}; ++u)",
-            "  #pragma unroll",
-            f"  for (int v = 0; v < {columns}; ++v) "
-            f"total[u][v] = take(total[u][v], {', '.join(values)});",
-        )
+        taken = f"take(total[u][v], {', '.join(values)})"
+        text.add(f"""
+            #pragma unroll
+            for (int u = 0; u < {rows}; ++u)
+              #pragma unroll
+              for (int v = 0; v < {columns}; ++v) total[u][v] = {taken};
+        """)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,10 +51,10 @@ def split_into_tiles(problem: Problem) -> WorkSplit | None:
         parts = 1
         if blocks * 4 <= BUSY_BLOCKS:
             parts = max(1, min(-(-BUSY_BLOCKS // 2 // blocks), size_of(aggregated) // 256))
-        nest = replace(
-            problem.nest("tile", axes), function=function, tile=shape, terms=tuple(cutter.terms)
+        terms = tuple(cutter.terms)
+        return problem.work_split(
+            "tile", axes, blocks, parts, function=function, tile=shape, terms=terms
         )
-        return problem.work_split(nest, axes, blocks, parts)
     return None
 
 

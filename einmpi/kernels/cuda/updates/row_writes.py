@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Scalar, rebuild
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.capture import watch
 from einmpi.kernels.cuda.device_functions import DEVICE
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import compile_kernel
-from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.cuda.launch import PreparedCall, compile_kernel
+from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.updates import placed_rows
 from einmpi.kernels.updates.placed_rows import PlacedRows, find_placed_rows
 from einmpi.schedule.regions import one_run
 from einmpi.schedule.steps import Kernel
 
-PreparedCall = Callable[[Sequence[DeviceArray], DeviceArray], None]
 Compute = Callable[[EinSum, Sequence[DeviceArray], DeviceArray, Any], None]  # a whole kernel
 ArrayOf = Callable[[Sequence[DeviceArray]], DeviceArray]  # an array, given the operands
 
@@ -61,13 +56,13 @@ def prepare_row_writes(
     values_of = _prepare_values(rows, kernel, operands, target, compute)
     if values_of is None:
         return None
-    layout = _Layout.of(rows, kernel.einsum, places_of(operands), values_of(operands), target)
-    if layout is None:
+    launch = _prepare_write(rows, kernel.einsum, places_of(operands), values_of(operands), target)
+    if launch is None:
         return None
-    launch = layout.launch(*runs[0])
+    start, stop = runs[0]
 
     def write(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        launch(places_of(operands), values_of(operands), target)
+        launch(places_of(operands), values_of(operands), target, start, stop)
 
     return write
 
@@ -76,12 +71,8 @@ def _prepare_places(
     rows: PlacedRows, kernel: Kernel, operands: Sequence[DeviceArray], compute: Compute
 ) -> ArrayOf | None:
     """Return what gives the index of each row as int64; None if it may be no whole number."""
-
-    def leaf(node: Scalar) -> Type:
-        assert isinstance(node, Arg)
-        return np.dtype(plain(operands[node.position].dtype.name))
-
-    if np.dtype(infer(rows.place, leaf)).kind not in "biu":
+    dtypes = [array.dtype.name for array in operands]
+    if np.dtype(kind_of(rows.place, dtypes)).kind not in "biu":
         return None
     entries = kernel.einsum.operands
     if isinstance(rows.place, Arg):
@@ -146,108 +137,71 @@ def _computed(
 # ---- the kernel ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The elements of all rows as nested loops, and the steps of each loop in the arrays."""
+def _prepare_write(
+    rows: PlacedRows,
+    einsum: EinSum,
+    places: DeviceArray,
+    values: DeviceArray,
+    target: DeviceArray,
+) -> Callable[..., None] | None:
+    """Return what writes the rows from a start to a stop, which are those of the target.
 
-    itemsize: int
-    extents: tuple[int, ...]
-    place_steps: tuple[int, ...]
-    value_steps: tuple[int, ...]
-    target_steps: tuple[int, ...]
-    row_step: int  # from one row of the target to the next
-
-    @classmethod
-    def of(
-        cls,
-        rows: PlacedRows,
-        einsum: EinSum,
-        places: DeviceArray,
-        values: DeviceArray,
-        target: DeviceArray,
-    ) -> _Layout | None:
-        """Return the layout of these arrays; None if there is no kernel for it."""
-        if values.dtype != target.dtype or target.itemsize not in _ELEMENTS:
+    The elements of all rows are nested loops, with a step of each loop in every array. Return None
+    if there is no kernel for arrays that are stored as these.
+    """
+    if values.dtype != target.dtype or target.itemsize not in _ELEMENTS:
+        return None
+    steps: list[dict[str, int]] = []  # of labels, in elements
+    labels_of_arrays = (rows.place_labels, rows.value.output, einsum.output)
+    for array, labels in zip((places, values, target), labels_of_arrays, strict=True):
+        if any(stride % array.itemsize for stride in array.strides):
             return None
-        steps = []
-        for array, labels in (
-            (places, rows.place_labels),
-            (values, rows.value.output),
-            (target, einsum.output),
-        ):
-            if any(stride % array.itemsize for stride in array.strides):
-                return None
-            in_elements = [stride // array.itemsize for stride in array.strides]
-            steps.append(dict(zip(labels, in_elements, strict=True)))
-        loops = rows.value.output
-        of_places, of_values, of_target = steps
-        return cls(
-            target.itemsize,
-            tuple(einsum.extent[label] for label in loops),
-            tuple(of_places.get(label, 0) for label in loops),
-            tuple(of_values[label] for label in loops),
-            tuple(of_target[label] for label in loops),
-            of_target[rows.label],
-        )
+        in_elements = [stride // array.itemsize for stride in array.strides]
+        steps.append(dict(zip(labels, in_elements, strict=True)))
+    row_step = steps[2][rows.label]  # from one row of the target to the next
+    loops: list[int] = []
+    for label in rows.value.output:
+        loops += [einsum.extent[label], *(own.get(label, 0) for own in steps)]
+    text = row_writes_source(target.itemsize, len(rows.value.output))
+    kernel = compile_kernel(text, fast=False)
+    count = prod(rows.value.bound)
+    blocks = min(-(-count // _BLOCK_THREADS), _MOST_BLOCKS)
 
     def launch(
-        self, start: int, stop: int
-    ) -> Callable[[DeviceArray, DeviceArray, DeviceArray], None]:
-        """Return what writes the rows from `start` to `stop`, which are those of the target."""
-        kernel = compiled_row_writes(self.itemsize, len(self.extents))
-        count = prod(self.extents)
-        blocks = min(-(-count // _BLOCK_THREADS), _MOST_BLOCKS)
-        numbers = [count, blocks * _BLOCK_THREADS, start, stop, self.row_step]
-        loops = zip(
-            self.extents, self.place_steps, self.value_steps, self.target_steps, strict=True
-        )
-        for loop in loops:
-            numbers += loop
+        places: DeviceArray, values: DeviceArray, target: DeviceArray, start: int, stop: int
+    ) -> None:
+        addresses = (places.data.ptr, values.data.ptr, target.data.ptr)
+        numbers = (count, blocks * _BLOCK_THREADS, start, stop, row_step, *loops)
+        kernel((blocks, 1), (_BLOCK_THREADS,), (*addresses, *numbers))
 
-        def launch(places: DeviceArray, values: DeviceArray, target: DeviceArray) -> None:
-            addresses = (places.data.ptr, values.data.ptr, target.data.ptr)
-            kernel((blocks, 1), (_BLOCK_THREADS,), (*addresses, *numbers))
-
-        return launch
-
-
-@lru_cache(maxsize=256)
-def compiled_row_writes(itemsize: int, loops: int) -> Any:
-    """Return the kernel for elements of this size and so many nested loops."""
-    return compile_kernel(row_writes_source(itemsize, loops), fast=False)
+    return launch
 
 
 def row_writes_source(itemsize: int, loops: int) -> str:
     """Return the text of a kernel in which each thread writes elements of rows, one by one."""
-    parameters = []
-    lines = []
+    parameters = ["long long row_step"]
     for loop in range(loops):
-        names = [f"{name}{loop}" for name in ("extent", "place_step", "value_step", "target_step")]
-        parameters += [f"long long {name}" for name in names]
+        for name in ("extent", "place_step", "value_step", "target_step"):
+            parameters.append(f"long long {name}{loop}")
+    lines = ""
     for loop in reversed(range(loops)):
-        lines += [
-            f"        index = rest % extent{loop};",
-            f"        rest /= extent{loop};",
-            f"        place += index * place_step{loop};",
-            f"        value += index * value_step{loop};",
-            f"        element += index * target_step{loop};",
-        ]
-    return "\n".join(
-        [
-            DEVICE + _ELEMENTS[itemsize],
-            'extern "C" __global__ void kernel(',
-            "    const long long* places, const Element* values, Element* target,",
-            "    long long count, long long threads, long long start, long long stop,",
-            f"    {', '.join(['long long row_step', *parameters])}) {{",
-            f"    long long number = blockIdx.x * {_BLOCK_THREADS}ll + threadIdx.x;",
-            "    for (; number < count; number += threads) {",
-            "        long long rest = number, place = 0, value = 0, element = 0, index;",
-            *lines,
-            "        long long row = places[place];",
-            "        if (start <= row && row < stop)",
-            "            target[element + (row - start) * row_step] = values[value];",
-            "    }",
-            "}",
-            "",
-        ]
-    )
+        lines += f"""
+        index = rest % extent{loop};
+        rest /= extent{loop};
+        place += index * place_step{loop};
+        value += index * value_step{loop};
+        element += index * target_step{loop};"""
+    return f"""{DEVICE}{_ELEMENTS[itemsize]}
+extern "C" __global__ void kernel(
+    const long long* places, const Element* values, Element* target,
+    long long count, long long threads, long long start, long long stop,
+    {", ".join(parameters)}) {{
+    long long number = blockIdx.x * {_BLOCK_THREADS}ll + threadIdx.x;
+    for (; number < count; number += threads) {{
+        long long rest = number, place = 0, value = 0, element = 0, index;{lines}
+        long long row = places[place];
+        if (start <= row && row < stop)
+            target[element + (row - start) * row_step] = values[value];
+    }}
+}}
+"""
