@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.factor import Name
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills
@@ -45,16 +44,7 @@ class Finishing:
             known, found = self.last_bills
             if (known.graph, known.states, known.layouts) == (cut.graph, cut.states, cut.layouts):
                 return found
-        symbols: dict[Name, tuple[int, ...]] = {}
-        for name, state in cut.states.items():
-            labels = cut.graph[name].computed_einsum.labels
-            numbers = {label: number for number, label in enumerate((*labels, None))}
-            symbols["vertex", name] = tuple(numbers[label] for label in state)
-        for name, layout in cut.layouts.items():
-            ndim = len(cut.graph[name].bound)
-            symbols["tensor", name] = tuple(ndim if axis is None else axis for axis in layout)
-        layouts = tuple(cut.layouts)
-        found = bills(cut.graph, self.mesh, symbols, self.resident, layouts, self.prices)
+        found = bills(cut, self.resident, self.prices)
         self.last_bills = cut, found
         return found
 
@@ -74,7 +64,7 @@ class Finishing:
             for name, state in cut.states.items():
                 einsum = graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
-        updatable = self.memory.updatable(graph, cut.states, cut.layouts)
+        updatable = self.memory.updatable(cut)
         return Plan(
             graph=graph,
             mesh=self.mesh,
@@ -113,11 +103,10 @@ class Finishing:
             nbytes = bill.nbytes if plan.uneven else bill.between
             if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
                 overlapped.append(name)
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
         names = [None, *(vertex.name for vertex in plan.graph.computed)]
         peak = plan.peak
         while overlapped:
-            needed = self.memory.at_vertices(cut, overlapped=overlapped)
+            needed = self.memory.at_vertices(plan, overlapped=overlapped)
             peak = max(plan.peak, *needed)
             if limit is None or peak <= limit:
                 break
@@ -141,8 +130,7 @@ class Finishing:
 
         At most, all files are read before the first vertex.
         """
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
-        most = max(self.memory.at_vertices(cut, self.options.files)) + plan.overlap
+        most = max(self.memory.at_vertices(plan, self.options.files)) + plan.overlap
         peak = max(plan.peak, min(limit, most))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 

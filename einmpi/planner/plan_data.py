@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import sha256
+from math import prod
 from typing import NamedTuple
 
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
-from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, longest_share, stage_of
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, Cuts, longest_shares, stage_of
 from einmpi.planner.moving.traffic import Bill
 
 
@@ -102,16 +101,15 @@ class LoopPlan:
     validated_every: int = 0  # so many steps
 
 
-@dataclass(frozen=True)
-class PlanData:
-    """The data of a plan, from which its texts are made. `Plan` is the public class."""
+@dataclass(frozen=True, kw_only=True)
+class PlanData(Cuts):
+    """The data of a plan, from which its texts are made. `Plan` is the public class.
 
-    graph: EinGraph
-    mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle
+    Its mesh may have fewer ranks than there are: the last ranks are idle.
+    """
+
     ranks: int
     strategy: str
-    states: Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
-    layouts: Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
     bills: Mapping[str, Bill]  # vertex → what it moves and how long it takes
     peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # of certificate: "exact" or "gap"
@@ -124,7 +122,6 @@ class PlanData:
     nan_checked: tuple[str, ...] = ()
     donate: bool = False  # whether it is written over it
     blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
-    chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
     memory: int | None = None  # the limit asked for, in bytes per rank
     besides: int = 0  # bytes of the limit that the plan leaves to batches and chunks
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
@@ -210,14 +207,10 @@ class PlanData:
 
     def _operations_busiest(self, vertex: Vertex) -> int:
         """Return the operations of a rank that has the longest share of every label."""
-        state = self.states[vertex.name]
-        share = 1
-        whole = 1
-        for label, extent in vertex.computed_einsum.extents:
-            axes = [axis for axis, cut in enumerate(state) if cut == label]
-            share *= longest_share(self.mesh, extent, axes)
-            whole *= extent
-        return -(-vertex.operations() * share // max(1, whole))
+        einsum = vertex.computed_einsum
+        extents = [extent for _, extent in einsum.extents]
+        shares = longest_shares(self.mesh, extents, self.states[vertex.name], einsum.labels)
+        return -(-vertex.operations() * prod(shares) // max(1, prod(extents)))
 
     @property
     def knows_nodes(self) -> bool:

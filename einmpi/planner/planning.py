@@ -290,7 +290,7 @@ class Planning:
         in the options are computed again. Chains are fused where that needs no more memory.
         """
         states, layouts = self.search.named(found, problem)
-        cut = CutGraph(self.graph, states, layouts)
+        cut = CutGraph(self.graph, self.mesh, states, layouts)
         best = replace(cut, peak=self.memory.peak(cut))
         for graph in other_orders(self.graph, self.memory.constraints(cut)):
             other = replace(cut, graph=graph)

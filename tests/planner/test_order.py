@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from distributed import run_on_threads
@@ -40,10 +42,7 @@ def step_plan(step: Step, ranks: int, donate: bool, memory: int | None = None) -
 def peak_in_order_of(graph: EinGraph, plan: Plan) -> int:
     """Return the peak of a plan if its vertices were computed in another order."""
     needed = bytes_at_vertices(
-        graph,
-        plan.mesh,
-        plan.states,
-        plan.layouts,
+        replace(plan, graph=graph, chains=()),
         plan.resident,
         in_place=plan.in_place.values(),
         blocked=plan.blocked,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.factor import Edge, Name, factor
+from einmpi.planner.factor import Edge, Variable, factor
+from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
@@ -28,10 +28,6 @@ class Traffic:
     recut: int  # words that move because the tensor is cut along other dimensions
     between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
     peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
-
-    @property
-    def words(self) -> tuple[int, int, int]:
-        return self.copied, self.combined, self.recut
 
 
 def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
@@ -145,54 +141,54 @@ class Bill:
             self.moving_between += nbytes_between * prices.between
 
 
-def bills(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Mapping[Name, tuple[int, ...]],
-    resident: Collection[str],
-    pinned: Collection[str],
-    prices: Prices,
-) -> dict[str, Bill]:
+EdgeOfPlan = tuple[Edge, Variable, list[tuple[int, ...]], Traffic]
+
+
+def edges_of_plan(cut: Cuts, resident: Collection[str]) -> Iterator[EdgeOfPlan]:
+    """Yield each edge of a graph with its target, the symbols of its ends, and what it moves.
+
+    The symbols of the source come first, if there is a source.
+    """
+    problem = factor(cut.graph, resident, cut.layouts)
+    for edge in problem.edges:
+        target = problem.variables[edge.target]
+        cuts = [cut.symbols(target.kind, target.name)]
+        if edge.source is not None:
+            source = problem.variables[edge.source]
+            cuts.insert(0, cut.symbols(source.kind, source.name))
+        yield edge, target, cuts, edge_traffic(cut.mesh, edge, cuts)
+
+
+def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bill]:
     """Return what each vertex costs. Repeated layers are counted one by one.
 
     Copies and new cuts are paid by the vertex that needs them, partial results by the vertex that
     made them.
     """
-    problem = factor(graph, resident, pinned)
+    graph, mesh = cut.graph, cut.mesh
     found = {vertex.name: Bill() for vertex in graph.computed}
-    for edge in problem.edges:
-        target = problem.variables[edge.target]
-        cuts = [states[target.kind, target.name]]
-        if edge.source is not None:
-            source = problem.variables[edge.source]
-            cuts.insert(0, states[source.kind, source.name])
-        traffic = edge_traffic(mesh, edge, cuts)
+    for edge, target, _, traffic in edges_of_plan(cut, resident):
         tensor = graph[edge.tensor]
         itemsize = np.dtype(tensor.dtype).itemsize
-        count = edge.weight
-
         user = edge.tensor
         if target.kind == "vertex" or tensor.is_input:
             user = target.name
         if user not in found:  # an input in a layout of its own: its first reader pays
             user = graph.consumers[user][0]
         between_combined, between_rest = traffic.between
-        copies = Cost(count * traffic.copied, 0, count * traffic.recut)
-        found[user].add(copies, count * between_rest, itemsize, prices)
+        copies = Cost(traffic.copied, 0, traffic.recut)
+        found[user].add(copies, between_rest, itemsize, prices)
         payer = found[user]
         if traffic.combined:
             payer = found[edge.tensor]
-            partial_results = Cost(0, count * traffic.combined, 0)
-            payer.add(partial_results, count * between_combined, itemsize, prices)
+            payer.add(Cost(0, traffic.combined, 0), between_combined, itemsize, prices)
         inside, across = traffic.peers
-        payer.moving_inside += count * mesh.ranks * prices.messages(inside, 1)
-        payer.moving_between += count * mesh.ranks * prices.messages(1, across)
+        payer.moving_inside += mesh.ranks * prices.messages(inside, 1)
+        payer.moving_between += mesh.ranks * prices.messages(1, across)
 
     if prices.machine is not None:
         for vertex in graph.computed:
-            einsum = vertex.computed_einsum
-            state = states["vertex", vertex.name]
-            replicas = mesh.parts(state, [len(einsum.labels)])[0]
+            replicas = mesh.parts(cut.states[vertex.name], [None])[0]
             attoseconds = vertex.operations() * prices.operation(vertex)
             found[vertex.name].computing = attoseconds // ATTOSECONDS_OF_A_PICOSECOND * replicas
     return found

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.recompute import CutGraph
 
 MOST_TRIALS = 100  # sets of inputs whose memory is computed
 
@@ -20,7 +19,6 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
     assert options.memory is not None
     limit = options.memory
     graph = plan.graph
-    cut = CutGraph(graph, plan.states, plan.layouts, chains=plan.chains)
     kept: list[str] = []
     waiting = [sorted(names, key=lambda name: graph.position[graph.consumers[name][0]])]
     for _ in range(MOST_TRIALS):
@@ -28,7 +26,7 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
             break
         tried = waiting.pop()
         resident = (*plan.resident, *kept, *tried)
-        if CutMemory(graph, plan.mesh, options, resident).peak(cut) <= limit:
+        if CutMemory(graph, plan.mesh, options, resident).peak(plan) <= limit:
             kept += tried
         elif len(tried) > 1:
             half = len(tried) // 2

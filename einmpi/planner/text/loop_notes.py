@@ -67,9 +67,7 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
             continue
         why = "memory is short"
         if not plan.spilled:
-            why = why_not_in_place(
-                plan.graph, plan.mesh, plan.states, plan.layouts, name, output, plan.nan_checked
-            )
+            why = why_not_in_place(plan, name, output, plan.nan_checked)
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
     in_blocks = []

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from einmpi.planner.factor import Edge, Variable, factor
-from einmpi.planner.moving.traffic import edge_traffic
+from einmpi.planner.factor import Edge, Variable
+from einmpi.planner.moving.traffic import edges_of_plan
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.tables import Note
 from einmpi.units import counted, show_bytes
@@ -40,31 +40,23 @@ class Movement:
 
 def movements(plan: PlanData) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
-    problem = factor(plan.graph, plan.resident, plan.layouts)
-    for edge in problem.edges:
-        target = problem.variables[edge.target]
-        target_cuts = symbols(plan, target)
-        cuts = [target_cuts]
-        made: list[int] = []
-        if edge.source is not None:
-            source_cuts = symbols(plan, problem.variables[edge.source])
-            cuts = [source_cuts, target_cuts]
-            made = [edge.source_symbols[symbol] for symbol in source_cuts]
-        words = edge_traffic(plan.mesh, edge, cuts).words
-        copied, combined, recut = (edge.weight * amount for amount in words)
-        moved = copied + combined + recut
+    for edge, target, cuts, traffic in edges_of_plan(plan, plan.resident):
+        moved = traffic.copied + traffic.combined + traffic.recut
         if not moved:
             continue
-        wanted = [edge.target_symbols[symbol] for symbol in target_cuts]
+        made: list[int] = []
+        if edge.source is not None:
+            made = [edge.source_symbols[symbol] for symbol in cuts[0]]
+        wanted = [edge.target_symbols[symbol] for symbol in cuts[-1]]
         replicated = edge.ndim
         partial = edge.ndim + 1
         itemsize = np.dtype(plan.graph[edge.tensor].dtype).itemsize
         yield Movement(
             edge.tensor,
             target.name if target.kind == "vertex" else None,
-            copied,
-            combined,
-            recut,
+            traffic.copied,
+            traffic.combined,
+            traffic.recut,
             copies=plan.mesh.parts(wanted, [replicated])[0],
             partials=plan.mesh.parts(made, [partial])[0] if made else 1,
             uses=_uses(plan, edge, target),
@@ -73,18 +65,6 @@ def movements(plan: PlanData) -> Iterator[Movement]:
             nbytes=moved * itemsize,
             is_halo=edge.needed is not None,
         )
-
-
-def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
-    """Return the number of the label or dimension that each axis cuts at the end of an edge."""
-    replicated = len(end.extents)
-    if end.kind == "tensor":
-        layout = plan.layouts[end.name]
-        return tuple(replicated if cut is None else cut for cut in layout)
-    einsum = plan.graph[end.name].computed_einsum
-    numbers = {label: number for number, label in enumerate(einsum.labels)}
-    state = plan.states[end.name]
-    return tuple(replicated if label is None else numbers[label] for label in state)
 
 
 def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
