@@ -14,7 +14,7 @@ from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
-from einmpi.planner.moving.volume import moved_words
+from einmpi.planner.moving.volume import axes_factors, moved_words
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 
@@ -48,29 +48,24 @@ def _computed_traffic(
     """Return what a computed tensor moves, given the symbols of each axis before and after."""
     ndim = len(bound)
     elements = prod(bound)
-    replicated = ndim
-    partial = ndim + 1
-
-    partials = []  # of each axis: its length if it has partial results, else 1
-    exchanging = []  # its length if ranks exchange something along it, else 1
-    turns = False  # whether an axis goes from one dimension to another
-    for length, source, target in zip(mesh.factors, sources, targets, strict=True):
-        partials.append(length if source == partial else 1)
-        exchanging.append(length if source not in (target, replicated) else 1)
-        if source != target and source < ndim and target < ndim:
-            turns = True
-
+    # Whether an axis goes from one dimension to another.
+    turns = any(
+        source != target and max(source, target) < ndim
+        for source, target in zip(sources, targets, strict=True)
+    )
+    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
+    every = axes_factors(axes, ndim)
+    between = axes_factors(axes[: mesh.node_axes], ndim)
     total, crossing = moved_words(mesh, bound, sources, targets)
-    combined = min(total, (prod(partials) - 1) * elements)
+    combined = min(total, (every.partials - 1) * elements)
     rest = total - combined
-    node_partials = prod(partials[: mesh.node_axes])
-    crossing_combined = min(crossing, (node_partials - 1) * elements)
+    crossing_combined = min(crossing, (between.partials - 1) * elements)
     return Traffic(
         copied=0 if turns else rest,
         combined=combined,
         recut=rest if turns else 0,
         between=(crossing_combined, crossing - crossing_combined),
-        peers=(prod(exchanging[mesh.node_axes :]), prod(exchanging[: mesh.node_axes])),
+        peers=(every.peers // between.peers, between.peers),
     )
 
 
