@@ -154,9 +154,14 @@ def cost_of(plan: Plan) -> int:
     Bytes that are kept outside of memory are written and read, each as if it moved.
     """
     copied = 2 * plan.spilled * plan.mesh.ranks
+    if plan.machine is not None:
+        return price_of(plan) + copied * plan.machine.inside
+    return plan.graph.operations() + FLOPS_PER_BYTE * (price_of(plan) + copied)
+
+
+def price_of(plan: Plan) -> int:
+    """Return what a plan minimises: time by the measured machine, or bytes that move."""
     bills_of_plan = plan.bills.values()
     if plan.machine is not None:
-        return sum(bill.time for bill in bills_of_plan) + copied * plan.machine.inside
-    moved: int = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
-    operations = plan.graph.operations()
-    return operations + FLOPS_PER_BYTE * (moved + copied)
+        return sum(bill.time for bill in bills_of_plan)
+    return sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)

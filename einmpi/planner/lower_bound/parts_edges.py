@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.planner.factor import Edge
-from einmpi.planner.lower_bound.kept import most_kept, most_kept_of_one_copy
+from einmpi.planner.lower_bound.kept import most_kept
 from einmpi.planner.lower_bound.ways import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -65,9 +65,11 @@ class PartsEdge:
         """Return what moves at least, for each pair of layouts."""
         partials = before[:, -1]
         kept = np.empty((len(before), len(after)), np.int64)
-        for rows, most in ((partials == 1, most_kept), (partials > 1, most_kept_of_one_copy)):
+        for one_copy in (False, True):
+            rows = (partials > 1) == one_copy
             if rows.any():
-                kept[rows] = most(before[rows, :-1], after[:, :-1], self.edge.bound, self.ranks)
+                layouts = before[rows, :-1], after[:, :-1]
+                kept[rows] = most_kept(*layouts, self.edge.bound, self.ranks, one_copy)
         words: Ints = self.elements * (partials[:, None] - 1 + after[:, -2]) - kept
         return words
 

@@ -26,6 +26,7 @@ class CutGraph(Cuts):
     dropped: tuple[str, ...] = ()  # tensors that are computed again
     copies: Mapping[str, str] = field(default_factory=dict)  # vertex → what it computes again
     peak_before: int = 0  # bytes of a rank, if nothing were dropped
+    least: int = 0  # bytes of a rank if all that can be is kept outside of memory, where known
 
 
 # ---- the graph ----------------------------------------------------------------------------------

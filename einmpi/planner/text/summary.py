@@ -130,12 +130,25 @@ def _cuts(plan: PlanData) -> list[str]:
     return groups.listed(show)
 
 
+def _grouped(
+    moved: Sequence[Movement],
+    key_of: Callable[[Movement], Key | None],
+    show: Callable[[Key, list[str]], str],
+) -> list[str]:
+    """Return a text for each key of movements, which `show` makes; None is no key."""
+    groups: _Groups[Key] = _Groups("tensor", "tensors")
+    for move in moved:
+        key = key_of(move)
+        if key is not None:
+            groups.add(key, move.tensor, move.nbytes)
+    return groups.listed(show)
+
+
 def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
-    groups: _Groups[tuple[int, int]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.copied and not move.is_halo:
-            groups.add((move.copies, move.uses), move.tensor, move.nbytes)
+
+    def key_of(move: Movement) -> tuple[int, int] | None:
+        return (move.copies, move.uses) if move.copied and not move.is_halo else None
 
     def show(key: tuple[int, int], names: list[str]) -> str:
         copies, uses = key
@@ -143,50 +156,43 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
         once = f", once for {uses} uses" if uses > 1 else ""
         return f"{what} {_list(names)} to {copies} ranks{once}"
 
-    return groups.listed(show)
+    return _grouped(moved, key_of, show)
 
 
 def _halos(moved: Sequence[Movement]) -> list[str]:
     """Return of which tensors ranks get what they lack for index arithmetic."""
-    groups: _Groups[bool] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.is_halo:
-            groups.add(True, move.tensor, move.nbytes)
 
     def show(key: bool, names: list[str]) -> str:
         return f"of {_list(names)}, what the indices of a rank reach outside of its part"
 
-    return groups.listed(show)
+    return _grouped(moved, lambda move: move.is_halo or None, show)
 
 
 def _recuts(moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are cut along other dimensions, and how."""
-    groups: _Groups[tuple[tuple[int, ...], tuple[int, ...]]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.recut:
-            groups.add((move.made, move.wanted), move.tensor, move.nbytes)
 
-    def show(key: tuple[tuple[int, ...], tuple[int, ...]], names: list[str]) -> str:
-        made, wanted = key
-        return f"{_list(names)} anew, cut {_parts(made)} and then {_parts(wanted)}"
+    def show(key: str, names: list[str]) -> str:
+        return f"{_list(names)} anew, cut {key}"
 
-    return groups.listed(show)
+    def key_of(move: Movement) -> str | None:
+        return f"{_parts(move.made)} and then {_parts(move.wanted)}" if move.recut else None
+
+    return _grouped(moved, key_of, show)
 
 
 def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which partial results are combined over how many ranks."""
-    groups: _Groups[tuple[int, str]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.combined:
-            aggregation = plan.graph[move.tensor].computed_einsum.aggregation
-            assert aggregation is not None, "only an aggregation has partial results"
-            groups.add((move.partials, aggregation), move.tensor, move.nbytes)
 
-    def show(key: tuple[int, str], names: list[str]) -> str:
-        partials, aggregation = key
-        return f"partial results of {_list(names)} over {partials} ranks ({aggregation})"
+    def key_of(move: Movement) -> str | None:
+        if not move.combined:
+            return None
+        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
+        return f"over {move.partials} ranks ({aggregation})"
 
-    return groups.listed(show)
+    def show(key: str, names: list[str]) -> str:
+        return f"partial results of {_list(names)} {key}"
+
+    return _grouped(moved, key_of, show)
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
