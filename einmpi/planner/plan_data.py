@@ -295,6 +295,11 @@ class PlanData(Cuts):
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""
         return picoseconds / self.mesh.ranks / 1e12
 
+    def cuts_text(self, name: str) -> str:
+        """Return the parts of the labels of a vertex that are cut: "i:2 k:4"."""
+        cut = [f"{label}:{parts}" for label, parts in self.parts(name).items() if parts > 1]
+        return " ".join(cut)
+
     def parts(self, name: str) -> dict[str, int]:
         """Return the number of parts that each label of a vertex is cut into."""
         einsum = self.graph[name].computed_einsum

@@ -10,12 +10,12 @@ from einmpi.planner.machine import Machine
 from einmpi.planner.moving.traffic import Bill
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
-from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Reduce, Step
 from einmpi.simulate.dry_run import dry_run
+from einmpi.simulate.rank_traces import agreed_slots
 from einmpi.simulate.timed_comm import Duration, TimedComm
 
 FIRST_RANK = 0  # it has the largest blocks, and the last rank the smallest ones
@@ -78,21 +78,9 @@ def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
     """Return what one rank does, from a dry run of its schedule."""
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, rank)
-    slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
+    slots = agreed_slots([schedule], nodes)[0] if machine.shared else SharedSlots()
     comm = TimedComm(rank, nodes, machine)
     return _times_of_vertices(schedule, slots, comm, plan.bills)
-
-
-def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
-    """Return what the ranks of a node share, if all of them agree with this one."""
-    choice = choose_shared_slots(schedule, nodes)
-    answer: bool | None = None
-    while True:
-        try:
-            _, answer = choice.send(answer)
-        except StopIteration as end:
-            chosen: SharedSlots = end.value
-            return chosen
 
 
 def _times_of_vertices(

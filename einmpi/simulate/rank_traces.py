@@ -49,14 +49,17 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Ran
         schedules = [lower(plan, rank) for rank in range(first, stop)]
         slots_of_ranks = [SharedSlots()] * len(schedules)
         if shared:
-            slots_of_ranks = _agreed_slots(schedules, nodes)
+            slots_of_ranks = agreed_slots(schedules, nodes)
         for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
             yield _trace_of(schedule, slots, nodes, kernel_times)
         first = stop
 
 
-def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
-    """Return what each rank of a node shares, as the ranks would agree on it."""
+def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
+    """Return what ranks of a node that follow one another share, as they would agree on it.
+
+    Other ranks of the node agree with them.
+    """
     choices = [choose_shared_slots(schedule, nodes) for schedule in schedules]
     first = schedules[0].rank
     chosen = [SharedSlots()] * len(schedules)
@@ -72,7 +75,7 @@ def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list
     for place in range(len(schedules)):
         ask(place, None)
     while questions:
-        members = _group_that_is_asked(questions, first)
+        members = _group_that_is_asked(questions, range(first, first + len(schedules)))
         answer = all(questions[place][1] for place in members)
         for place in members:
             ask(place, answer)
@@ -80,11 +83,11 @@ def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list
 
 
 def _group_that_is_asked(
-    questions: Mapping[int, tuple[tuple[int, ...], bool]], first: int
+    questions: Mapping[int, tuple[tuple[int, ...], bool]], ranks: range
 ) -> list[int]:
     """Return the places of a group whose members are all at the same question."""
     for group, _ in questions.values():
-        members = [rank - first for rank in group]
+        members = [rank - ranks.start for rank in group if rank in ranks]
         if all(place in questions and questions[place][0] == group for place in members):
             return members
     raise AssertionError("the groups of a node wait for each other")

@@ -70,7 +70,7 @@ def vertex_rows(plan: PlanData, full: bool = False) -> list[Row]:
             bills = [plan.bills[vertex.name] for vertex in shown.vertices]
         else:
             text = shown.summary
-            cuts = _cuts(plan, shown.name)
+            cuts = plan.cuts_text(shown.name) or "–"
             bills = [plan.bills[shown.name]]
         row = [
             text,
@@ -86,9 +86,3 @@ def vertex_rows(plan: PlanData, full: bool = False) -> list[Row]:
             row.append(show_seconds(plan.seconds_of(sum(bill.time for bill in bills))))
         rows.append(tuple(row))
     return rows
-
-
-def _cuts(plan: PlanData, name: str) -> str:
-    """Return the parts of the labels that are cut: "i:2 k:4"."""
-    cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
-    return " ".join(cut) or "–"
