@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -23,9 +23,7 @@ from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 class Traffic:
     """What moves along an edge: words over all ranks, and the ranks that exchange something."""
 
-    copied: int  # words that move as copies for a join
-    combined: int  # words of partial results
-    recut: int  # words that move because the tensor is cut along other dimensions
+    words: Cost  # copies for a join, partial results, and what is cut along other dimensions
     between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
     peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
 
@@ -61,9 +59,7 @@ def _computed_traffic(
     rest = total - combined
     crossing_combined = min(crossing, (between.partials - 1) * elements)
     return Traffic(
-        copied=0 if turns else rest,
-        combined=combined,
-        recut=rest if turns else 0,
+        Cost(0 if turns else rest, combined, rest if turns else 0),
         between=(crossing_combined, crossing - crossing_combined),
         peers=(every.peers // between.peers, between.peers),
     )
@@ -78,9 +74,7 @@ def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
     across = prod(copies[: mesh.node_axes])
     inside = prod(copies[mesh.node_axes :])
     return Traffic(
-        copied=(across * inside - 1) * elements,
-        combined=0,
-        recut=0,
+        Cost((across * inside - 1) * elements, 0, 0),
         between=(0, (across - 1) * elements),
         peers=(inside, across),
     )
@@ -98,7 +92,7 @@ def _halo_traffic(
     words, between = halo_words(mesh, needed, layout, state)
     inside = HALO_NEIGHBOURS if words else 1
     across = HALO_NEIGHBOURS if between else 1
-    return Traffic(copied=words, combined=0, recut=0, between=(0, between), peers=(inside, across))
+    return Traffic(Cost(words, 0, 0), between=(0, between), peers=(inside, across))
 
 
 NOTHING = Cost(0, 0, 0)
@@ -171,12 +165,12 @@ def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bil
         if user not in found:  # an input in a layout of its own: its first reader pays
             user = graph.consumers[user][0]
         between_combined, between_rest = traffic.between
-        copies = Cost(traffic.copied, 0, traffic.recut)
-        found[user].add(copies, between_rest, itemsize, prices)
+        found[user].add(replace(traffic.words, aggregate=0), between_rest, itemsize, prices)
         payer = found[user]
-        if traffic.combined:
+        combined = traffic.words.aggregate
+        if combined:
             payer = found[edge.tensor]
-            payer.add(Cost(0, traffic.combined, 0), between_combined, itemsize, prices)
+            payer.add(Cost(0, combined, 0), between_combined, itemsize, prices)
         inside, across = traffic.peers
         payer.moving_inside += mesh.ranks * prices.messages(inside, 1)
         payer.moving_between += mesh.ranks * prices.messages(1, across)

@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.traffic import edges_of_plan
+from einmpi.planner.paper.costs import Cost
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.tables import Note
 from einmpi.units import counted, show_bytes
@@ -26,9 +27,7 @@ class Movement:
 
     tensor: str
     user: str | None  # the vertex that reads it there; None where it is stored
-    copied: int  # words that move as copies
-    combined: int  # words that move as partial results
-    recut: int  # words that move because the tensor is cut along other dimensions
+    words: Cost  # that move as copies, as partial results, because it is cut in another way
     copies: int  # ranks that have each element in the end
     partials: int  # ranks whose results are combined into each element
     uses: int  # reads that this serves
@@ -41,8 +40,7 @@ class Movement:
 def movements(plan: PlanData) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
     for edge, target, cuts, traffic in edges_of_plan(plan, plan.resident):
-        moved = traffic.copied + traffic.combined + traffic.recut
-        if not moved:
+        if not traffic.words.total:
             continue
         made: list[int] = []
         if edge.source is not None:
@@ -54,15 +52,13 @@ def movements(plan: PlanData) -> Iterator[Movement]:
         yield Movement(
             edge.tensor,
             target.name if target.kind == "vertex" else None,
-            traffic.copied,
-            traffic.combined,
-            traffic.recut,
+            traffic.words,
             copies=plan.mesh.parts(wanted, [replicated])[0],
             partials=plan.mesh.parts(made, [partial])[0] if made else 1,
             uses=_uses(plan, edge, target),
             made=plan.mesh.parts(made, range(edge.ndim)) if made else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
-            nbytes=moved * itemsize,
+            nbytes=traffic.words.total * itemsize,
             is_halo=edge.needed is not None,
         )
 
@@ -148,7 +144,7 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
 
     def key_of(move: Movement) -> tuple[int, int] | None:
-        return (move.copies, move.uses) if move.copied and not move.is_halo else None
+        return (move.copies, move.uses) if move.words.join and not move.is_halo else None
 
     def show(key: tuple[int, int], names: list[str]) -> str:
         copies, uses = key
@@ -175,7 +171,11 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
         return f"{_list(names)} anew, cut {key}"
 
     def key_of(move: Movement) -> str | None:
-        return f"{_parts(move.made)} and then {_parts(move.wanted)}" if move.recut else None
+        return (
+            f"{_parts(move.made)} and then {_parts(move.wanted)}"
+            if move.words.repartition
+            else None
+        )
 
     return _grouped(moved, key_of, show)
 
@@ -184,7 +184,7 @@ def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which partial results are combined over how many ranks."""
 
     def key_of(move: Movement) -> str | None:
-        if not move.combined:
+        if not move.words.aggregate:
             return None
         aggregation = plan.graph[move.tensor].computed_einsum.aggregation
         return f"over {move.partials} ranks ({aggregation})"
