@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.prices import BYTES, Prices
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
@@ -61,6 +62,7 @@ class Factored:
     blocks: tuple[tuple[Block, ...], ...]
     permanent: tuple[tuple[Block, ...], ...]  # the blocks of resident inputs alone
     operations: tuple[int, ...]  # of each variable, repeated layers together
+    rates: tuple[int, ...]  # attoseconds for an operation of each; nothing without a machine
 
 
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
@@ -84,6 +86,7 @@ def factor(
     pinned: Collection[str] = (),
     tie: Mapping[str, str] | None = None,
     same_layout: Mapping[str, str] | None = None,
+    prices: Prices = BYTES,
 ) -> Factored:
     """Return the variables and edges of a graph.
 
@@ -105,6 +108,10 @@ def factor(
     edges = []
     for edge, count in builder.edges.items():
         edges.append(edge if count == 1 else replace(edge, weight=count))
+    rates = []
+    for variable in builder.variables if prices.machine is not None else ():
+        is_vertex = variable.kind == "vertex"
+        rates.append(prices.operation(graph[variable.name]) if is_vertex else 0)
     return Factored(
         tuple(builder.variables),
         tuple(edges),
@@ -112,6 +119,7 @@ def factor(
         tuple(tuple(blocks) for blocks in builder.blocks),
         tuple(tuple(blocks) for blocks in builder.permanent),
         tuple(builder.operations),
+        tuple(rates),
     )
 
 

@@ -54,7 +54,8 @@ class Finishing:
         costs = self.bills(cut)
         words = sum(bill.words.total for bill in costs.values())
         # The certificate is about words: a plan with another objective is no lower bound.
-        fewest_words = exact and self.mesh.nodes == 1 and not self.search.rates and not cut.copies
+        counts_bytes = self.mesh.nodes == 1 and self.prices.machine is None
+        fewest_words = exact and counts_bytes and not cut.copies
         bound = words
         if not fewest_words:
             bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)

@@ -114,22 +114,6 @@ class Mesh:
         counts_text = " × ".join(f"({listed})" for listed in lists)
         return f"parts out of {counts_text}, each of the factors {axes} used at most once"
 
-    def digit_of_index(self, index: int, extent: int, axis: int) -> int:
-        """Return the digit on `axis` of the ranks that own this index of a label."""
-        window = next(group for group in self.windows(extent) if axis in group)
-        factors = [self.factors[other] for other in window]
-        fine_block = index * prod(factors) // extent
-        return _digits(fine_block, factors)[window.index(axis)]
-
-    def share(self, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-        """Return the indices of a label that `rank` owns when `axes` cut it."""
-        digits = self.digits(rank)
-        owned = []
-        for index in range(extent):
-            if all(self.digit_of_index(index, extent, axis) == digits[axis] for axis in axes):
-                owned.append(index)
-        return tuple(owned)
-
 
 def _take_turns(primes: tuple[int, ...]) -> list[int]:
     """Return the primes in turns: (5, 5, 5, 2, 2, 2) → 5, 2, 5, 2, 5, 2."""

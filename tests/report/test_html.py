@@ -77,7 +77,7 @@ def test_edges_move_what_the_plan_moves(name, ranks):
         plan = einmpi.plan(load(name), ranks, strategy=strategy)
         moved = edge_movements(plan)
         assert sum(each.nbytes for each in moved) == plan.bytes_predicted
-        for column, way in enumerate(("join", "aggregate", "repartition")):
+        for way in ("join", "aggregate", "repartition"):
             billed = sum(getattr(bill.words, way) for bill in plan.bills.values())
             assert sum(getattr(each.words, way) for each in moved) == billed
 

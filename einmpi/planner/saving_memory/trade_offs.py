@@ -55,12 +55,7 @@ class TradeOffs:
     @cached_property
     def solver(self) -> Solver:
         """The solver that tells what given states cost."""
-        return Solver(
-            self.problem,
-            self.search.mesh,
-            prices=self.search.prices,
-            rates=self.search.operation_rates(self.problem),
-        )
+        return Solver(self.problem, self.search.mesh, prices=self.search.prices)
 
     @cached_property
     def without_price(self) -> PricedCuts:
@@ -128,6 +123,6 @@ class TradeOffs:
 
     def work_costs(self, states: States) -> list[int]:
         """Return the cost of computing each variable; 0 where no machine was measured."""
-        if not self.solver.rates:
+        if not self.problem.rates:
             return [0] * len(states)
         return [self.solver.work_cost(number, state) for number, state in enumerate(states)]

@@ -67,8 +67,6 @@ class Solver:
     # Whether repeated operations cost anything, where no machine was measured.
     weigh_work: bool = False
     prices: Prices = BYTES
-    # Attoseconds for an operation of each variable, where a machine was measured.
-    rates: Sequence[int] = ()
     # Whether no search over all axes at once can be exact: joined tables would be too large.
     is_tangled: bool = False
     # Whether axes of several windows may cut one label.
@@ -79,6 +77,7 @@ class Solver:
 
     def __post_init__(self) -> None:
         operations = self.problem.operations
+        self.rates = self.problem.rates
         light = 0 if self.rates else _light_operations(operations)
         self.heavy = [number for number, count in enumerate(operations) if count > light]
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.

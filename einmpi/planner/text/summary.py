@@ -171,11 +171,9 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
         return f"{_list(names)} anew, cut {key}"
 
     def key_of(move: Movement) -> str | None:
-        return (
-            f"{_parts(move.made)} and then {_parts(move.wanted)}"
-            if move.words.repartition
-            else None
-        )
+        if not move.words.repartition:
+            return None
+        return f"{_parts(move.made)} and then {_parts(move.wanted)}"
 
     return _grouped(moved, key_of, show)
 
