@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.moving import overlap
-from einmpi.planner.moving.traffic import Bill, bills
+from einmpi.planner.moving.traffic import Bill, bills, total_bill
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Recomputed
@@ -52,7 +52,7 @@ class Finishing:
         """Return the plan with these cuts; `exact` if the search has proven them best."""
         graph = cut.graph
         costs = self.bills(cut)
-        words = sum(bill.words.total for bill in costs.values())
+        words = total_bill(costs.values()).words.total
         # The certificate is about words: a plan with another objective is no lower bound.
         counts_bytes = self.mesh.nodes == 1 and self.prices.machine is None
         fewest_words = exact and counts_bytes and not cut.copies
@@ -162,7 +162,7 @@ def cost_of(plan: Plan) -> int:
 
 def price_of(plan: Plan) -> int:
     """Return what a plan minimises: time by the measured machine, or bytes that move."""
-    bills_of_plan = plan.bills.values()
     if plan.machine is not None:
-        return sum(bill.time for bill in bills_of_plan)
-    return sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
+        return plan.total.time
+    price: int = BYTES.bytes(plan.total.nbytes, plan.total.between)
+    return price

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from hashlib import sha256
 from math import prod
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, Cuts, longest_shares, stage_of
-from einmpi.planner.moving.traffic import Bill
+from einmpi.planner.moving.traffic import Bill, total_bill
 
 
 class Cost(NamedTuple):
@@ -185,15 +185,20 @@ class PlanData(Cuts):
         """Size of a message buffer, in bytes."""
         return stage_of(None if self.memory is None else self.memory - self.besides)
 
+    @cached_property
+    def total(self) -> Bill:
+        """What all vertices move, and how long they take."""
+        return total_bill(self.bills.values())
+
     @property
     def words_predicted(self) -> int:
         """Words that move between ranks, in all."""
-        return sum(bill.words.total for bill in self.bills.values())
+        return self.total.words.total
 
     @property
     def bytes_predicted(self) -> int:
         """Bytes that move between ranks, in all."""
-        return sum(bill.nbytes for bill in self.bills.values())
+        return self.total.nbytes
 
     @property
     def bytes_busiest(self) -> int:
@@ -228,7 +233,7 @@ class PlanData(Cuts):
         Where the mesh does not know the nodes, this is None until a run has counted them.
         """
         if self.knows_nodes:
-            return sum(bill.between for bill in self.bills.values())
+            return self.total.between
         return self.counted
 
     @property
@@ -236,7 +241,7 @@ class PlanData(Cuts):
         """Duration of a run without loading and storing; None where no machine was measured."""
         if self.machine is None:
             return None
-        return self.seconds_of(sum(bill.time for bill in self.bills.values()))
+        return self.seconds_of(self.total.time)
 
     @property
     def loops(self) -> tuple[PlanData, ...]:

@@ -79,8 +79,7 @@ def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, rank)
     slots = agreed_slots([schedule], nodes)[0] if machine.shared else SharedSlots()
-    comm = TimedComm(rank, nodes, machine)
-    return _times_of_vertices(schedule, slots, comm, plan.bills)
+    return _times_of_vertices(schedule, slots, TimedComm(rank, nodes, machine), plan.bills)
 
 
 def _times_of_vertices(
@@ -93,22 +92,17 @@ def _times_of_vertices(
     """
     times = {name: _MovingTime() for name in bills}
     operations = dict.fromkeys(bills, 0)
-    waiting = _MovingTime()  # what moved for the next vertex
     last_step: Step | None = None
     vertex = ""  # the last one that was computed
 
     def pay(name: str) -> None:
-        times[name].inside.add(waiting.inside)
-        times[name].between.add(waiting.between)
-        waiting.inside = Duration()
-        waiting.between = Duration()
-
-    def end_step() -> None:
-        """Note the time of the last step."""
-        waiting.inside.add(comm.inside)
-        waiting.between.add(comm.between)
+        """Let a vertex pay for all that has moved and is not paid for."""
+        times[name].inside.add(comm.inside)
+        times[name].between.add(comm.between)
         comm.inside = Duration()
         comm.between = Duration()
+
+    def end_step() -> None:
         if isinstance(last_step, Reduce) and last_step.vertex in times:
             pay(last_step.vertex)
 

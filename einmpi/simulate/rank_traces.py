@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from einmpi.comm.local import spread_over_nodes
 from einmpi.planner.plan import Plan
@@ -18,22 +17,8 @@ from einmpi.simulate.trace_comm import TraceComm
 from einmpi.units import ATTOSECONDS
 
 
-@dataclass
-class RankTrace:
-    """What one rank does, as SimGrid replays it, and how much it is."""
-
-    rank: int
-    lines: list[str]
-    received: int  # bytes of elements from other ranks
-    received_shared: int  # those of them in shared memory, without messages
-    messages: int  # that it sends
-    operations: int
-    # The steps, and the number of lines before each of them.
-    steps: list[tuple[int, Step]] = field(default_factory=list)
-
-
-def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[RankTrace]:
-    """Yield the traces of all ranks, one rank after another.
+def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[TraceComm]:
+    """Yield what each rank has done in a dry run, with its trace, one rank after another.
 
     Kernels take the time that a measured machine needs, or are written as operations without one.
     `shared` says whether the ranks of a node share memory.
@@ -95,21 +80,17 @@ def _group_that_is_asked(
 
 def _trace_of(
     schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: _KernelTimes
-) -> RankTrace:
+) -> TraceComm:
     comm = TraceComm(schedule.rank, nodes)
-    trace = RankTrace(schedule.rank, comm.lines, 0, 0, 0, 0)
 
     def on_step(step: Step) -> None:
-        trace.steps.append((len(comm.lines), step))
-        trace.operations += kernel_times.add(step, comm)
+        comm.steps.append((len(comm.lines), step))
+        comm.operations += kernel_times.add(step, comm)
 
     comm.add("init")
     dry_run(schedule, slots, comm, on_step)
     comm.add("finalize")
-    trace.received = comm.received
-    trace.received_shared = comm.received_shared
-    trace.messages = comm.messages
-    return trace
+    return comm
 
 
 class _KernelTimes:

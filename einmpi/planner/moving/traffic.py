@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 
@@ -128,6 +128,13 @@ class Bill:
         if prices.machine is not None:
             self.moving_inside += (nbytes - nbytes_between) * prices.inside
             self.moving_between += nbytes_between * prices.between
+
+
+def total_bill(bills: Collection[Bill]) -> Bill:
+    """Return what several vertices move, and how long they take."""
+    words = sum((bill.words for bill in bills), NOTHING)
+    names = [field.name for field in fields(Bill)[1:]]
+    return Bill(words, *(sum(getattr(bill, name) for bill in bills) for name in names))
 
 
 EdgeOfPlan = tuple[Edge, Variable, list[tuple[int, ...]], Traffic]

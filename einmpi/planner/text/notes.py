@@ -128,11 +128,10 @@ def one_level(plan: PlanData) -> str:
 
 def _seconds(plan: PlanData) -> str:
     """Return the predicted seconds, and how much of them is computing and moving."""
-    bills = plan.bills.values()
     kinds = {
-        "computing": sum(bill.computing for bill in bills),
-        "inside nodes": sum(bill.moving_inside for bill in bills),
-        "between nodes": sum(bill.moving_between for bill in bills),
+        "computing": plan.total.computing,
+        "inside nodes": plan.total.moving_inside,
+        "between nodes": plan.total.moving_between,
     }
     parts = []
     for kind, time in kinds.items():
