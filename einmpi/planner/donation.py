@@ -21,11 +21,11 @@ def updatable_in_place(
     `carry` has the output that each input becomes. `nan_checked` are tensors that must be computed
     before an input is lost: if one of them is nan, the step is run again from its inputs.
     """
-    found = {}
-    for name, output in carry.items():
-        if not why_not_in_place(cut, name, output, nan_checked):
-            found[name] = output
-    return found
+    return {
+        name: output
+        for name, output in carry.items()
+        if not why_not_in_place(cut, name, output, nan_checked)
+    }
 
 
 def why_not_in_place(cut: Cuts, name: str, output: str, nan_checked: Collection[str]) -> str:

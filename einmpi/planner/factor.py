@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.moving.halo import Needed, needed_of
@@ -48,6 +49,12 @@ class Edge:
     @property
     def ndim(self) -> int:
         return len(self.bound)
+
+    @cached_property
+    def form(self) -> tuple[object, ...]:
+        """What its costs depend on: edges of repeated layers differ in nothing else."""
+        symbols = self.source_symbols, self.target_symbols
+        return self.bound, self.nbytes, self.weight, symbols, self.needed
 
 
 @dataclass(frozen=True)

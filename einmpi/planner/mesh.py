@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import prod
@@ -230,6 +230,12 @@ def _mixes_windows(factors: tuple[int, ...], extent: int) -> bool:
     return bool((across & ~allowed_masks(factors, extent)).any())
 
 
+def divided(count: int, parts: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield all ways to divide so many things, in order, into parts: start and end of each."""
+    for borders in itertools.combinations_with_replacement(range(count + 1), parts - 1):
+        yield list(itertools.pairwise((0, *borders, count)))
+
+
 @cache
 def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
     """Return all ways to put the axes into at most `most` groups, the most balanced way first.
@@ -243,10 +249,9 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
         axes = [axis for axis, factor in enumerate(factors) if factor == prime]
         extended = []
         for grouping in groupings_so_far:
-            for borders in itertools.combinations_with_replacement(range(len(axes) + 1), most - 1):
-                limits = (0, *borders, len(axes))
+            for parts in divided(len(axes), most):
                 groups = []
-                for group, (start, end) in zip(grouping, itertools.pairwise(limits), strict=True):
+                for group, (start, end) in zip(grouping, parts, strict=True):
                     groups.append((*group, *axes[start:end]))
                 extended.append(tuple(groups))
         groupings_so_far = extended

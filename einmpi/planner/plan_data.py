@@ -300,6 +300,10 @@ class PlanData(Cuts):
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""
         return picoseconds / self.mesh.ranks / 1e12
 
+    def layout_parts(self, name: str) -> tuple[int, ...]:
+        """Return the number of parts of each dimension in the layout that a tensor is kept in."""
+        return self.mesh.parts(self.layouts[name], range(len(self.graph[name].bound)))
+
     def cuts_text(self, name: str) -> str:
         """Return the parts of the labels of a vertex that are cut: "i:2 k:4"."""
         cut = [f"{label}:{parts}" for label, parts in self.parts(name).items() if parts > 1]

@@ -12,7 +12,7 @@ from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.traffic import edges_of_plan
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.plan_data import PlanData
-from einmpi.planner.text.tables import Note
+from einmpi.planner.text.tables import Note, show_parts
 from einmpi.units import counted, show_bytes
 
 MOST_NAMES = 6  # that are listed; more are counted
@@ -173,7 +173,7 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
     def key_of(move: Movement) -> str | None:
         if not move.words.repartition:
             return None
-        return f"{_parts(move.made)} and then {_parts(move.wanted)}"
+        return f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
 
     return _grouped(moved, key_of, show)
 
@@ -247,7 +247,3 @@ def _vertex_list(names: Sequence[str], vertices: int) -> str:
     if len(names) == vertices and len(names) > MOST_NAMES + 1:
         return f"all {vertices} vertices"
     return _list(names)
-
-
-def _parts(parts: Sequence[int]) -> str:
-    return f"[{','.join(map(str, parts))}]"

@@ -10,6 +10,11 @@ Note = tuple[str, str]  # a keyword, which may be empty, and the text that belon
 KEYWORD_COLUMNS = 13  # width of the keyword that begins a note
 
 
+def show_parts(parts: Sequence[int]) -> str:
+    """Return the number of parts of each dimension: "[4,2]"."""
+    return f"[{','.join(map(str, parts))}]"
+
+
 def note_line(note: Note) -> str:
     """Return a note as a line of text: "digest       0123456789abcdef"."""
     keyword, text = note
