@@ -16,6 +16,7 @@ from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.finishing import cost_of, price_of
 from einmpi.planner.mesh import Mesh, prime_factors
+from einmpi.planner.paper.viable import divisors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
@@ -331,9 +332,8 @@ def _check_nodes(ranks: int, options: Options) -> None:
     is_possible = type(nodes) is int and 1 <= nodes <= ranks
     if is_possible and (options.uneven or ranks % nodes == 0):
         return
-    divisors = [str(number) for number in range(1, ranks + 1) if ranks % number == 0]
-    listed = ", ".join(divisors[:MOST_DIVISORS_LISTED])
-    if len(divisors) > MOST_DIVISORS_LISTED:
+    listed = ", ".join(map(str, divisors(ranks)[:MOST_DIVISORS_LISTED]))
+    if len(divisors(ranks)) > MOST_DIVISORS_LISTED:
         listed += ", …"
     # `nodes` may be anything that a program passes, so its noun stays in the plural.
     what = f"{counted(ranks, 'rank')} on {nodes} nodes"

@@ -126,17 +126,13 @@ def _take_turns(primes: tuple[int, ...]) -> list[int]:
     return [prime for _, prime in turns]
 
 
-def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
-    digits = []
-    for factor in reversed(factors):
-        digits.append(number % factor)
-        number //= factor
-    return tuple(reversed(digits))
-
-
 @lru_cache(maxsize=8192)
 def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
-    return _digits(rank, factors)
+    digits = []
+    for factor in reversed(factors):
+        digits.append(rank % factor)
+        rank //= factor
+    return tuple(reversed(digits))
 
 
 @cache

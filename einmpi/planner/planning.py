@@ -13,10 +13,9 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.fuse import with_fused_chains
+from einmpi.planner.saving_memory.fuse import in_best_order, with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
 from einmpi.planner.saving_memory.mixtures import Mixture
-from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
     CutGraph,
@@ -289,12 +288,7 @@ class Planning:
         """
         states, layouts = self.search.named(found, problem)
         cut = CutGraph(self.graph, self.mesh, states, layouts)
-        best = replace(cut, peak=self.memory.peak(cut))
-        for graph in other_orders(self.graph, self.memory.constraints(cut)):
-            other = replace(cut, graph=graph)
-            peak = self.memory.peak(other)
-            if peak < best.peak:
-                best = replace(other, peak=peak)
+        best = in_best_order(cut, self.memory, limit=0)
         if not isinstance(self.options.recompute, str):
             nbytes = self.memory.constraints(cut).nbytes
             splits = named_splits(best.graph, nbytes, self.options.recompute)

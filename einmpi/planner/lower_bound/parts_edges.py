@@ -31,15 +31,11 @@ class PartsEdge:
     def elements(self) -> int:
         return prod(self.edge.bound)
 
-    def layouts_before(self, parts: Ints) -> Ints:
-        """Return the layout that each value of the source gives the tensor."""
-        return self._layouts(parts, self.edge.source_symbols)
+    def layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
+        """Return the layout that each value of a variable gives the tensor, or needs it in.
 
-    def layouts_after(self, parts: Ints) -> Ints:
-        """Return the layout in which each value of the target needs the tensor."""
-        return self._layouts(parts, self.edge.target_symbols)
-
-    def _layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
+        The symbols of the edge say which dimension each symbol of the variable cuts.
+        """
         layouts = np.ones((len(parts), self.edge.ndim + 2), np.int64)
         for column, symbol in zip(parts.T, symbols, strict=True):
             layouts[:, symbol] *= column
@@ -84,8 +80,8 @@ class Link:
     def __init__(self, edge: PartsEdge, source: int, target: int, parts: Sequence[Ints]) -> None:
         self.edge = edge
         self.ends = source, target
-        before = edge.layouts_before(parts[source])
-        after = edge.layouts_after(parts[target])
+        before = edge.layouts(parts[source], edge.edge.source_symbols)
+        after = edge.layouts(parts[target], edge.edge.target_symbols)
         self.before, of_source = np.unique(before, axis=0, return_inverse=True)
         self.after, of_target = np.unique(after, axis=0, return_inverse=True)
         self.layout_of = [of_source.reshape(-1), of_target.reshape(-1)]
