@@ -11,7 +11,7 @@ from einmpi.planner.moving import overlap
 from einmpi.planner.moving.traffic import Bill, bills, total_bill
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Recomputed
+from einmpi.planner.plan_data import Recomputed, cuts_of
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.recompute import CutGraph
@@ -107,7 +107,7 @@ class Finishing:
         names = [None, *(vertex.name for vertex in plan.graph.computed)]
         peak = plan.peak
         while overlapped:
-            needed = self.memory.at_vertices(plan, overlapped=overlapped)
+            needed = self.memory.at_vertices(cuts_of(plan), overlapped=overlapped)
             peak = max(plan.peak, *needed)
             if limit is None or peak <= limit:
                 break
@@ -131,7 +131,7 @@ class Finishing:
 
         At most, all files are read before the first vertex.
         """
-        most = max(self.memory.at_vertices(plan, self.options.files)) + plan.overlap
+        most = max(self.memory.at_vertices(cuts_of(plan), self.options.files)) + plan.overlap
         peak = max(plan.peak, min(limit, most))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 

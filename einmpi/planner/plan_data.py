@@ -9,10 +9,19 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple
 
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, Cuts, longest_shares, stage_of
+from einmpi.planner.memory import (
+    MESSAGE_BUFFER_BYTES,
+    Cuts,
+    Labels,
+    Layouts,
+    longest_shares,
+    stage_of,
+)
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import Bill, total_bill
 
 
@@ -101,15 +110,16 @@ class LoopPlan:
     validated_every: int = 0  # so many steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanData(Cuts):
-    """The data of a plan, from which its texts are made. `Plan` is the public class.
+@dataclass(frozen=True)
+class PlanData:
+    """The data of a plan, from which its texts are made. `Plan` is the public class."""
 
-    Its mesh may have fewer ranks than there are: the last ranks are idle.
-    """
-
+    graph: EinGraph
+    mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle
     ranks: int
     strategy: str
+    states: Labels
+    layouts: Layouts
     bills: Mapping[str, Bill]  # vertex → what it moves and how long it takes
     peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # of certificate: "exact" or "gap"
@@ -122,6 +132,7 @@ class PlanData(Cuts):
     nan_checked: tuple[str, ...] = ()
     donate: bool = False  # whether it is written over it
     blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
+    chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
     memory: int | None = None  # the limit asked for, in bytes per rank
     besides: int = 0  # bytes of the limit that the plan leaves to batches and chunks
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
@@ -300,20 +311,16 @@ class PlanData(Cuts):
         """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""
         return picoseconds / self.mesh.ranks / 1e12
 
-    def layout_parts(self, name: str) -> tuple[int, ...]:
-        """Return the number of parts of each dimension in the layout that a tensor is kept in."""
-        return self.mesh.parts(self.layouts[name], range(len(self.graph[name].bound)))
-
-    def cuts_text(self, name: str) -> str:
-        """Return the parts of the labels of a vertex that are cut: "i:2 k:4"."""
-        cut = [f"{label}:{parts}" for label, parts in self.parts(name).items() if parts > 1]
-        return " ".join(cut)
-
     def parts(self, name: str) -> dict[str, int]:
         """Return the number of parts that each label of a vertex is cut into."""
         einsum = self.graph[name].computed_einsum
         counts = self.mesh.parts(self.states[name], einsum.labels)
         return dict(zip(einsum.labels, counts, strict=True))
+
+
+def cuts_of(plan: PlanData) -> Cuts:
+    """Return the cuts of a plan."""
+    return Cuts(plan.graph, plan.mesh, plan.states, plan.layouts, plan.chains)
 
 
 def loop_plan_of(plan: PlanData) -> LoopPlan:

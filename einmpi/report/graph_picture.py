@@ -10,7 +10,7 @@ from math import sqrt
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers, repeated_layers
-from einmpi.planner.text.tables import show_parts
+from einmpi.planner.text.tables import show_layout
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.picture import (
@@ -203,7 +203,7 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
     if vertex.name in plan.resident:
         chips.append(("resident", "faint"))
     if vertex.name in plan.layouts and vertex.bound and plan.mesh.ranks > 1:
-        chips.append((f"kept {show_parts(plan.layout_parts(vertex.name))}", "faint"))
+        chips.append((f"kept {show_layout(plan, vertex.name)}", "faint"))
     return chips
 
 

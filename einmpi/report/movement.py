@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from einmpi.planner.moving.traffic import NOTHING
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.text.summary import movements
 
 REASONS = ("join", "aggregate", "repartition")  # why words move: copies, partial results, new cuts
@@ -69,6 +70,7 @@ class LayoutUse:
 def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
     """Return the layouts of a tensor and what each is for: made, kept, then read."""
     graph = plan.graph
+    cut = cuts_of(plan)
     vertex = graph[name]
     found: dict[Cuts, LayoutUse] = {}
 
@@ -78,7 +80,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
 
     if vertex.einsum is not None:
         state = plan.states[name]
-        made = list(plan.made(name))
+        made = list(cut.made(name))
         for axis, label in enumerate(state):
             if label in vertex.einsum.aggregated:
                 made[axis] = PARTIAL
@@ -89,7 +91,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
         for operand, read in enumerate(graph[user].inputs):
             if read != name:
                 continue
-            readers = use_of(plan.wanted(user, operand)).readers
+            readers = use_of(cut.wanted(user, operand)).readers
             if user not in readers:
                 readers.append(user)
     return found

@@ -13,7 +13,7 @@ from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.notes import gather_condition, one_level
-from einmpi.planner.text.tables import note_line, show_parts
+from einmpi.planner.text.tables import note_line, show_cuts, show_layout
 from einmpi.report.graph_picture import REASON_NAMES
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.recording.timeline import KINDS, Timeline
@@ -336,9 +336,9 @@ def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
 
 
 def _cuts(plan: Plan, vertex: Vertex) -> str:
-    cuts = "" if vertex.is_input else plan.cuts_text(vertex.name)
+    cuts = "" if vertex.is_input else show_cuts(plan, vertex.name)
     if vertex.name in plan.layouts and vertex.bound:
-        cuts += f" kept {show_parts(plan.layout_parts(vertex.name))}"
+        cuts += f" kept {show_layout(plan, vertex.name)}"
     return cuts.lstrip() or "–"
 
 

@@ -61,11 +61,12 @@ def most_kept(
         elements = np.where(turns, np.minimum(elements, longest), elements)
         times *= prime ** np.maximum(exponent, 0)
         shares *= prime ** np.maximum(-exponent, 0)
-    kept = repeated * elements
+    kept: Ints = repeated * elements
     rounded = prod(_rounded_up(extent, ranks) for extent in bound)
     if rounded * ranks > MOST_ELEMENTS:
         return kept
-    return np.minimum(kept, rounded * times // shares)
+    even: Ints = rounded * times // shares
+    return np.minimum(kept, even)
 
 
 def _exponents(numbers: Ints, prime: int, most: int) -> Ints:

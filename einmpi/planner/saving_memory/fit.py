@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 
 MOST_TRIALS = 100  # sets of inputs whose memory is computed
@@ -19,6 +20,7 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
     assert options.memory is not None
     limit = options.memory
     graph = plan.graph
+    cut = cuts_of(plan)
     kept: list[str] = []
     waiting = [sorted(names, key=lambda name: graph.position[graph.consumers[name][0]])]
     for _ in range(MOST_TRIALS):
@@ -26,7 +28,7 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
             break
         tried = waiting.pop()
         resident = (*plan.resident, *kept, *tried)
-        if CutMemory(graph, plan.mesh, options, resident).peak(plan) <= limit:
+        if CutMemory(graph, plan.mesh, options, resident).peak(cut) <= limit:
             kept += tried
         elif len(tried) > 1:
             half = len(tried) // 2

@@ -6,7 +6,7 @@ from einmpi.planner.moving.traffic import total_bill
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.folding import Fold, vertices_and_folds
 from einmpi.planner.text.notes import totals
-from einmpi.planner.text.tables import Row, note_line, table_lines
+from einmpi.planner.text.tables import Row, note_line, show_cuts, table_lines
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 
@@ -71,7 +71,7 @@ def vertex_rows(plan: PlanData, full: bool = False) -> list[Row]:
             bill = total_bill([plan.bills[vertex.name] for vertex in shown.vertices])
         else:
             text = shown.summary
-            cuts = plan.cuts_text(shown.name) or "–"
+            cuts = show_cuts(plan, shown.name) or "–"
             bill = plan.bills[shown.name]
         row = [
             text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, PlanData
+from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, PlanData, cuts_of
 from einmpi.planner.text.tables import Note
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
@@ -67,7 +67,7 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
             continue
         why = "memory is short"
         if not plan.spilled:
-            why = why_not_in_place(plan, name, output, plan.nan_checked)
+            why = why_not_in_place(cuts_of(plan), name, output, plan.nan_checked)
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
     in_blocks = []

@@ -10,7 +10,7 @@ from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.loop_notes import loop_notes
 from einmpi.planner.text.summary import in_words
-from einmpi.planner.text.tables import Note, show_parts
+from einmpi.planner.text.tables import Note, show_layout
 from einmpi.units import plural, show_bytes, show_count, show_seconds
 
 MOST_LAYOUTS = 12  # that are listed; more are counted
@@ -52,7 +52,7 @@ def totals(plan: PlanData, full: bool = False) -> list[Note]:
 
 def _layouts(plan: PlanData) -> str:
     """Return the parts of each stored tensor's dimensions: "A [2,4], B [8,1]"."""
-    return _listed([f"{name} {show_parts(plan.layout_parts(name))}" for name in plan.layouts])
+    return _listed([f"{name} {show_layout(plan, name)}" for name in plan.layouts])
 
 
 def _shared(shared: SharedInputs) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.traffic import edges_of_plan
 from einmpi.planner.paper.costs import Cost
-from einmpi.planner.plan_data import PlanData
+from einmpi.planner.plan_data import PlanData, cuts_of
 from einmpi.planner.text.tables import Note, show_parts
 from einmpi.units import counted, show_bytes
 
@@ -39,7 +39,7 @@ class Movement:
 
 def movements(plan: PlanData) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
-    for edge, target, cuts, traffic in edges_of_plan(plan, plan.resident):
+    for edge, target, cuts, traffic in edges_of_plan(cuts_of(plan), plan.resident):
         if not traffic.words.total:
             continue
         made: list[int] = []
