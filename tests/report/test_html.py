@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 from paths import ROOT
+from plan_oracle import owned_indices
 from timelines import made_up, recorded
 
 import einmpi
@@ -588,4 +589,4 @@ def test_pictures_of_tensors_show_who_has_which_indices(ranks):
             owned.setdefault(first_rank, []).extend(range(start, stop))
         assert len(owned) == mesh.parts(cuts, [0])[0]
         for rank, indices in owned.items():
-            assert tuple(indices) == mesh.share(extent, axes, rank), (extent, cuts)
+            assert tuple(indices) == owned_indices(mesh, extent, axes, rank), (extent, cuts)
