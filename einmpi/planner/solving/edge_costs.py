@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from einmpi.planner.factor import Edge
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
+    NO_AXES,
     Factors,
     Ints,
     axes_factors,
@@ -64,7 +65,7 @@ class EdgeCosts:
         """Return the costs of an input, which is stored once: every copy but the first moves."""
         targets, target_of_row = distinct_layouts(rows, edge.target_symbols, edge.ndim)
         every, between = self._factors(edge, targets[:1], targets, move, staying)
-        copies, nodes = every.target[0], between.target[0]
+        copies, nodes = every.target[0], np.ravel(between.target)
         nbytes = edge.nbytes // self.unit
         costs: Ints = self.prices.bytes((copies - 1) * nbytes, (nodes - 1) * nbytes)
         if self.counts_messages:
@@ -131,11 +132,11 @@ class EdgeCosts:
 
     def _factors(
         self, edge: Edge, sources: Ints, targets: Ints, move: Move, staying: StayingFactors
-    ) -> tuple[Factors[Ints], Factors[Ints]]:
+    ) -> tuple[Factors[Ints], Factors[Any]]:
         """Return the products over all axes, and over those between nodes."""
         every = layout_factors(move.lengths, edge.ndim, sources, targets, staying.every)
         if self.mesh.nodes == 1:
-            return every, layout_factors((), edge.ndim, sources, targets)
+            return every, NO_AXES
         lengths = move.lengths_between
         return every, layout_factors(lengths, edge.ndim, sources, targets, staying.between)
 
