@@ -9,12 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.language.parse import build_graphs, parse_program
 from einmpi.language.syntax import Source
+
+if TYPE_CHECKING:
+    from einmpi.planner.mesh import Mesh
 
 R, P = "R", "P"
 Symbol = int | str  # a dimension or label by its number, R, or P
@@ -521,3 +525,23 @@ def random_graphs(
     rng = random.Random(seed)
     for _ in range(count):
         yield random_graph(rng, rng.choice(vertices), extents)
+
+
+def owned_indices(mesh: Mesh, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return the indices of a label that a rank owns when some axes cut it.
+
+    Index i is in the fine block ⌊i·m/extent⌋ of the m that the window of an axis makes, and the
+    digits of the block are those of its owners.
+    """
+    owned = set(range(extent))
+    digits = mesh.digits(rank)
+    for axis in axes:
+        window = next(group for group in mesh.windows(extent) if axis in group)
+        factors = [mesh.factors[other] for other in window]
+        later = prod(factors[window.index(axis) + 1 :])
+        owned &= {
+            index
+            for index in range(extent)
+            if index * prod(factors) // extent // later % mesh.factors[axis] == digits[axis]
+        }
+    return tuple(sorted(owned))

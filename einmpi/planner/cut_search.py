@@ -62,7 +62,6 @@ class CutSearch:
         # Variable → its state, until the others are found without a price of memory.
         self.held: dict[int, tuple[int, ...]] = {}
         self.set_up()
-        self.rates = self.operation_rates(self.problem)
         self.notes: dict[str, str] = {}
         self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
         self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
@@ -127,7 +126,7 @@ class CutSearch:
         """Return the problem; `tie` has the vertices that share variables."""
         # An output that becomes an input of the next step has the layout of that input.
         same_layout = {output: name for name, output in self.options.carry.items()}
-        return factor(self.graph, self.resident, self.pinned, tie, same_layout)
+        return factor(self.graph, self.resident, self.pinned, tie, same_layout, self.prices)
 
     @cached_property
     def marks(self) -> dict[str, object]:
@@ -180,16 +179,6 @@ class CutSearch:
         if machine is None or self.options.nodes == 1 or self.mesh.nodes > 1:
             return machine
         return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
-
-    def operation_rates(self, problem: Factored) -> tuple[int, ...]:
-        """Return attoseconds for an operation of each variable; nothing without a machine."""
-        if self.prices.machine is None:
-            return ()
-        rates = []
-        for variable in problem.variables:
-            is_vertex = variable.kind == "vertex"
-            rates.append(self.prices.operation(self.graph[variable.name]) if is_vertex else 0)
-        return tuple(rates)
 
     # ---- prescribed cuts ------------------------------------------------------------------------
 
@@ -304,7 +293,6 @@ class CutSearch:
     def solver(self, price: int, weigh_work: bool) -> Solver:
         """Return what finds the least costs at this price of memory."""
         problem = self.problem_at(price)
-        rates = self.rates if problem is self.problem else self.operation_rates(problem)
         solver = Solver(
             problem,
             self.mesh,
@@ -313,7 +301,6 @@ class CutSearch:
             price,
             weigh_work,
             self.prices,
-            rates,
             self.is_tangled and not self.holds(problem),
         )
         self.tables.use_for(solver)

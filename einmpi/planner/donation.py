@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
-from einmpi.planner.memory import (
-    Labels,
-    Layouts,
-    block_bytes,
-    is_partial,
-    is_worth_blocks,
-    operand_cuts,
-    output_cuts,
-    row_bytes,
-)
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.memory import Cuts, is_worth_blocks, row_bytes
 from einmpi.planner.moving.halo import is_inside, needed_of
 from einmpi.planner.sparse_updates import find_sparse_update, places_filled, scattered_label
 
 
 def updatable_in_place(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Labels,
-    layouts: Layouts,
-    carry: Mapping[str, str],
-    nan_checked: Collection[str] = (),
+    cut: Cuts, carry: Mapping[str, str], nan_checked: Collection[str]
 ) -> dict[str, str]:
     """Return, for inputs that can be updated in place, the output that takes their memory.
 
     `carry` has the output that each input becomes. `nan_checked` are tensors that must be computed
     before an input is lost: if one of them is nan, the step is run again from its inputs.
     """
-    found = {}
-    for name, output in carry.items():
-        if not why_not_in_place(graph, mesh, states, layouts, name, output, nan_checked):
-            found[name] = output
-    return found
+    return {
+        name: output
+        for name, output in carry.items()
+        if not why_not_in_place(cut, name, output, nan_checked)
+    }
 
 
-def why_not_in_place(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Labels,
-    layouts: Layouts,
-    name: str,
-    output: str,
-    nan_checked: Collection[str] = (),
-) -> str:
+def why_not_in_place(cut: Cuts, name: str, output: str, nan_checked: Collection[str]) -> str:
     """Return why an output cannot take the memory of an input; nothing if it can."""
+    graph = cut.graph
     if not graph[name].bound:
         return "a number is not worth it"
     if not graph.consumers[name]:
@@ -64,17 +42,11 @@ def why_not_in_place(
     for checked in nan_checked:
         if position.get(checked, -1) >= position[output]:
             return f"{checked} is recorded, and computed after {output}"
-    vertex = graph[output]
-    if output not in graph.consumers[name]:
-        return ""
-    cuts = output_cuts(graph, output, states[output])
-    if layouts[output] != cuts or is_partial(vertex, states):
+    if cut.moves(output):
         return ""  # it is computed elsewhere, and then moved to the memory of the input
-    for operand, operand_name in enumerate(vertex.inputs):
-        if operand_name != name:
-            continue
-        is_copied = _is_copied(graph, mesh, vertex, operand, states, layouts)
-        if not is_copied and not reads_where_it_writes(vertex, operand):
+    vertex = graph[output]
+    for operand in _operands_read(cut, vertex, name):
+        if not reads_where_it_writes(vertex, operand):
             return f"{output} reads other elements of {name} than it writes"
     return ""
 
@@ -88,25 +60,27 @@ def reads_where_it_writes(vertex: Vertex, operand: int) -> bool:
     return labels == einsum.output and len(set(labels)) == len(labels)
 
 
-def _is_copied(
-    graph: EinGraph, mesh: Mesh, user: Vertex, operand: int, states: Labels, layouts: Layouts
-) -> bool:
-    """Return whether an operand is brought into another array before it is read."""
-    name = user.inputs[operand]
-    state = states[user.name]
-    needed = needed_of(user, name, graph[name].bound)
-    if needed is not None:
-        return not is_inside(mesh, needed, layouts[name], state)
-    return layouts[name] != operand_cuts(graph, user.name, operand, state)
+def _operands_read(cut: Cuts, user: Vertex, name: str) -> list[int]:
+    """Return the operands of a vertex that are an input where it is stored, not a copy of it."""
+    found = []
+    needed = needed_of(user, name, cut.graph[name].bound)
+    for operand, operand_name in enumerate(user.inputs):
+        if operand_name != name:
+            continue
+        layout = cut.layouts.get(name)
+        if layout is None:
+            is_there = True
+        elif needed is not None:
+            is_there = is_inside(cut.mesh, needed, layout, cut.states[user.name])
+        else:
+            is_there = layout == cut.wanted(user.name, operand)
+        if is_there:
+            found.append(operand)
+    return found
 
 
 def blocked_products(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Labels,
-    layouts: Layouts,
-    resident: Collection[str],
-    updatable: Mapping[str, str],
+    cut: Cuts, resident: Collection[str], updatable: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return large aggregates that are needed only for an update that follows them at once.
 
@@ -115,38 +89,25 @@ def blocked_products(
     `updatable` has the inputs that can be updated in place, and the output that takes their memory.
     """
     found = []
-    computed = graph.computed
+    graph = cut.graph
     overwritten = {output: name for name, output in updatable.items()}
-    for vertex, following in pairwise(computed):
+    for vertex, following in pairwise(graph.computed):
         if following.name not in overwritten or graph.consumers[vertex.name] != (following.name,):
             continue
-        if graph.is_output(vertex.name) or vertex.name in layouts or not vertex.bound:
+        if graph.is_output(vertex.name) or vertex.name in cut.layouts or not vertex.bound:
             continue
-        if is_partial(vertex, states):
+        if cut.is_partial(vertex.name):
             continue
         name = overwritten[following.name]
         is_read_first = name in following.inputs and _reads_own_rows(vertex, name)
-        if not is_read_first and _reads(graph, mesh, vertex, name, states, layouts):
+        if not is_read_first and _operands_read(cut, vertex, name):
             continue  # later blocks would read what earlier ones have written over it
-        cuts = output_cuts(graph, vertex.name, states[vertex.name])
         is_sparse = is_sparse_update(vertex, following)
-        if not is_sparse and not _is_large_product(vertex, following, mesh, cuts):
+        if not is_sparse and not _is_large_product(cut, vertex, following):
             continue
-        if _is_updated_where_it_is(graph, mesh, following, vertex.name, states, layouts, resident):
+        if _is_updated_where_it_is(cut, following, vertex.name, resident):
             found.append(vertex.name)
     return tuple(found)
-
-
-def _reads(
-    graph: EinGraph, mesh: Mesh, vertex: Vertex, name: str, states: Labels, layouts: Layouts
-) -> bool:
-    """Return whether a vertex reads an input where it is stored, not a copy of it."""
-    for operand, operand_name in enumerate(vertex.inputs):
-        if operand_name != name:
-            continue
-        if name not in layouts or not _is_copied(graph, mesh, vertex, operand, states, layouts):
-            return True
-    return False
 
 
 def _reads_own_rows(vertex: Vertex, name: str) -> bool:
@@ -189,13 +150,13 @@ def is_sparse_update(vertex: Vertex, update: Vertex) -> bool:
     return is_large or 2 * places_filled(einsum) <= einsum.extent[label]
 
 
-def _is_large_product(
-    vertex: Vertex, update: Vertex, mesh: Mesh, cuts: Sequence[int | None]
-) -> bool:
+def _is_large_product(cut: Cuts, vertex: Vertex, update: Vertex) -> bool:
     """Return whether a vertex is worth to be computed in blocks of rows, and can be."""
     if not _goes_by_rows(vertex) or not _goes_by_rows(update):
         return False
-    return is_worth_blocks(block_bytes(vertex, mesh, cuts), row_bytes(vertex, mesh, cuts, 0))
+    cuts = cut.made(vertex.name)
+    nbytes = cut.block_bytes(vertex.name, cuts)
+    return is_worth_blocks(nbytes, row_bytes(vertex, cut.mesh, cuts, 0))
 
 
 def _goes_by_rows(vertex: Vertex) -> bool:
@@ -211,32 +172,24 @@ def _goes_by_rows(vertex: Vertex) -> bool:
 
 
 def _is_updated_where_it_is(
-    graph: EinGraph,
-    mesh: Mesh,
-    update: Vertex,
-    product: str,
-    states: Labels,
-    layouts: Layouts,
-    resident: Collection[str],
+    cut: Cuts, update: Vertex, product: str, resident: Collection[str]
 ) -> bool:
     """Return whether an update of single elements moves nothing, neither before nor after."""
-    state = states[update.name]
-    cuts = output_cuts(graph, update.name, state)
-    if layouts[update.name] != cuts or is_partial(update, states):
+    if cut.moves(update.name):
         return False
     for operand, name in enumerate(update.inputs):
-        tensor = graph[name]
+        is_input = cut.graph[name].is_input
         if name == product and not reads_where_it_writes(update, operand):
             return False
-        stored = layouts.get(name)
-        if tensor.is_input and name not in resident:
+        stored = cut.layouts.get(name)
+        if is_input and name not in resident:
             return False
-        if stored is None and tensor.is_input:
+        if stored is None and is_input:
             continue  # nothing else reads it, so that it is where this update needs it
         if stored is None:
-            if is_partial(tensor, states):
+            if cut.is_partial(name):
                 return False
-            stored = output_cuts(graph, name, states[name])
-        if stored != operand_cuts(graph, update.name, operand, state):
+            stored = cut.made(name)
+        if stored != cut.wanted(update.name, operand):
             return False
     return update.computed_einsum.is_elementwise

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.prices import BYTES, Prices
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
@@ -48,6 +50,12 @@ class Edge:
     def ndim(self) -> int:
         return len(self.bound)
 
+    @cached_property
+    def form(self) -> tuple[object, ...]:
+        """What its costs depend on: edges of repeated layers differ in nothing else."""
+        symbols = self.source_symbols, self.target_symbols
+        return self.bound, self.nbytes, self.weight, symbols, self.needed
+
 
 @dataclass(frozen=True)
 class Factored:
@@ -61,6 +69,7 @@ class Factored:
     blocks: tuple[tuple[Block, ...], ...]
     permanent: tuple[tuple[Block, ...], ...]  # the blocks of resident inputs alone
     operations: tuple[int, ...]  # of each variable, repeated layers together
+    rates: tuple[int, ...]  # attoseconds for an operation of each; nothing without a machine
 
 
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
@@ -84,6 +93,7 @@ def factor(
     pinned: Collection[str] = (),
     tie: Mapping[str, str] | None = None,
     same_layout: Mapping[str, str] | None = None,
+    prices: Prices = BYTES,
 ) -> Factored:
     """Return the variables and edges of a graph.
 
@@ -101,10 +111,14 @@ def factor(
                 builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):
             layout = builder.variable("tensor", vertex, vertex.bound)
-            builder.connect_layout(vertex, layout)
+            builder.connect(vertex, layout, tensor_symbols(len(vertex.bound)))
     edges = []
     for edge, count in builder.edges.items():
         edges.append(edge if count == 1 else replace(edge, weight=count))
+    rates = []
+    for variable in builder.variables if prices.machine is not None else ():
+        is_vertex = variable.kind == "vertex"
+        rates.append(prices.operation(graph[variable.name]) if is_vertex else 0)
     return Factored(
         tuple(builder.variables),
         tuple(edges),
@@ -112,6 +126,7 @@ def factor(
         tuple(tuple(blocks) for blocks in builder.blocks),
         tuple(tuple(blocks) for blocks in builder.permanent),
         tuple(builder.operations),
+        tuple(rates),
     )
 
 
@@ -207,35 +222,34 @@ class _Builder:
         name = vertex.inputs[operand]
         tensor = self.graph[name]
         wanted = input_symbols(vertex.computed_einsum, operand)
-        if ("tensor", name) in self.number:
+        layout = self.number.get(("tensor", name))
+        if layout is None:
+            self.connect(tensor, state, wanted, operand)
+            return
+        needed = needed_of(vertex, name, tensor.bound)
+        if needed is None or vertex.inputs.index(name) == operand:
             stored = tensor_symbols(len(tensor.bound))
-            needed = needed_of(vertex, name, tensor.bound)
-            number = self.number["tensor", name]
-            if needed is None or vertex.inputs.index(name) == operand:
-                self.connect(tensor, number, state, stored, wanted, operand, needed)
-        elif tensor.einsum is not None:
-            made = output_symbols(tensor.einsum)
-            self.connect(tensor, self.number["vertex", name], state, made, wanted, operand)
-        elif name not in self.resident:
-            self.connect(tensor, None, state, (), wanted, operand)
-
-    def connect_layout(self, vertex: Vertex, layout: int) -> None:
-        """Add the edge that brings a computed tensor, or an input, into its layout."""
-        wanted = tensor_symbols(len(vertex.bound))
-        if vertex.einsum is not None:
-            made = output_symbols(vertex.einsum)
-            self.connect(vertex, self.number["vertex", vertex.name], layout, made, wanted)
-        elif vertex.name not in self.resident:
-            self.connect(vertex, None, layout, (), wanted)
+            self.add_edge(tensor, layout, state, stored, wanted, operand, needed)
 
     def connect(
+        self, tensor: Vertex, target: int, target_symbols: tuple[int, ...], operand: int = -1
+    ) -> None:
+        """Add the edge from where a tensor is made, or an input stored, to a variable."""
+        if tensor.einsum is not None:
+            source = self.number["vertex", tensor.name]
+            made = output_symbols(tensor.einsum)
+            self.add_edge(tensor, source, target, made, target_symbols, operand)
+        elif tensor.name not in self.resident:
+            self.add_edge(tensor, None, target, (), target_symbols, operand)
+
+    def add_edge(
         self,
         tensor: Vertex,
         source: int | None,
         target: int,
         source_symbols: tuple[int, ...],
         target_symbols: tuple[int, ...],
-        operand: int = -1,
+        operand: int,
         needed: Needed | None = None,
     ) -> None:
         edge = Edge(

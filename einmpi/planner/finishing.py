@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.factor import Name
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.moving import overlap
-from einmpi.planner.moving.traffic import Bill, bills
+from einmpi.planner.moving.traffic import Bill, bills, total_bill
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Recomputed
+from einmpi.planner.plan_data import Recomputed, cuts_of
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.recompute import CutGraph
@@ -45,16 +44,7 @@ class Finishing:
             known, found = self.last_bills
             if (known.graph, known.states, known.layouts) == (cut.graph, cut.states, cut.layouts):
                 return found
-        symbols: dict[Name, tuple[int, ...]] = {}
-        for name, state in cut.states.items():
-            labels = cut.graph[name].computed_einsum.labels
-            numbers = {label: number for number, label in enumerate((*labels, None))}
-            symbols["vertex", name] = tuple(numbers[label] for label in state)
-        for name, layout in cut.layouts.items():
-            ndim = len(cut.graph[name].bound)
-            symbols["tensor", name] = tuple(ndim if axis is None else axis for axis in layout)
-        layouts = tuple(cut.layouts)
-        found = bills(cut.graph, self.mesh, symbols, self.resident, layouts, self.prices)
+        found = bills(cut, self.resident, self.prices)
         self.last_bills = cut, found
         return found
 
@@ -62,9 +52,10 @@ class Finishing:
         """Return the plan with these cuts; `exact` if the search has proven them best."""
         graph = cut.graph
         costs = self.bills(cut)
-        words = sum(bill.words.total for bill in costs.values())
+        words = total_bill(costs.values()).words.total
         # The certificate is about words: a plan with another objective is no lower bound.
-        fewest_words = exact and self.mesh.nodes == 1 and not self.search.rates and not cut.copies
+        counts_bytes = self.mesh.nodes == 1 and self.prices.machine is None
+        fewest_words = exact and counts_bytes and not cut.copies
         bound = words
         if not fewest_words:
             bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
@@ -74,7 +65,7 @@ class Finishing:
             for name, state in cut.states.items():
                 einsum = graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
-        updatable = self.memory.updatable(graph, cut.states, cut.layouts)
+        updatable = self.memory.updatable(cut)
         return Plan(
             graph=graph,
             mesh=self.mesh,
@@ -113,11 +104,10 @@ class Finishing:
             nbytes = bill.nbytes if plan.uneven else bill.between
             if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
                 overlapped.append(name)
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
         names = [None, *(vertex.name for vertex in plan.graph.computed)]
         peak = plan.peak
         while overlapped:
-            needed = self.memory.at_vertices(cut, overlapped=overlapped)
+            needed = self.memory.at_vertices(cuts_of(plan), overlapped=overlapped)
             peak = max(plan.peak, *needed)
             if limit is None or peak <= limit:
                 break
@@ -141,8 +131,7 @@ class Finishing:
 
         At most, all files are read before the first vertex.
         """
-        cut = CutGraph(plan.graph, plan.states, plan.layouts, chains=plan.chains)
-        most = max(self.memory.at_vertices(cut, self.options.files)) + plan.overlap
+        most = max(self.memory.at_vertices(cuts_of(plan), self.options.files)) + plan.overlap
         peak = max(plan.peak, min(limit, most))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 
@@ -166,9 +155,14 @@ def cost_of(plan: Plan) -> int:
     Bytes that are kept outside of memory are written and read, each as if it moved.
     """
     copied = 2 * plan.spilled * plan.mesh.ranks
-    bills_of_plan = plan.bills.values()
     if plan.machine is not None:
-        return sum(bill.time for bill in bills_of_plan) + copied * plan.machine.inside
-    moved: int = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills_of_plan)
-    operations = plan.graph.operations()
-    return operations + FLOPS_PER_BYTE * (moved + copied)
+        return price_of(plan) + copied * plan.machine.inside
+    return plan.graph.operations() + FLOPS_PER_BYTE * (price_of(plan) + copied)
+
+
+def price_of(plan: Plan) -> int:
+    """Return what a plan minimises: time by the measured machine, or bytes that move."""
+    if plan.machine is not None:
+        return plan.total.time
+    price: int = BYTES.bytes(plan.total.nbytes, plan.total.between)
+    return price

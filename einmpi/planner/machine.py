@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -30,6 +30,7 @@ from einmpi.units import (
 # What a matrix product can give. Integers are added up as int64, and uint64 takes as long.
 PRODUCTS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int64")
 _KEYS = ("measured", "inside", "between", "groups", "kernels")
+_PARSERS = {"latency": parse_latency, "bandwidth": parse_bandwidth}
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
 
 
@@ -132,14 +133,14 @@ def read_machine(path: str) -> Machine:
     multiply = {}
     for dtype in PRODUCTS:
         if dtype in kernels:
-            multiply[dtype] = _time(document, ("kernels", dtype), parse_speed)
+            multiply[dtype] = _time(document, ("kernels", dtype))
     return Machine(
         latency_inside,
         latency_between,
         inside,
         between,
         multiply,
-        element=_time(document, ("kernels", "other"), parse_speed),
+        element=_time(document, ("kernels", "other")),
         source=" ".join(source.split()),
         groups=_groups(document),
         shared=shared is not False,
@@ -160,12 +161,10 @@ def _groups(document: Document) -> tuple[NodeGroups, ...]:
         if nodes in found:
             what = f"there are groups of {counted(nodes, 'node')} already"
             raise InputError(document.place((*path, "nodes")), what, "one table for each size")
-        latency = pair = 0
-        if "latency" in given:
-            latency = _time(document, (*path, "latency"), parse_latency)
-        if "bandwidth" in given:
-            pair = _time(document, (*path, "bandwidth"), parse_bandwidth)
-        found[nodes] = NodeGroups(nodes, latency, pair)
+        times = []
+        for key in ("latency", "bandwidth"):
+            times.append(_time(document, (*path, key)) if key in given else 0)
+        found[nodes] = NodeGroups(nodes, *times)
     return tuple(found[nodes] for nodes in sorted(found))
 
 
@@ -174,12 +173,10 @@ def _link(document: Document, title: str, more: tuple[str, ...] = ()) -> tuple[i
     table(document, (title,), ("latency", "bandwidth", *more))
     if lookup(document, (title,)) is None:
         return 0, 0
-    latency = _time(document, (title, "latency"), parse_latency)
-    byte_time = _time(document, (title, "bandwidth"), parse_bandwidth)
-    return latency, byte_time
+    return _time(document, (title, "latency")), _time(document, (title, "bandwidth"))
 
 
-def _time(document: Document, path: KeyPath, parse: Callable[[str, str], int]) -> int:
+def _time(document: Document, path: KeyPath) -> int:
     given = lookup(document, path)
     if given is None:
         key = str(path[-1])
@@ -194,6 +191,7 @@ def _time(document: Document, path: KeyPath, parse: Callable[[str, str], int]) -
             f"{path[-1]} is {kind_of(given)}",
             "a string with a unit",
         )
+    parse = _PARSERS.get(str(path[-1]), parse_speed)
     return parse(given, document.place(path))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.garbage import without_garbage_search
@@ -12,11 +14,13 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_COUNT
 from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
+from einmpi.planner.finishing import cost_of, price_of
 from einmpi.planner.mesh import Mesh, prime_factors
+from einmpi.planner.paper.viable import divisors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import FittedInputs, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Weights
+from einmpi.planner.prices import Weights
 from einmpi.planner.saving_memory.fit import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.seconds.fastest import fastest_plan
@@ -139,40 +143,98 @@ def _nearest_to_a_plan(errors: Sequence[InputError]) -> InputError:
 
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
-    """Return the plan on one mesh, in whichever of several forms of the graph moves least."""
+    """Return the plan on one mesh, in whichever of several forms of the graph moves least.
+
+    Scans may have two passes, and gathers from cut dimensions may be done by picking.
+    """
     tables = SharedTables()
-    plan = _plan_with_scans(graph, mesh, ranks, options, tables)
-    if options.strategy != DEFAULT_STRATEGY or (not plan.spilled and plan.bytes_predicted == 0):
-        return plan
-    return _with_picks(plan, mesh, ranks, options, tables)
+    is_default = options.strategy == DEFAULT_STRATEGY
 
+    def plan_of(form: EinGraph) -> Plan:
+        return Planning(form, mesh, ranks, options, tables).plan()
 
-def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options, tables: SharedTables) -> Plan:
-    """Return the plan that gathers from cut dimensions by picking, where that moves less."""
-    graph = plan.graph
-    if plan.recomputed is not None:
-        graph = without_copies(graph, plan.recomputed.copies)
-    names = [vertex.name for vertex in graph.computed if _moves_for_gathers(plan, vertex)]
-    while names:
-        other_graph, picks = with_picked_gathers(graph, names)
+    def with_scans(names: Sequence[str]) -> _Form:
+        return with_scans_in_blocks(graph, names, mesh.ranks), {name: [name] for name in names}
+
+    scans = []
+    if is_default:
+        scans = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
+    try:
+        plan = plan_of(graph)
+        if _may_move_less(plan):
+            plan = _in_better_form(plan, scans, with_scans, plan_of)
+    except InputError as error:
+        if not scans:
+            raise
         try:
-            other = Planning(other_graph, mesh, ranks, options, tables).plan()
+            plan = _in_better_form(None, scans, with_scans, plan_of)
+        except InputError as other_error:
+            raise _nearest_to_a_plan([error, other_error]) from None
+    if not is_default or not _may_move_less(plan):
+        return plan
+    written = plan.graph
+    if plan.recomputed is not None:
+        written = without_copies(written, plan.recomputed.copies)
+    gathers = [vertex.name for vertex in written.computed if _moves_for_gathers(plan, vertex)]
+    return _in_better_form(plan, gathers, partial(with_picked_gathers, written), plan_of)
+
+
+def _may_move_less(plan: Plan) -> bool:
+    """Return whether a plan moves or spills anything."""
+    return plan.spilled > 0 or plan.bytes_predicted > 0
+
+
+# A graph in another form, and the vertices in it that are for each of those rewritten.
+_Form = tuple[EinGraph, Mapping[str, Sequence[str]]]
+
+
+def _in_better_form(
+    plan: Plan | None,
+    names: Sequence[str],
+    with_other_form: Callable[[Sequence[str]], _Form],
+    plan_of: Callable[[EinGraph], Plan],
+) -> Plan:
+    """Return the plan with some vertices in another form, if that costs less than the given plan.
+
+    A vertex has the other form only if a dimension is cut that could not be cut before.
+    """
+    while names:
+        form, vertices = with_other_form(names)
+        try:
+            other = plan_of(form)
         except InputError:
+            if plan is None:
+                raise
             return plan
         cut_names = []
         for name in names:
-            if any(_is_picked_dimension_cut(other, pick) for pick in picks[name]):
+            if any(_is_cut_by_form(other, vertex) for vertex in vertices[name]):
                 cut_names.append(name)
-        if cut_names == names:
-            notes = {}
-            for name in names:
-                for pick in picks[name]:
-                    notes[pick] = "each rank picks what it has, and the parts are summed"
-            other = replace(other, notes={**plan.notes, **other.notes, **notes})
-            return other if _costs_less(other, plan) else plan
-        # A gather from a whole dimension takes no sum.
+        if plan is None or cut_names == names:
+            notes = {} if plan is None else dict(plan.notes)
+            notes.update(other.notes)
+            for vertex in chain(*(vertices[name] for name in names)):
+                notes[vertex] = _note_on_form(other, vertex)
+            other = replace(other, notes=notes)
+            return other if plan is None or _costs_less(other, plan) else plan
         names = cut_names
+    assert plan is not None
     return plan
+
+
+def _is_cut_by_form(plan: Plan, name: str) -> bool:
+    """Return whether the dimension is cut that a vertex picks from, or scans in two passes."""
+    einsum = plan.graph[name].computed_einsum
+    scan = einsum.blocked_scan
+    label = einsum.aggregated[0] if scan is None else scan.along
+    return plan.parts(name)[label] > 1
+
+
+def _note_on_form(plan: Plan, name: str) -> str:
+    scan = plan.graph[name].computed_einsum.blocked_scan
+    if scan is None:
+        return "each rank picks what it has, and the parts are summed"
+    return f"scan in two passes: {scan.blocks.count} blocks along {scan.along}, totals move"
 
 
 def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
@@ -184,75 +246,9 @@ def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
     return False
 
 
-def _is_picked_dimension_cut(plan: Plan, name: str) -> bool:
-    """Return whether the dimension that a vertex picks from is cut."""
-    (label,) = plan.graph[name].computed_einsum.aggregated
-    return plan.parts(name)[label] > 1
-
-
-def _plan_with_scans(
-    graph: EinGraph, mesh: Mesh, ranks: int, options: Options, tables: SharedTables
-) -> Plan:
-    """Return the plan on one mesh, with scans in two passes where that moves less."""
-    names = []
-    if options.strategy == DEFAULT_STRATEGY:
-        names = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
-    plan: Plan | None = None
-    errors: list[InputError] = []
-    try:
-        plan = Planning(graph, mesh, ranks, options, tables).plan()
-    except InputError as error:
-        if not names:
-            raise
-        errors.append(error)
-    if plan is not None and not plan.spilled and plan.bytes_predicted == 0:
-        return plan
-    while names:
-        other_graph = with_scans_in_blocks(graph, names, mesh.ranks)
-        try:
-            other = Planning(other_graph, mesh, ranks, options, tables).plan()
-        except InputError as error:
-            if plan is not None:
-                return plan
-            raise _nearest_to_a_plan([*errors, error]) from None
-        cut_names = [name for name in names if _is_cut_along(other, name)]
-        if plan is None or cut_names == names:
-            notes = {name: _note_on_passes(other, name) for name in names}
-            other = replace(other, notes={**other.notes, **notes})
-            return other if plan is None or _costs_less(other, plan) else plan
-        # A scan of whole lines takes one pass.
-        names = cut_names
-    assert plan is not None
-    return plan
-
-
-def _is_cut_along(plan: Plan, name: str) -> bool:
-    """Return whether a scan in two passes is cut along the dimension that it scans."""
-    scan = plan.graph[name].computed_einsum.blocked_scan
-    assert scan is not None
-    return plan.parts(name)[scan.along] > 1
-
-
-def _note_on_passes(plan: Plan, name: str) -> str:
-    einsum = plan.graph[name].computed_einsum
-    assert einsum.blocked_scan is not None
-    blocks = einsum.blocked_scan.blocks.count
-    return f"scan in two passes: {blocks} blocks along {einsum.blocked_scan.along}, totals move"
-
-
 def _costs_less(plan: Plan, other: Plan) -> bool:
     """Return whether a plan has to spill less, or as much and moves less or takes less time."""
-    if plan.spilled != other.spilled:
-        return plan.spilled < other.spilled
-    return _price(plan) < _price(other)
-
-
-def _price(plan: Plan) -> int:
-    """Return what a plan minimises: time by the measured machine, or bytes that move."""
-    bills = plan.bills.values()
-    if plan.machine is not None:
-        return sum(bill.time for bill in bills)
-    return sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
+    return (plan.spilled, price_of(plan)) < (other.spilled, price_of(other))
 
 
 def _meshes(ranks: int, options: Options) -> list[Mesh]:
@@ -291,14 +287,8 @@ def _is_better(plan: Plan, other: Plan) -> bool:
     if plan.spilled != other.spilled:
         return plan.spilled < other.spilled
     # The time of one rank is that of all ranks, divided by their number.
-    return _time_of_all_ranks(plan) * other.mesh.ranks < _time_of_all_ranks(other) * plan.mesh.ranks
-
-
-def _time_of_all_ranks(plan: Plan) -> int:
-    """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes."""
-    if plan.machine is not None:
-        return _price(plan)
-    return plan.graph.operations() + FLOPS_PER_BYTE * _price(plan)
+    time = cost_of(replace(plan, spilled=0)) * other.mesh.ranks
+    return time < cost_of(replace(other, spilled=0)) * plan.mesh.ranks
 
 
 # ---- checks -------------------------------------------------------------------------------------
@@ -342,9 +332,8 @@ def _check_nodes(ranks: int, options: Options) -> None:
     is_possible = type(nodes) is int and 1 <= nodes <= ranks
     if is_possible and (options.uneven or ranks % nodes == 0):
         return
-    divisors = [str(number) for number in range(1, ranks + 1) if ranks % number == 0]
-    listed = ", ".join(divisors[:MOST_DIVISORS_LISTED])
-    if len(divisors) > MOST_DIVISORS_LISTED:
+    listed = ", ".join(map(str, divisors(ranks)[:MOST_DIVISORS_LISTED]))
+    if len(divisors(ranks)) > MOST_DIVISORS_LISTED:
         listed += ", …"
     # `nodes` may be anything that a program passes, so its noun stays in the plural.
     what = f"{counted(ranks, 'rank')} on {nodes} nodes"

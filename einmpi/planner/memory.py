@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.einsum import EinSum
+from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.factor import Block
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.sparse_updates import places_filled, scattered_label
@@ -80,11 +82,28 @@ def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
 
 @lru_cache(maxsize=4096)  # layers repeat, and several orders of a graph are compared
 def _block_elements(mesh: Mesh, bound: tuple[int, ...], cuts: tuple[int | None, ...]) -> int:
-    elements = 1
-    for dimension, extent in enumerate(bound):
-        axes = [axis for axis, cut in enumerate(cuts) if cut == dimension]
-        elements *= longest_share(mesh, extent, axes)
-    return elements
+    return prod(longest_shares(mesh, bound, cuts, range(len(bound))))
+
+
+def longest_shares(
+    mesh: Mesh, extents: Iterable[int], cuts: Sequence[Hashable], symbols: Iterable[Hashable]
+) -> tuple[int, ...]:
+    """Return the most indices that a rank can own of each of some labels or dimensions.
+
+    `cuts` has for each axis the symbol that it cuts, and `symbols` those of the extents.
+    """
+    shares = []
+    for symbol, extent in zip(symbols, extents, strict=True):
+        axes = [axis for axis, cut in enumerate(cuts) if cut == symbol]
+        shares.append(longest_share(mesh, extent, axes))
+    return tuple(shares)
+
+
+def on_a_rank(einsum: EinSum, mesh: Mesh, state: Sequence[str | None]) -> EinSum:
+    """Return an EinSum as the rank with the most indices has it."""
+    extents = [extent for _, extent in einsum.extents]
+    shares = longest_shares(mesh, extents, state, einsum.labels)
+    return replace(einsum, extents=tuple(zip(einsum.labels, shares, strict=True)))
 
 
 def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
@@ -160,8 +179,55 @@ def row_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None], dimension:
     return block_bytes(replace(vertex, bound=tuple(bound)), mesh, other_cuts)
 
 
-def is_partial(vertex: Vertex, states: Labels) -> bool:
-    """Return whether a vertex leaves partial results: an aggregated label is cut."""
-    if vertex.einsum is None:
-        return False
-    return any(label in vertex.einsum.aggregated for label in states[vertex.name])
+@dataclass(frozen=True)
+class Cuts:
+    """A graph in an order, cut over a mesh, and what follows from that for a rank."""
+
+    graph: EinGraph
+    mesh: Mesh
+    states: Labels
+    layouts: Layouts
+    chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
+
+    @property
+    def in_chains(self) -> frozenset[str]:
+        """The vertices of all chains."""
+        return frozenset(name for chain in self.chains for name in chain.vertices)
+
+    @property
+    def inner(self) -> frozenset[str]:
+        """The tensors of which only a block is in memory at a time."""
+        return frozenset(name for chain in self.chains for name in chain.inner)
+
+    def made(self, name: str) -> tuple[int | None, ...]:
+        """Return the dimension that each axis cuts of a result as it is computed."""
+        return output_cuts(self.graph, name, self.states[name])
+
+    def wanted(self, user: str, operand: int) -> tuple[int | None, ...]:
+        """Return the dimension that each axis cuts of an operand as a vertex reads it."""
+        return operand_cuts(self.graph, user, operand, self.states[user])
+
+    def symbols(self, kind: str, name: str) -> tuple[int, ...]:
+        """Return what each axis cuts of a vertex or tensor as numbers; R is past the last one."""
+        if kind == "tensor":
+            return tuple(
+                len(self.graph[name].bound) if cut is None else cut for cut in self.layouts[name]
+            )
+        labels = self.graph[name].computed_einsum.labels
+        numbers = {label: number for number, label in enumerate((*labels, None))}
+        return tuple(numbers[label] for label in self.states[name])
+
+    def block_bytes(self, name: str, cuts: Sequence[int | None]) -> int:
+        """Return the size of the largest block of a tensor with these cuts."""
+        return block_bytes(self.graph[name], self.mesh, cuts)
+
+    def is_partial(self, name: str) -> bool:
+        """Return whether a tensor is computed as partial results: an aggregated label is cut."""
+        einsum = self.graph[name].einsum
+        return einsum is not None and any(label in einsum.aggregated for label in self.states[name])
+
+    def moves(self, name: str) -> bool:
+        """Return whether a result moves to its layout when it is computed."""
+        if name not in self.layouts:
+            return False
+        return self.layouts[name] != self.made(name) or self.is_partial(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import prod
@@ -114,22 +114,6 @@ class Mesh:
         counts_text = " × ".join(f"({listed})" for listed in lists)
         return f"parts out of {counts_text}, each of the factors {axes} used at most once"
 
-    def digit_of_index(self, index: int, extent: int, axis: int) -> int:
-        """Return the digit on `axis` of the ranks that own this index of a label."""
-        window = next(group for group in self.windows(extent) if axis in group)
-        factors = [self.factors[other] for other in window]
-        fine_block = index * prod(factors) // extent
-        return _digits(fine_block, factors)[window.index(axis)]
-
-    def share(self, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-        """Return the indices of a label that `rank` owns when `axes` cut it."""
-        digits = self.digits(rank)
-        owned = []
-        for index in range(extent):
-            if all(self.digit_of_index(index, extent, axis) == digits[axis] for axis in axes):
-                owned.append(index)
-        return tuple(owned)
-
 
 def _take_turns(primes: tuple[int, ...]) -> list[int]:
     """Return the primes in turns: (5, 5, 5, 2, 2, 2) → 5, 2, 5, 2, 5, 2."""
@@ -142,17 +126,13 @@ def _take_turns(primes: tuple[int, ...]) -> list[int]:
     return [prime for _, prime in turns]
 
 
-def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
-    digits = []
-    for factor in reversed(factors):
-        digits.append(number % factor)
-        number //= factor
-    return tuple(reversed(digits))
-
-
 @lru_cache(maxsize=8192)
 def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
-    return _digits(rank, factors)
+    digits = []
+    for factor in reversed(factors):
+        digits.append(rank % factor)
+        rank //= factor
+    return tuple(reversed(digits))
 
 
 @cache
@@ -246,6 +226,12 @@ def _mixes_windows(factors: tuple[int, ...], extent: int) -> bool:
     return bool((across & ~allowed_masks(factors, extent)).any())
 
 
+def divided(count: int, parts: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield all ways to divide so many things, in order, into parts: start and end of each."""
+    for borders in itertools.combinations_with_replacement(range(count + 1), parts - 1):
+        yield list(itertools.pairwise((0, *borders, count)))
+
+
 @cache
 def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
     """Return all ways to put the axes into at most `most` groups, the most balanced way first.
@@ -259,10 +245,9 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
         axes = [axis for axis, factor in enumerate(factors) if factor == prime]
         extended = []
         for grouping in groupings_so_far:
-            for borders in itertools.combinations_with_replacement(range(len(axes) + 1), most - 1):
-                limits = (0, *borders, len(axes))
+            for parts in divided(len(axes), most):
                 groups = []
-                for group, (start, end) in zip(grouping, itertools.pairwise(limits), strict=True):
+                for group, (start, end) in zip(grouping, parts, strict=True):
                     groups.append((*group, *axes[start:end]))
                 extended.append(tuple(groups))
         groupings_so_far = extended

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
-    Labels,
-    Layouts,
-    block_bytes,
+    Cuts,
     bytes_of_blocked_update,
-    is_partial,
-    operand_cuts,
-    output_cuts,
     staging,
 )
-from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
 from einmpi.planner.moving.halo_counts import most_needed
 
 
 def bytes_at_vertices(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Labels,
-    layouts: Layouts,
+    cut: Cuts,
     resident: Collection[str],
     stage: int = MESSAGE_BUFFER_BYTES,
     early: Collection[str] = (),
     in_place: Collection[str] = (),
     blocked: Collection[str] = (),
-    chains: Sequence[FusedChain] = (),
     overlapped: Collection[str] = (),
 ) -> list[int]:
     """Return a bound on the bytes that a rank has in memory before the first vertex and at each.
@@ -48,18 +38,22 @@ def bytes_at_vertices(
     `overlapped` are computed while what they need, and what they make, moves between nodes; what
     they need may begin to move while the vertex before is computed.
     """
-    memory = _Memory(graph, mesh, states, layouts, frozenset(resident), stage)
-    memory.in_place = frozenset(in_place)
-    memory.blocked = frozenset(blocked)
-    memory.overlapped = frozenset(overlapped)
+    memory = _Memory(
+        cut,
+        frozenset(resident),
+        stage,
+        frozenset(in_place),
+        frozenset(blocked),
+        frozenset(overlapped),
+    )
     memory.read_early(early)
-    chain_of = {name: chain for chain in chains for name in chain.vertices}
-    for vertex in graph.computed:
+    chain_of = {name: chain for chain in cut.chains for name in chain.vertices}
+    for vertex in cut.graph.computed:
         chain = chain_of.get(vertex.name)
         if chain is None:
-            memory.compute(vertex)
+            memory.compute([vertex.name])
         elif vertex.name == chain.vertices[0]:
-            memory.compute_chain(chain)
+            memory.compute(chain.vertices, chain.inner, chain.nbytes)
     return memory.needed
 
 
@@ -71,38 +65,19 @@ class _Operands(NamedTuple):
     buffers: int  # of messages for them
 
 
-class _Result(NamedTuple):
-    """Bytes of the result of a vertex."""
-
-    made: int  # as it is computed
-    final: int  # in its layout, if it moves there
-    buffers: int  # of messages for that
-    stored: int  # of what stays
-
-
+@dataclass
 class _Memory:
     """What a rank has in memory while it computes the vertices of a plan, one after another."""
 
-    in_place: frozenset[str] = frozenset()
-    blocked: frozenset[str] = frozenset()
-    overlapped: frozenset[str] = frozenset()
+    cut: Cuts
+    resident: frozenset[str]
+    stage: int
+    in_place: frozenset[str]
+    blocked: frozenset[str]
+    overlapped: frozenset[str]
 
-    def __init__(
-        self,
-        graph: EinGraph,
-        mesh: Mesh,
-        states: Labels,
-        layouts: Layouts,
-        resident: frozenset[str],
-        stage: int,
-    ) -> None:
-        self.graph = graph
-        self.mesh = mesh
-        self.states = states
-        self.layouts = layouts
-        self.resident = resident
-        self.stage = stage
-        self.stored = input_bytes(graph, mesh, states, layouts, resident)  # tensor → its block
+    def __post_init__(self) -> None:
+        self.stored = input_bytes(self.cut, self.resident)  # tensor → its block
         self.waiting: dict[str, int] = {}  # inputs that are read before they are needed
         self.present = sum(self.stored.values())  # all that is stored or waits
         self.needed = [self.present]  # before the first vertex, and at each so far
@@ -111,102 +86,87 @@ class _Memory:
     def read_early(self, early: Collection[str]) -> None:
         """Read inputs before the first vertex."""
         names = [name for name in early if name not in self.resident]
-        self.waiting = input_bytes(self.graph, self.mesh, self.states, self.layouts, names)
+        self.waiting = input_bytes(self.cut, names)
         self.present += sum(self.waiting.values())
 
-    def compute(self, vertex: Vertex) -> None:
-        """Compute a vertex, and free what it reads for the last time."""
-        for name in vertex.inputs:
-            self.present -= self.waiting.pop(name, 0)
-        operands = self._bring_operands(vertex)
-        result = self._result(vertex)
-        self.present += operands.new
-        gathered = operands.gathered + self.gathered_before
-        while_computing = self.present + gathered + max(result.made, operands.buffers)
-        while_moving = self.present + result.made + result.final + result.buffers
-        self.needed.append(max(while_computing, while_moving))
-        if vertex.name in self.overlapped:
-            self.needed[-2] += operands.new + gathered + operands.buffers
-            self.needed[-1] = while_moving + gathered + operands.buffers
+    def compute(self, names: Sequence[str], inner: Collection[str] = (), nbytes: int = 0) -> None:
+        """Compute a vertex, or those of a chain, and free what is read for the last time.
 
-        self.stored[vertex.name] = result.stored
-        self.present += result.stored
-        if vertex.name in self.blocked:
-            self.gathered_before = gathered
-        else:
-            self.gathered_before = 0
-            self._free_after(vertex)
-
-    def _free_after(self, vertex: Vertex) -> None:
-        """Free what is not needed after a vertex, and after the blocked one that it completes."""
-        done = list(self.graph.last_reads[vertex.name])
-        for name in vertex.inputs:
-            if name in self.blocked:
-                done += self.graph.last_reads[name]
-        self._free(done)
-
-    def _free(self, names: Collection[str]) -> None:
-        for name in names:
-            if name not in self.resident:
-                self.present -= self.stored.pop(name, 0)
-
-    def compute_chain(self, chain: FusedChain) -> None:
-        """Compute the vertices of a chain together."""
-        for name in chain.vertices:
-            for operand in self.graph[name].inputs:
-                self.present -= self.waiting.pop(operand, 0)
-        peak, added = self._bytes_of_chain(chain)
-        self.needed += [self.present + peak] * len(chain.vertices)
-        self.present += added
-        for name in chain.vertices:
-            self._free(self.graph.last_reads[name])
-
-    def _bytes_of_chain(self, chain: FusedChain) -> tuple[int, int]:
-        """Return the bytes that a chain needs beside what is there before, and what it leaves.
-
-        All its operands are brought to it before it begins, and its results move when it is
-        complete.
+        All operands of a chain are brought to it before it begins, and its results move when it is
+        complete. Of those in `inner` there are only blocks, which take `nbytes`.
         """
-        added = 0
-        gathered = 0
-        buffers = 0
-        made = 0
-        for name in chain.vertices:
-            vertex = self.graph[name]
+        new = made = buffers = 0
+        gathered = self.gathered_before
+        for name in names:
+            vertex = self.cut.graph[name]
+            for operand in vertex.inputs:
+                self.present -= self.waiting.pop(operand, 0)
             operands = self._bring_operands(vertex)
-            added += operands.new
+            new += operands.new
             gathered += operands.gathered
             buffers = max(buffers, operands.buffers)
-            self.stored[name] = 0
-            if name not in chain.inner:
-                self.stored[name] = block_bytes(vertex, self.mesh, self._cuts_made(name))
-                made += self.stored[name]
-        peak = added + gathered + max(made + chain.nbytes, buffers)
-        added += made
-        for name in chain.outer:
-            vertex = self.graph[name]
-            if self._moves(vertex, self._cuts_made(name)):
-                made = self.stored[name]
-                final = block_bytes(vertex, self.mesh, self.layouts[name])
-                peak = max(peak, added + final + self._buffers(max(made, final)))
-                added += final - made
-                self.stored[name] = final
-        return peak, added
+            self.stored[name] = 0 if name in inner else self._bytes_made(vertex)
+            made += self.stored[name]
+        self.present += new
+        while_computing = self.present + gathered + max(made + nbytes, buffers)
+        self.present += made
+        while_moving = self.present
+        for name in names:
+            if name not in inner and self.cut.moves(name):
+                while_moving = max(while_moving, self._move(name))
+        self.needed += [max(while_computing, while_moving)] * len(names)
+        if len(names) == 1 and names[0] in self.overlapped:
+            self.needed[-2] += new + gathered + buffers
+            self.needed[-1] = while_moving + gathered + buffers
+        self.gathered_before = gathered if names[0] in self.blocked else 0
+        if names[0] not in self.blocked:
+            self._free_after(names)
+
+    def _bytes_made(self, vertex: Vertex) -> int:
+        """Return the bytes of a result where it is computed."""
+        name = vertex.name
+        cuts = self.cut.made(name)
+        if name in self.blocked:
+            return bytes_of_blocked_update(vertex, self.cut.mesh, cuts)
+        if name in self.in_place and not self.cut.moves(name):
+            return 0
+        return self.cut.block_bytes(name, cuts)
+
+    def _move(self, name: str) -> int:
+        """Move a result to its layout; return the bytes in memory meanwhile."""
+        made = self.stored[name]
+        final = self.cut.block_bytes(name, self.cut.layouts[name])
+        buffers = self._buffers(max(made, final))
+        self.stored[name] = 0 if name in self.in_place else final
+        needed = self.present + self.stored[name] + buffers
+        self.present += self.stored[name] - made
+        return needed
+
+    def _free_after(self, names: Collection[str]) -> None:
+        """Free what is not needed after vertices, and after the blocked ones that they complete."""
+        last_reads = self.cut.graph.last_reads
+        done: list[str] = []
+        for name in names:
+            done += last_reads[name]
+            for operand in self.cut.graph[name].inputs:
+                if operand in self.blocked:
+                    done += last_reads[operand]
+        for name in done:
+            if name not in self.resident:
+                self.present -= self.stored.pop(name, 0)
 
     def _bring_operands(self, vertex: Vertex) -> _Operands:
         """Bring the operands to a vertex.
 
         An input that has a layout of its own and is read for the first time is stored from now on.
         """
-        new = 0
-        gathered = 0
-        buffers = 0
-        state = self.states[vertex.name]
-        stored, layouts = self.stored, self.layouts
+        new = gathered = buffers = 0
+        cut, stored, layouts = self.cut, self.stored, self.cut.layouts
+        state = cut.states[vertex.name]
         for operand, name in enumerate(vertex.inputs):
-            tensor = self.graph[name]
+            tensor = cut.graph[name]
             if tensor.is_input and name not in stored and name in layouts:
-                stored[name] = block_bytes(tensor, self.mesh, layouts[name])
+                stored[name] = cut.block_bytes(name, layouts[name])
                 new += stored[name]
                 if None in layouts[name]:
                     buffers = max(buffers, self._buffers(stored[name]))
@@ -214,61 +174,36 @@ class _Memory:
             if needed is not None:
                 if vertex.inputs.index(name) != operand:
                     continue  # the first operand has brought what all of them need
-                if is_inside(self.mesh, needed, layouts[name], state):
+                if is_inside(cut.mesh, needed, layouts[name], state):
                     continue  # it is read where it is stored
-                most = most_needed(self.mesh, needed, state)
-                size = most * np.dtype(tensor.dtype).itemsize
-                gathered += size
-                buffers = max(buffers, self._buffers(max(stored.get(name, 0), size)))
-                continue
-            wanted = operand_cuts(self.graph, vertex.name, operand, state)
-            if self._is_there(tensor, wanted):
-                continue
-            size = block_bytes(tensor, self.mesh, wanted)
+                size = most_needed(cut.mesh, needed, state) * np.dtype(tensor.dtype).itemsize
+                has_messages = True
+            else:
+                wanted = cut.wanted(vertex.name, operand)
+                if self._is_there(tensor, wanted):
+                    continue
+                size = cut.block_bytes(name, wanted)
+                # An input of which no two ranks need the same is read by each: no messages.
+                has_messages = name in stored or None in wanted
             gathered += size
-            # An input of which no two ranks need the same is read by each of them: no messages.
-            if name in stored or None in wanted:
+            if has_messages:
                 buffers = max(buffers, self._buffers(max(stored.get(name, 0), size)))
         return _Operands(new, gathered, buffers)
 
     def _is_there(self, tensor: Vertex, wanted: tuple[int | None, ...]) -> bool:
         """Return whether a tensor is stored complete, with these cuts."""
-        if tensor.name not in self.stored:
+        name = tensor.name
+        if name not in self.stored:
             return False
-        if tensor.name in self.layouts:
-            return self.layouts[tensor.name] == wanted
+        if name in self.cut.layouts:
+            return self.cut.layouts[name] == wanted
         if tensor.is_input:
             return True
-        return self._cuts_made(tensor.name) == wanted and not is_partial(tensor, self.states)
-
-    def _result(self, vertex: Vertex) -> _Result:
-        """Return the bytes of a result, where it is computed and where it is stored."""
-        cuts = self._cuts_made(vertex.name)
-        if vertex.name in self.blocked:
-            made = bytes_of_blocked_update(vertex, self.mesh, cuts)
-        else:
-            made = block_bytes(vertex, self.mesh, cuts)
-        if not self._moves(vertex, cuts):
-            made = 0 if vertex.name in self.in_place else made
-            return _Result(made, 0, 0, stored=made)
-        final = block_bytes(vertex, self.mesh, self.layouts[vertex.name])
-        buffers = self._buffers(max(made, final))
-        final = 0 if vertex.name in self.in_place else final
-        return _Result(made, final, buffers, stored=final)
-
-    def _moves(self, vertex: Vertex, cuts: tuple[int | None, ...]) -> bool:
-        """Return whether a result that is computed with these cuts moves to its layout."""
-        if vertex.name not in self.layouts:
-            return False
-        return self.layouts[vertex.name] != cuts or is_partial(vertex, self.states)
-
-    def _cuts_made(self, name: str) -> tuple[int | None, ...]:
-        """Return the dimensions that axes cut of a result as it is computed."""
-        return output_cuts(self.graph, name, self.states[name])
+        return self.cut.made(name) == wanted and not self.cut.is_partial(name)
 
     def _buffers(self, nbytes: int) -> int:
         """Return the bytes of message buffers while a block of this size moves."""
-        return staging(nbytes, self.mesh.ranks, self.stage)
+        return staging(nbytes, self.cut.mesh.ranks, self.stage)
 
 
 def peak_bound(
@@ -296,14 +231,11 @@ def peak_bound(
     return peak
 
 
-def input_bytes(
-    graph: EinGraph, mesh: Mesh, states: Labels, layouts: Layouts, inputs: Collection[str]
-) -> dict[str, int]:
+def input_bytes(cut: Cuts, inputs: Collection[str]) -> dict[str, int]:
     """Return the bytes of a rank's block of each of these inputs that is used."""
     found = {}
     for name in inputs:
-        for user in graph.consumers.get(name, ()):
-            operand = graph[user].inputs.index(name)
-            cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
-            found[name] = block_bytes(graph[name], mesh, cuts)
+        for user in cut.graph.consumers.get(name, ()):
+            operand = cut.graph[user].inputs.index(name)
+            found[name] = cut.block_bytes(name, cut.layouts.get(name) or cut.wanted(user, operand))
     return found

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from hashlib import sha256
+from math import prod
 from typing import NamedTuple
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, longest_share, stage_of
+from einmpi.planner.memory import (
+    MESSAGE_BUFFER_BYTES,
+    Cuts,
+    Labels,
+    Layouts,
+    longest_shares,
+    stage_of,
+)
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.traffic import Bill
+from einmpi.planner.moving.traffic import Bill, total_bill
 
 
 class Cost(NamedTuple):
@@ -110,8 +118,8 @@ class PlanData:
     mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle
     ranks: int
     strategy: str
-    states: Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
-    layouts: Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
+    states: Labels
+    layouts: Layouts
     bills: Mapping[str, Bill]  # vertex → what it moves and how long it takes
     peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # of certificate: "exact" or "gap"
@@ -188,15 +196,20 @@ class PlanData:
         """Size of a message buffer, in bytes."""
         return stage_of(None if self.memory is None else self.memory - self.besides)
 
+    @cached_property
+    def total(self) -> Bill:
+        """What all vertices move, and how long they take."""
+        return total_bill(self.bills.values())
+
     @property
     def words_predicted(self) -> int:
         """Words that move between ranks, in all."""
-        return sum(bill.words.total for bill in self.bills.values())
+        return self.total.words.total
 
     @property
     def bytes_predicted(self) -> int:
         """Bytes that move between ranks, in all."""
-        return sum(bill.nbytes for bill in self.bills.values())
+        return self.total.nbytes
 
     @property
     def bytes_busiest(self) -> int:
@@ -210,14 +223,10 @@ class PlanData:
 
     def _operations_busiest(self, vertex: Vertex) -> int:
         """Return the operations of a rank that has the longest share of every label."""
-        state = self.states[vertex.name]
-        share = 1
-        whole = 1
-        for label, extent in vertex.computed_einsum.extents:
-            axes = [axis for axis, cut in enumerate(state) if cut == label]
-            share *= longest_share(self.mesh, extent, axes)
-            whole *= extent
-        return -(-vertex.operations() * share // max(1, whole))
+        einsum = vertex.computed_einsum
+        extents = [extent for _, extent in einsum.extents]
+        shares = longest_shares(self.mesh, extents, self.states[vertex.name], einsum.labels)
+        return -(-vertex.operations() * prod(shares) // max(1, prod(extents)))
 
     @property
     def knows_nodes(self) -> bool:
@@ -235,7 +244,7 @@ class PlanData:
         Where the mesh does not know the nodes, this is None until a run has counted them.
         """
         if self.knows_nodes:
-            return sum(bill.between for bill in self.bills.values())
+            return self.total.between
         return self.counted
 
     @property
@@ -243,7 +252,7 @@ class PlanData:
         """Duration of a run without loading and storing; None where no machine was measured."""
         if self.machine is None:
             return None
-        return self.seconds_of(sum(bill.time for bill in self.bills.values()))
+        return self.seconds_of(self.total.time)
 
     @property
     def loops(self) -> tuple[PlanData, ...]:
@@ -307,6 +316,11 @@ class PlanData:
         einsum = self.graph[name].computed_einsum
         counts = self.mesh.parts(self.states[name], einsum.labels)
         return dict(zip(einsum.labels, counts, strict=True))
+
+
+def cuts_of(plan: PlanData) -> Cuts:
+    """Return the cuts of a plan."""
+    return Cuts(plan.graph, plan.mesh, plan.states, plan.layouts, plan.chains)
 
 
 def loop_plan_of(plan: PlanData) -> LoopPlan:

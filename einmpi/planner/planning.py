@@ -13,10 +13,9 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.fuse import with_fused_chains
+from einmpi.planner.saving_memory.fuse import in_best_order, with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
 from einmpi.planner.saving_memory.mixtures import Mixture
-from einmpi.planner.saving_memory.order import other_orders
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
     CutGraph,
@@ -52,14 +51,6 @@ class TooLittleMemory(InputError):
         self.least = least  # the lowest limit for which there is a plan
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """Cuts that do not fit into memory."""
-
-    cut: CutGraph
-    least: int  # bytes in which it can be done when everything possible is kept outside
-
-
 @dataclass
 class Planning:
     """One graph on one mesh."""
@@ -85,12 +76,12 @@ class Planning:
         memory at times.
         """
         limit = self.options.memory
-        found = self.searches.without_price
+        found = self.searches.first
         cut = self.cut_graph(found.states)
         if limit is None or cut.peak <= limit:
             exact = found.exact and not self.search.prescribed
             return self.finishing.finish(cut, limit, exact)
-        attempts = [_Attempt(cut, self.memory.least(cut))]
+        attempts = [self.attempt(cut)]
         recomputing: list[Plan] = []  # plans that fit because they compute tensors again
         self.try_recomputing(cut, limit, recomputing)
         if recomputing and self.is_cheap(recomputing[0]):
@@ -105,7 +96,7 @@ class Planning:
                 problem = self.search.problem_at(LOW_MEMORY_PRICE)
                 if self.search.named(low, problem) != self.search.named(found.states):
                     other = self.cut_graph(low, problem)
-                    attempts.append(_Attempt(other, self.memory.least(other)))
+                    attempts.append(self.attempt(other))
                     self.try_recomputing(other, limit, recomputing)
         else:
             fitting = self.cheapest_that_fits(limit, attempts, recomputing)
@@ -122,6 +113,13 @@ class Planning:
             return min(recomputing, key=cost_of)
         return spilling or self.with_least_memory(limit, attempts)
 
+    def attempt(self, cut: CutGraph) -> CutGraph:
+        """Return cuts that do not fit into memory with the least memory in which they can be done.
+
+        Everything possible is then kept outside.
+        """
+        return replace(cut, least=self.memory.least(cut))
+
     def try_recomputing(self, cut: CutGraph, limit: int, recomputing: list[Plan]) -> None:
         """Add the plan with these cuts that fits because tensors are computed again, if any."""
         # Resident inputs are not computed, so that they must fit in any case.
@@ -131,7 +129,7 @@ class Planning:
                 recomputing.append(self.finishing.finish(smaller, limit, False))
 
     def cheapest_that_fits(
-        self, limit: int, attempts: list[_Attempt], recomputing: list[Plan]
+        self, limit: int, attempts: list[CutGraph], recomputing: list[Plan]
     ) -> CutGraph | None:
         """Return the cuts that move least among those that fit into memory.
 
@@ -139,15 +137,15 @@ class Planning:
         depend on the limit, so that more memory never moves more. Cuts that do not fit are added to
         the attempts.
         """
-        priced = self.searches.trade_offs.priced
+        priced = self.searches.priced
         for number, each in enumerate(priced):
-            if each.cuts.resident_bytes > limit:
+            if each.resident_bytes > limit:
                 continue
             cut = self.cut_of(each, attempts)
             if cut.peak <= limit:
                 return self.mixture_that_fits(number, cut, limit) or cut
-            if cut is not attempts[0].cut:
-                attempts.append(_Attempt(cut, self.memory.least(cut)))
+            if cut is not attempts[0]:
+                attempts.append(self.attempt(cut))
                 self.try_recomputing(cut, limit, recomputing)
         return None
 
@@ -160,26 +158,26 @@ class Planning:
         """
         if not self.resident:
             return None
-        priced = self.searches.trade_offs.priced
+        priced = self.searches.priced
         reach = NEIGHBOURS_OF_LARGE if self.search.is_large else NEIGHBOURS
         candidates: list[Mixture] = []
         for number, dear in enumerate(priced[first : first + reach], first):
             cut = first_cut
             if number > first:
-                cut = self.cut_graph(dear.cuts.states, self.searches.trade_offs.problem)
-            transient = cut.peak - dear.cuts.resident_bytes
+                cut = self.cut_graph(dear.states, self.searches.problem)
+            transient = cut.peak - dear.resident_bytes
             if cut.peak > limit:
                 continue
             for cheap in priced[max(0, number - reach) : first]:
-                for mixture in self.searches.mixtures.between(cheap, dear):
+                for mixture in self.searches.between(cheap, dear):
                     if mixture.resident_bytes + transient <= limit:
                         candidates.append(mixture)
         candidates.sort(key=lambda mixture: mixture.cost)
         for mixture in candidates:
-            if mixture.cost >= priced[first].cuts.cost:
+            if mixture.cost >= priced[first].cost:
                 break
-            states = self.searches.mixtures.states(mixture)
-            cut = self.cut_graph(states, self.searches.trade_offs.problem)
+            states = self.searches.states(mixture)
+            cut = self.cut_graph(states, self.searches.problem)
             if cut.peak <= limit:
                 return cut
         return None
@@ -202,7 +200,7 @@ class Planning:
                 other = Planning(
                     self.graph, self.mesh, self.ranks, replace(self.options, strategy=name)
                 )
-                states = other.searches.without_price.states
+                states = other.searches.first.states
             except InputError:
                 continue  # the strategy asks for roles that are not given
             if not other.search.repeats_work(states, 0):
@@ -211,19 +209,19 @@ class Planning:
                     found.append(cut)
         return found
 
-    def cut_of(self, priced: PricedCuts, attempts: Sequence[_Attempt]) -> CutGraph:
+    def cut_of(self, priced: PricedCuts, attempts: Sequence[CutGraph]) -> CutGraph:
         """Return the graph with the best cuts at a price; the first attempt had no price."""
-        if priced is self.searches.trade_offs.without_price:
-            return attempts[0].cut
-        return self.cut_graph(priced.cuts.states, self.searches.trade_offs.problem)
+        if priced is self.searches.without_price:
+            return attempts[0]
+        return self.cut_graph(priced.states, self.searches.problem)
 
-    def with_least_memory(self, limit: int, attempts: Sequence[_Attempt]) -> Plan:
+    def with_least_memory(self, limit: int, attempts: Sequence[CutGraph]) -> Plan:
         """Return a plan that keeps all it can outside of memory, or refuse the limit.
 
         It is refused only if the cuts that need least memory do not fit either.
         """
         cut = self.cut_graph(least_memory_states(self.search))
-        last = _Attempt(cut, self.memory.least(cut))
+        last = self.attempt(cut)
         least = min(attempt.least for attempt in (*attempts, last))
         if least > limit:
             # These are taken off the limit before planning; the message counts as the user does.
@@ -234,10 +232,9 @@ class Planning:
         plan: Plan | None = None
         if self.resident:
             fewer_bytes = []
-            for priced in self.searches.trade_offs.priced:
-                if priced.cuts.resident_bytes <= limit:
-                    other = self.cut_of(priced, attempts)
-                    fewer_bytes.append(_Attempt(other, self.memory.least(other)))
+            for priced in self.searches.priced:
+                if priced.resident_bytes <= limit:
+                    fewer_bytes.append(self.attempt(self.cut_of(priced, attempts)))
             plan = self.spilling(limit, fewer_bytes)
         plan = plan or self.spilling(limit, [last])
         assert plan is not None, "these cuts fit into the limit"
@@ -249,7 +246,7 @@ class Planning:
         added = plan.recomputed.operations + FLOPS_PER_BYTE * plan.recomputed.nbytes
         return added * CHEAP_SHARE <= plan.graph.operations()
 
-    def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:
+    def spilling(self, limit: int, attempts: Sequence[CutGraph]) -> Plan | None:
         """Return the plan that fits with the least outside of memory; None if none can fit.
 
         Tensors are computed again only where that costs less than to write and read them.
@@ -257,10 +254,10 @@ class Planning:
         possible = [attempt for attempt in attempts if attempt.least <= limit]
         if not possible:
             return None
-        best = min(possible, key=lambda attempt: attempt.cut.peak)
-        cuts = [best.cut]
+        best = min(possible, key=lambda attempt: attempt.peak)
+        cuts = [best]
         if self.options.recompute == AUTO:
-            cuts.append(self.recomputed(best.cut, limit, self.price_of_spilling))
+            cuts.append(self.recomputed(best, limit, self.price_of_spilling))
         plans = []
         for cut in cuts:
             if cut.peak <= limit:  # as those may that need least memory, or compute tensors again
@@ -290,13 +287,8 @@ class Planning:
         in the options are computed again. Chains are fused where that needs no more memory.
         """
         states, layouts = self.search.named(found, problem)
-        cut = CutGraph(self.graph, states, layouts)
-        best = replace(cut, peak=self.memory.peak(cut))
-        for graph in other_orders(self.graph, self.memory.constraints(cut)):
-            other = replace(cut, graph=graph)
-            peak = self.memory.peak(other)
-            if peak < best.peak:
-                best = replace(other, peak=peak)
+        cut = CutGraph(self.graph, self.mesh, states, layouts)
+        best = in_best_order(cut, self.memory, limit=0)
         if not isinstance(self.options.recompute, str):
             nbytes = self.memory.constraints(cut).nbytes
             splits = named_splits(best.graph, nbytes, self.options.recompute)

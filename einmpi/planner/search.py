@@ -105,9 +105,8 @@ def improve_across_windows(
     staying = {number: best.states[number] for number in held}
     solver = replace(solver, across_windows=True, fixed={**solver.fixed, **staying})
     improved = best
-    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
     for groups in _moves(solver.mesh, best.states, 1):
-        improved = _cheapest([improved, solver.solve(groups, improved.states, limits)])
+        improved = _cheapest([improved, solver.solve(groups, improved.states, _limits(solver))])
     if best.cost - improved.cost > best.cost // 200:
         improved = _descend(solver, improved, most_axes=1 if held else 2)
     return replace(improved, exact=False)
@@ -205,12 +204,15 @@ def _groups_along_windows(solver: Solver) -> list[Groups]:
     return [groups]
 
 
+def _limits(solver: Solver) -> Limits:
+    return TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
+
+
 def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution:
     """Free each axis once, first to last; without a start, from states that cut nothing."""
-    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
     found = Solution(0, start or solver.uncut(), False)
     for axis in range(len(solver.mesh.factors)):
-        found = solver.solve([(axis,)], found.states, limits)
+        found = solver.solve([(axis,)], found.states, _limits(solver))
     return found
 
 
@@ -220,7 +222,6 @@ def _descend(solver: Solver, best: Solution, most_axes: int = 2) -> Solution:
     Then two axes are freed at a time, if so many are allowed; if that saves a hundredth, single
     axes are tried again.
     """
-    limits = TANGLED_LIMITS if solver.is_tangled else MOVE_LIMITS
     budget = TANGLED_BUDGET_CELLS if solver.is_tangled else DESCENT_BUDGET_CELLS
     solver.memo.cells = 0
     free_axes = 1
@@ -228,7 +229,7 @@ def _descend(solver: Solver, best: Solution, most_axes: int = 2) -> Solution:
         cost_before = best.cost
         for groups in _moves(solver.mesh, best.states, free_axes):
             if solver.memo.cells <= budget:
-                best = _cheapest([best, solver.solve(groups, best.states, limits)])
+                best = _cheapest([best, solver.solve(groups, best.states, _limits(solver))])
         saves = cost_before - best.cost > best.cost // 100
         if saves:
             free_axes = 1

@@ -200,33 +200,19 @@ PAPER = Strategy("eindecomp-paper", "by the algorithm of the paper, with its cos
 SQRT = Strategy("sqrt", "along every label into ⌊√ranks⌋ parts", cut_all_labels)
 DEFAULT_STRATEGY = EXACT.name
 
+_OF_ONE_ROLE = {"data": "batch", "model": "hidden", "sequence": "sequence", "attention": "head"}
 for _strategy in (
     EXACT,
     PAPER,
     SQRT,
-    Strategy(
-        "data",
-        "along its labels with the role `batch`",
-        partial(cut_by_role, ("batch",)),
-        roles=("batch",),
-    ),
-    Strategy(
-        "model",
-        "along its labels with the role `hidden`",
-        partial(cut_by_role, ("hidden",)),
-        roles=("hidden",),
-    ),
-    Strategy(
-        "sequence",
-        "along its labels with the role `sequence`",
-        partial(cut_by_role, ("sequence",)),
-        roles=("sequence",),
-    ),
-    Strategy(
-        "attention",
-        "along its labels with the role `head`",
-        partial(cut_by_role, ("head",)),
-        roles=("head",),
+    *(
+        Strategy(
+            name,
+            f"along its labels with the role `{role}`",
+            partial(cut_by_role, (role,)),
+            roles=(role,),
+        )
+        for name, role in _OF_ONE_ROLE.items()
     ),
     Strategy(
         "megatron",

@@ -10,6 +10,7 @@ from math import sqrt
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers, repeated_layers
+from einmpi.planner.text.tables import show_layout
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.picture import (
@@ -51,12 +52,6 @@ REASON_NAMES = {
 
 def shape_text(vertex: Vertex) -> str:
     return f"{vertex.dtype} {show_shape(vertex.bound)}"
-
-
-def layout_text(plan: Plan, name: str) -> str:
-    """Return the number of parts of each dimension in the layout a tensor is kept in: [4,2]."""
-    parts = plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound)))
-    return f"[{','.join(map(str, parts))}]"
 
 
 @dataclass(frozen=True)
@@ -208,7 +203,7 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
     if vertex.name in plan.resident:
         chips.append(("resident", "faint"))
     if vertex.name in plan.layouts and vertex.bound and plan.mesh.ranks > 1:
-        chips.append((f"kept {layout_text(plan, vertex.name)}", "faint"))
+        chips.append((f"kept {show_layout(plan, vertex.name)}", "faint"))
     return chips
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.moving.traffic import NOTHING
+from einmpi.planner.paper.costs import Cost
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.text.summary import movements
 
 REASONS = ("join", "aggregate", "repartition")  # why words move: copies, partial results, new cuts
 PARTIAL = -2  # a mesh axis along which each rank holds a partial result of the same block
 EVERYWHERE = -1  # a mesh axis along which every rank holds the same block
 
-Words = tuple[int, int, int]  # one amount for each of REASONS
 Cuts = tuple[int, ...]  # for each mesh axis a dimension of the tensor, EVERYWHERE or PARTIAL
 
 
@@ -23,7 +24,7 @@ class EdgeMovement:
 
     tensor: str
     user: str | None
-    words: Words
+    words: Cost
     nbytes: int
 
     @property
@@ -32,19 +33,16 @@ class EdgeMovement:
         return main_reason(self.words)
 
 
-def main_reason(words: Words) -> str:
+def main_reason(words: Cost) -> str:
     """Return the reason with the most words; empty if no words move."""
-    if not any(words):
+    if not words.total:
         return ""
-    return REASONS[words.index(max(words))]
+    return max(REASONS, key=lambda reason: int(getattr(words, reason)))
 
 
-def total_words(movements: Sequence[EdgeMovement]) -> Words:
+def total_words(movements: Sequence[EdgeMovement]) -> Cost:
     """Add up the words of several movements, reason by reason."""
-    join = sum(each.words[0] for each in movements)
-    aggregate = sum(each.words[1] for each in movements)
-    repartition = sum(each.words[2] for each in movements)
-    return join, aggregate, repartition
+    return sum((each.words for each in movements), NOTHING)
 
 
 def edge_movements(plan: Plan) -> tuple[EdgeMovement, ...]:
@@ -55,10 +53,9 @@ def edge_movements(plan: Plan) -> tuple[EdgeMovement, ...]:
     found: dict[tuple[str, str | None], EdgeMovement] = {}
     for each in movements(plan):
         edge = each.tensor, each.user
-        before = found.get(edge, EdgeMovement(each.tensor, each.user, (0, 0, 0), 0))
-        join, aggregate, repartition = before.words
-        words = join + each.copied, aggregate + each.combined, repartition + each.recut
-        found[edge] = EdgeMovement(each.tensor, each.user, words, before.nbytes + each.nbytes)
+        before = found.get(edge, EdgeMovement(*edge, NOTHING, 0))
+        words = before.words + each.words
+        found[edge] = EdgeMovement(*edge, words, before.nbytes + each.nbytes)
     return tuple(found.values())
 
 
@@ -73,6 +70,7 @@ class LayoutUse:
 def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
     """Return the layouts of a tensor and what each is for: made, kept, then read."""
     graph = plan.graph
+    cut = cuts_of(plan)
     vertex = graph[name]
     found: dict[Cuts, LayoutUse] = {}
 
@@ -82,7 +80,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
 
     if vertex.einsum is not None:
         state = plan.states[name]
-        made = list(output_cuts(graph, name, state))
+        made = list(cut.made(name))
         for axis, label in enumerate(state):
             if label in vertex.einsum.aggregated:
                 made[axis] = PARTIAL
@@ -93,7 +91,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
         for operand, read in enumerate(graph[user].inputs):
             if read != name:
                 continue
-            readers = use_of(operand_cuts(graph, user, operand, plan.states[user])).readers
+            readers = use_of(cut.wanted(user, operand)).readers
             if user not in readers:
                 readers.append(user)
     return found

@@ -13,13 +13,24 @@ from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.notes import gather_condition, one_level
-from einmpi.planner.text.tables import note_line
-from einmpi.report.graph_picture import REASON_NAMES, layout_text
+from einmpi.planner.text.tables import note_line, show_cuts, show_layout
+from einmpi.report.graph_picture import REASON_NAMES
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.recording.timeline import KINDS, Timeline
 from einmpi.report.results import a_step_text
-from einmpi.units import counted, show_bytes, show_count, show_seconds
+from einmpi.units import counted, show_bytes, show_seconds
 
+# Columns of the comparison of strategies → their titles; the column without a name is a bar.
+COMPARED = {
+    "strategy": "strategy",
+    "bytes": "moved",
+    "": "",
+    "operations a rank": "operations a rank",
+    "busiest rank": "busiest rank",
+    "peak memory": "peak memory",
+    "lower bound": "lower bound, words",
+    "paper's cost": "paper's cost",
+}
 ROWS_SHOWN = 100  # at first: a browser takes long to lay out thousands of rows
 LONG_TEXT = 50  # characters; a cell with more has a tooltip
 
@@ -325,14 +336,10 @@ def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
 
 
 def _cuts(plan: Plan, vertex: Vertex) -> str:
-    cuts = []
-    if not vertex.is_input:
-        for label, parts in plan.parts(vertex.name).items():
-            if parts > 1:
-                cuts.append(f"{label}:{parts}")
+    cuts = "" if vertex.is_input else show_cuts(plan, vertex.name)
     if vertex.name in plan.layouts and vertex.bound:
-        cuts.append(f"kept {layout_text(plan, vertex.name)}")
-    return " ".join(cuts) or "–"
+        cuts += f" kept {show_layout(plan, vertex.name)}"
+    return cuts.lstrip() or "–"
 
 
 def _time(seconds: float) -> str:
@@ -348,52 +355,25 @@ def _time(seconds: float) -> str:
 
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """Return a table of the strategies, with the plan of this page marked."""
-    rows = []
+    titles = COMPARED
     if plan.loops:  # a step, and all steps
-        for each, texts in zip(comparison.plans, comparison.rows[1:], strict=True):
-            cells = [_left(texts[0]), *map(_cell, texts[1:])]
-            rows.append(_strategy_row(plan, each, cells))
-        return _strategies(comparison.rows[0], rows, (0,), comparison)
-    heads = (
-        "strategy",
-        "moved",
-        "",
-        "operations a rank",
-        "busiest rank",
-        "peak memory",
-        "lower bound, words",
-        "paper's cost",
-    )
+        titles = {head: head for head in comparison.rows[0]}
     most = max((each.bytes_predicted for each in comparison.plans), default=0)
-    for each in comparison.plans:
-        cells = [
-            _left(each.strategy),
-            _cell(show_bytes(each.bytes_predicted)),
-            _bar(most, each.bytes_predicted),
-            _cell(show_count(each.operations_busiest)),
-            _cell(show_bytes(each.bytes_busiest)),
-            _cell(show_bytes(each.peak)),
-            _cell(show_count(each.lower_bound)),
-            _cell(show_count(each.paper_cost)),
-        ]
-        rows.append(_strategy_row(plan, each, cells))
-    return _strategies(heads, rows, (0, 2), comparison)
-
-
-def _strategy_row(plan: Plan, compared: Plan, cells: Sequence[str]) -> str:
-    chosen = ' class="chosen"' if compared.strategy == plan.strategy else ""
-    return f"<tr{chosen}>{''.join(cells)}</tr>"
-
-
-def _strategies(
-    heads: Sequence[str], rows: Sequence[str], left: Sequence[int], comparison: Comparison
-) -> str:
+    rows = []
+    for each, texts in zip(comparison.plans, comparison.rows[1:], strict=True):
+        text_of = dict(zip(comparison.rows[0], texts, strict=True))
+        cells = [_left(each.strategy)]
+        for head in list(titles)[1:]:
+            is_bar = head not in text_of
+            cells.append(_bar(most, each.bytes_predicted) if is_bar else _cell(text_of[head]))
+        chosen = ' class="chosen"' if each.strategy == plan.strategy else ""
+        rows.append(f"<tr{chosen}>{''.join(cells)}</tr>")
     notes = ""
     for note in comparison.notes:
         notes += f'<p class="faint">{escape(note_line(note))}</p>'
     return f"""<div class="scroll" tabindex="0" role="region" aria-label="Comparison of strategies">
 <table>
-<thead><tr>{_heads(heads, left)}</tr></thead>
+<thead><tr>{_heads(tuple(titles.values()), (0,) if plan.loops else (0, 2))}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>{notes}"""
 
 

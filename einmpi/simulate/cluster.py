@@ -193,15 +193,12 @@ def make_cluster(text: str, ranks: int, machine: Machine | None) -> Cluster:
         raise InputError(_WHERE, problem, one_of(TOPOLOGIES, topology))
     times = _times(given)
     times["bw"] *= cores  # which share the link of their node
-    if machine is not None:
-        if machine.between and "bw" not in given:
-            times["bw"] = machine.between
-        if machine.between and "lat" not in given:
-            times["lat"] = machine.latency_between
-        if machine.inside and "inside_bw" not in given:
-            times["inside_bw"] = machine.inside
-        if machine.inside and "inside_lat" not in given:
-            times["inside_lat"] = machine.latency_inside
+    if machine is not None and machine.between:
+        measured = {"bw": machine.between, "lat": machine.latency_between}
+        times.update({key: time for key, time in measured.items() if key not in given})
+    if machine is not None and machine.inside:
+        measured = {"inside_bw": machine.inside, "inside_lat": machine.latency_inside}
+        times.update({key: time for key, time in measured.items() if key not in given})
     return Cluster(
         nodes=nodes,
         cores=cores,

@@ -10,12 +10,12 @@ from einmpi.planner.machine import Machine
 from einmpi.planner.moving.traffic import Bill
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
-from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Reduce, Step
 from einmpi.simulate.dry_run import dry_run
+from einmpi.simulate.rank_traces import agreed_slots
 from einmpi.simulate.timed_comm import Duration, TimedComm
 
 FIRST_RANK = 0  # it has the largest blocks, and the last rank the smallest ones
@@ -78,21 +78,8 @@ def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
     """Return what one rank does, from a dry run of its schedule."""
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, rank)
-    slots = _shared_slots(schedule, nodes) if machine.shared else SharedSlots()
-    comm = TimedComm(rank, nodes, machine)
-    return _times_of_vertices(schedule, slots, comm, plan.bills)
-
-
-def _shared_slots(schedule: Schedule, nodes: tuple[int, ...]) -> SharedSlots:
-    """Return what the ranks of a node share, if all of them agree with this one."""
-    choice = choose_shared_slots(schedule, nodes)
-    answer: bool | None = None
-    while True:
-        try:
-            _, answer = choice.send(answer)
-        except StopIteration as end:
-            chosen: SharedSlots = end.value
-            return chosen
+    slots = agreed_slots([schedule], nodes)[0] if machine.shared else SharedSlots()
+    return _times_of_vertices(schedule, slots, TimedComm(rank, nodes, machine), plan.bills)
 
 
 def _times_of_vertices(
@@ -105,22 +92,17 @@ def _times_of_vertices(
     """
     times = {name: _MovingTime() for name in bills}
     operations = dict.fromkeys(bills, 0)
-    waiting = _MovingTime()  # what moved for the next vertex
     last_step: Step | None = None
     vertex = ""  # the last one that was computed
 
     def pay(name: str) -> None:
-        times[name].inside.add(waiting.inside)
-        times[name].between.add(waiting.between)
-        waiting.inside = Duration()
-        waiting.between = Duration()
-
-    def end_step() -> None:
-        """Note the time of the last step."""
-        waiting.inside.add(comm.inside)
-        waiting.between.add(comm.between)
+        """Let a vertex pay for all that has moved and is not paid for."""
+        times[name].inside.add(comm.inside)
+        times[name].between.add(comm.between)
         comm.inside = Duration()
         comm.between = Duration()
+
+    def end_step() -> None:
         if isinstance(last_step, Reduce) and last_step.vertex in times:
             pay(last_step.vertex)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.plan import Plan
@@ -18,22 +17,8 @@ from einmpi.simulate.trace_comm import TraceComm
 from einmpi.units import ATTOSECONDS
 
 
-@dataclass
-class RankTrace:
-    """What one rank does, as SimGrid replays it, and how much it is."""
-
-    rank: int
-    lines: list[str]
-    received: int  # bytes of elements from other ranks
-    received_shared: int  # those of them in shared memory, without messages
-    messages: int  # that it sends
-    operations: int
-    # The steps, and the number of lines before each of them.
-    steps: list[tuple[int, Step]] = field(default_factory=list)
-
-
-def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[RankTrace]:
-    """Yield the traces of all ranks, one rank after another.
+def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[TraceComm]:
+    """Yield what each rank has done in a dry run, with its trace, one rank after another.
 
     Kernels take the time that a measured machine needs, or are written as operations without one.
     `shared` says whether the ranks of a node share memory.
@@ -49,14 +34,17 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Ran
         schedules = [lower(plan, rank) for rank in range(first, stop)]
         slots_of_ranks = [SharedSlots()] * len(schedules)
         if shared:
-            slots_of_ranks = _agreed_slots(schedules, nodes)
+            slots_of_ranks = agreed_slots(schedules, nodes)
         for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
             yield _trace_of(schedule, slots, nodes, kernel_times)
         first = stop
 
 
-def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
-    """Return what each rank of a node shares, as the ranks would agree on it."""
+def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
+    """Return what ranks of a node that follow one another share, as they would agree on it.
+
+    Other ranks of the node agree with them.
+    """
     choices = [choose_shared_slots(schedule, nodes) for schedule in schedules]
     first = schedules[0].rank
     chosen = [SharedSlots()] * len(schedules)
@@ -72,7 +60,7 @@ def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list
     for place in range(len(schedules)):
         ask(place, None)
     while questions:
-        members = _group_that_is_asked(questions, first)
+        members = _group_that_is_asked(questions, range(first, first + len(schedules)))
         answer = all(questions[place][1] for place in members)
         for place in members:
             ask(place, answer)
@@ -80,11 +68,11 @@ def _agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list
 
 
 def _group_that_is_asked(
-    questions: Mapping[int, tuple[tuple[int, ...], bool]], first: int
+    questions: Mapping[int, tuple[tuple[int, ...], bool]], ranks: range
 ) -> list[int]:
     """Return the places of a group whose members are all at the same question."""
     for group, _ in questions.values():
-        members = [rank - first for rank in group]
+        members = [rank - ranks.start for rank in group if rank in ranks]
         if all(place in questions and questions[place][0] == group for place in members):
             return members
     raise AssertionError("the groups of a node wait for each other")
@@ -92,21 +80,17 @@ def _group_that_is_asked(
 
 def _trace_of(
     schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: _KernelTimes
-) -> RankTrace:
+) -> TraceComm:
     comm = TraceComm(schedule.rank, nodes)
-    trace = RankTrace(schedule.rank, comm.lines, 0, 0, 0, 0)
 
     def on_step(step: Step) -> None:
-        trace.steps.append((len(comm.lines), step))
-        trace.operations += kernel_times.add(step, comm)
+        comm.steps.append((len(comm.lines), step))
+        comm.operations += kernel_times.add(step, comm)
 
     comm.add("init")
     dry_run(schedule, slots, comm, on_step)
     comm.add("finalize")
-    trace.received = comm.received
-    trace.received_shared = comm.received_shared
-    trace.messages = comm.messages
-    return trace
+    return comm
 
 
 class _KernelTimes:

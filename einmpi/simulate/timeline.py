@@ -8,7 +8,7 @@ import numpy as np
 
 from einmpi.report.recording.record import OwnSpans, Record, timeline_of
 from einmpi.report.recording.timeline import Timeline
-from einmpi.simulate.rank_traces import RankTrace
+from einmpi.simulate.trace_comm import TraceComm
 
 # SimGrid says when each action of a rank is done, and a step is some actions in a row: it lasts
 # from the end of the action before its first one to the end of its last one. The first line of a
@@ -24,7 +24,7 @@ class StepTimes:
         self.records: list[Record] = []
         self.ends: list[array[float]] = []  # of each rank: when it has done so many actions
 
-    def add_rank(self, trace: RankTrace) -> None:
+    def add_rank(self, trace: TraceComm) -> None:
         """Note the steps of the next rank."""
         lines = [number for number, _ in trace.steps]
         borders = np.array([*lines, len(trace.lines) - 1], float) - _LINES_BEFORE

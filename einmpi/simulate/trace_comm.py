@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from einmpi.comm.base import Group
 from einmpi.comm.mpi import MOST_BYTES
+from einmpi.schedule.steps import Step
 from einmpi.simulate.message_rounds import Message, MessageRounds
 
 BYTES_OF_A_SIGNAL = 1  # of a barrier
@@ -32,6 +33,8 @@ class TraceComm(MessageRounds):
         super().__init__(rank, nodes)
         self.lines: list[str] = []
         self.messages = 0  # that it sends, with elements
+        self.operations = 0
+        self.steps: list[tuple[int, Step]] = []  # with the number of lines before each of them
 
     def add(self, action: str) -> None:
         """Add an action to the trace."""

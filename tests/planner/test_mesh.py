@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 import pytest
+from plan_oracle import owned_indices
 
 from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Mesh, allowed_masks, groupings, prime_factors
@@ -100,7 +101,7 @@ def test_axes_of_several_windows_cut_a_label_into_almost_equal_parts(ranks):
             if not axes or not allowed[sum(1 << axis for axis in axes)]:
                 continue
             parts = prod(mesh.factors[axis] for axis in axes)
-            shares = [mesh.share(extent, axes, rank) for rank in range(ranks)]
+            shares = [owned_indices(mesh, extent, axes, rank) for rank in range(ranks)]
             assert all(shares)
             found = [index for owned in set(shares) for index in owned]
             assert len(set(shares)) == parts
@@ -140,7 +141,7 @@ def test_shares_partition_the_label_into_almost_equal_parts(ranks):
     for extent in EXTENTS:
         for window, axes in every_cut(ranks, extent):
             copies = ranks // prod(mesh.factors[axis] for axis in axes)
-            shares = [mesh.share(extent, axes, rank) for rank in range(ranks)]
+            shares = [owned_indices(mesh, extent, axes, rank) for rank in range(ranks)]
             assert sorted(i for share in shares for i in share) == sorted(
                 list(range(extent)) * copies
             )
@@ -161,7 +162,7 @@ def test_ranks_with_equal_digits_own_the_same_and_others_nothing_in_common(ranks
             owner: dict[int, tuple[int, ...]] = {}
             for rank in range(ranks):
                 digits = tuple(mesh.digits(rank)[axis] for axis in axes)
-                for index in mesh.share(extent, axes, rank):
+                for index in owned_indices(mesh, extent, axes, rank):
                     assert owner.setdefault(index, digits) == digits
 
 
@@ -172,10 +173,10 @@ def test_an_axis_slices_the_same_indices_whatever_else_is_cut(ranks):
     for extent in EXTENTS:
         for _, axes in every_cut(ranks, extent):
             for rank in range(0, ranks, max(1, ranks // 5)):
-                alone = [set(mesh.share(extent, (axis,), rank)) for axis in axes]
-                assert set(mesh.share(extent, axes, rank)) == set(range(extent)).intersection(
-                    *alone
-                )
+                alone = [set(owned_indices(mesh, extent, (axis,), rank)) for axis in axes]
+                assert set(owned_indices(mesh, extent, axes, rank)) == set(
+                    range(extent)
+                ).intersection(*alone)
 
 
 @pytest.mark.parametrize("ranks", SOME_RANKS)
@@ -186,7 +187,7 @@ def test_the_first_axes_of_a_window_give_contiguous_blocks_in_order_of_the_ranks
             for count in range(1, len(window) + 1):
                 axes = window[:count]
                 shares = {
-                    tuple(mesh.digits(r)[a] for a in axes): mesh.share(extent, axes, r)
+                    tuple(mesh.digits(r)[a] for a in axes): owned_indices(mesh, extent, axes, r)
                     for r in range(ranks)
                 }
                 assert [index for digits in sorted(shares) for index in shares[digits]] == list(
@@ -195,12 +196,12 @@ def test_the_first_axes_of_a_window_give_contiguous_blocks_in_order_of_the_ranks
 
 
 def test_a_later_axis_gives_pieces_one_fine_block_apart():
-    assert Mesh(4).share(8, (0,), 0) == (0, 1, 2, 3)
-    assert Mesh(4).share(8, (1,), 0) == (0, 1, 4, 5)
-    assert Mesh(4).share(8, (0, 1), 1) == (2, 3)
+    assert owned_indices(Mesh(4), 8, (0,), 0) == (0, 1, 2, 3)
+    assert owned_indices(Mesh(4), 8, (1,), 0) == (0, 1, 4, 5)
+    assert owned_indices(Mesh(4), 8, (0, 1), 1) == (2, 3)
     assert Mesh(12).factors == (3, 2, 2)
     assert Mesh(12).windows(4) == ((0,), (1, 2))
-    assert Mesh(12).share(4, (2,), 1) == (1, 3)
+    assert owned_indices(Mesh(12), 4, (2,), 1) == (1, 3)
     assert Mesh(36).factors == (3, 2, 3, 2)
     assert Mesh(36).windows(6) == ((0, 1), (2, 3))
     assert Mesh(100).windows(4) == ((1, 3),)

@@ -13,26 +13,24 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.saving_memory import mixtures as module
 from einmpi.planner.saving_memory.mixtures import Mixtures
-from einmpi.planner.saving_memory.trade_offs import TradeOffs
 from tests.planner.test_memory_limits import llama, random_program
 
 
 def mixtures_of(graph, resident, ranks: int) -> Mixtures:
     search = CutSearch(graph, Mesh(ranks), Options(resident=resident))
-    return Mixtures(TradeOffs(search, search.solve(0)))
+    return Mixtures(search)
 
 
 def costs_of_states(mixtures: Mixtures, states) -> tuple[int, int]:
     """Return what states cost and their resident bytes, added up edge by edge."""
-    trade_offs = mixtures.trade_offs
-    problem = trade_offs.problem
+    problem = mixtures.problem
     cost = 0
     for edge in problem.edges:
         source = None if edge.source is None else states[edge.source]
-        cost += trade_offs.solver.edge_cost(edge, source, states[edge.target])
+        cost += mixtures.solver.edge_cost(edge, source, states[edge.target])
     resident_bytes = 0
     for blocks, state in zip(problem.permanent, states, strict=True):
-        resident_bytes += bytes_of_blocks(trade_offs.search.mesh, blocks, state)
+        resident_bytes += bytes_of_blocks(mixtures.search.mesh, blocks, state)
     return cost, resident_bytes
 
 
@@ -42,10 +40,10 @@ def test_costs_and_bytes_are_those_of_the_states(seed, most_starts, monkeypatch)
     monkeypatch.setattr(module, "MOST_STARTS", most_starts)
     graph, resident = random_program(seed)
     mixtures = mixtures_of(graph, resident, 8)
-    for cheap, dear in itertools.combinations(mixtures.trade_offs.priced, 2):
+    for cheap, dear in itertools.combinations(mixtures.priced, 2):
         found = mixtures.between(cheap, dear)
         for mixture in found:
-            assert cheap.cuts.cost < mixture.cost < dear.cuts.cost
+            assert cheap.cost < mixture.cost < dear.cost
             states = mixtures.states(mixture)
             assert costs_of_states(mixtures, states) == (mixture.cost, mixture.resident_bytes)
         for first, second in itertools.pairwise(found):
@@ -59,7 +57,7 @@ def test_random_programs_have_mixtures():
     for seed in range(12):
         graph, resident = random_program(seed)
         mixtures = mixtures_of(graph, resident, 8)
-        for cheap, dear in itertools.combinations(mixtures.trade_offs.priced, 2):
+        for cheap, dear in itertools.combinations(mixtures.priced, 2):
             count += len(mixtures.between(cheap, dear))
     assert count > 20
 
@@ -69,8 +67,8 @@ def test_mixtures_of_layers_make_steps_of_less_than_a_tenth():
     """Where weights are what fills memory, and not next to nothing moves."""
     graph, weights = llama(8)
     mixtures = mixtures_of(graph, weights, 8)
-    priced = mixtures.trade_offs.priced
-    points = [(each.cuts.cost, each.cuts.resident_bytes) for each in priced]
+    priced = mixtures.priced
+    points = [(each.cost, each.resident_bytes) for each in priced]
     for cheap, dear in itertools.pairwise(priced):
         for mixture in mixtures.between(cheap, dear):
             points.append((mixture.cost, mixture.resident_bytes))

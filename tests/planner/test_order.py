@@ -14,6 +14,7 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
+from einmpi.planner.memory import Cuts
 from einmpi.planner.peak_memory import bytes_at_vertices
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
@@ -40,10 +41,7 @@ def step_plan(step: Step, ranks: int, donate: bool, memory: int | None = None) -
 def peak_in_order_of(graph: EinGraph, plan: Plan) -> int:
     """Return the peak of a plan if its vertices were computed in another order."""
     needed = bytes_at_vertices(
-        graph,
-        plan.mesh,
-        plan.states,
-        plan.layouts,
+        Cuts(graph, plan.mesh, plan.states, plan.layouts),
         plan.resident,
         in_place=plan.in_place.values(),
         blocked=plan.blocked,

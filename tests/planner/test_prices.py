@@ -111,15 +111,9 @@ class PricedOracle(Oracle):
 
 
 def best(graph, ranks, nodes, machine=None):
-    problem, prices = factor(graph), Prices.of(machine)
-    rates = (
-        tuple(
-            prices.operation(graph[v.name]) if v.kind == "vertex" else 0 for v in problem.variables
-        )
-        if machine
-        else ()
-    )
-    return search(Solver(problem, Mesh(ranks, nodes), prices=prices, rates=rates))
+    prices = Prices.of(machine)
+    problem = factor(graph, prices=prices)
+    return search(Solver(problem, Mesh(ranks, nodes), prices=prices))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,16 +18,7 @@ from einmpi.planner.chains.blocks import (
 )
 from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.chains.rows import find_rows
-from einmpi.planner.memory import (
-    Labels,
-    Layouts,
-    block_bytes,
-    is_partial,
-    longest_share,
-    operand_cuts,
-    output_cuts,
-)
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.memory import Cuts, on_a_rank
 
 MIN_INNER_BYTES = 2**22  # of a rank's first contraction: smaller ones stay as they are
 MIN_GROWTH = 4  # the elements of the first contraction over those of its largest operand
@@ -43,12 +34,13 @@ class ChainSearch:
     read inside of the chain only. At least one vertex contracts it with another tensor.
     """
 
-    graph: EinGraph
-    mesh: Mesh
-    states: Labels
-    layouts: Layouts
+    cut: Cuts
     budget: int  # bytes of a block
     excluded: Collection[str] = ()  # vertices that belong to no chain
+
+    @property
+    def graph(self) -> EinGraph:
+        return self.cut.graph
 
     def chains(self) -> tuple[FusedChain, ...]:
         """Return all chains. Their vertices need not follow one another in the graph.
@@ -82,8 +74,8 @@ class ChainSearch:
             largest = max(self.graph[name].elements for name in vertex.inputs)
             if vertex.elements <= MIN_GROWTH * largest:
                 continue
-            cuts = output_cuts(self.graph, vertex.name, self.states[vertex.name])
-            if block_bytes(vertex, self.mesh, cuts) >= MIN_INNER_BYTES:
+            nbytes = self.cut.block_bytes(vertex.name, self.cut.made(vertex.name))
+            if nbytes >= MIN_INNER_BYTES:
                 found.append(vertex.name)
         return tuple(found)
 
@@ -301,14 +293,12 @@ class ChainSearch:
 
     def _stays_where_it_is(self, vertex: Vertex, members: set[str]) -> bool:
         """Return whether the result of a vertex does not move before members read it."""
-        cuts = output_cuts(self.graph, vertex.name, self.states[vertex.name])
-        if is_partial(vertex, self.states) or self.layouts.get(vertex.name, cuts) != cuts:
+        if self.cut.is_partial(vertex.name) or self.cut.moves(vertex.name):
             return False
+        cuts = self.cut.made(vertex.name)
         for reader in members.intersection(self.graph.consumers[vertex.name]):
             for operand, name in enumerate(self.graph[reader].inputs):
-                if name != vertex.name:
-                    continue
-                if operand_cuts(self.graph, reader, operand, self.states[reader]) != cuts:
+                if name == vertex.name and self.cut.wanted(reader, operand) != cuts:
                     return False
         return True
 
@@ -322,13 +312,8 @@ class ChainSearch:
 
     def _member(self, vertex: Vertex) -> Member:
         """Return a vertex as the rank with the most indices has it."""
-        state = self.states[vertex.name]
-        einsum = vertex.computed_einsum
-        extents = []
-        for label, extent in einsum.extents:
-            axes = [axis for axis, cut in enumerate(state) if cut == label]
-            extents.append((label, longest_share(self.mesh, extent, axes)))
-        einsum = replace(einsum, extents=tuple(extents))
+        state = self.cut.states[vertex.name]
+        einsum = on_a_rank(vertex.computed_einsum, self.cut.mesh, state)
         return Member(vertex.name, vertex.inputs, einsum, np.dtype(vertex.dtype).itemsize)
 
 

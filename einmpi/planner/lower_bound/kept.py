@@ -17,99 +17,56 @@ from einmpi.planner.paper.viable import divisors
 MOST_ELEMENTS = 1 << 61  # that are computed with; they fit into 64 bits, with a sign
 
 
-def most_kept(before: Ints, after: Ints, bound: tuple[int, ...], ranks: int) -> Ints:
+def most_kept(
+    before: Ints, after: Ints, bound: tuple[int, ...], ranks: int, one_copy: bool = False
+) -> Ints:
     """Return, for each pair of layouts, the most elements that ranks have before and afterwards.
 
     A layout is a row: the parts of each dimension, then the copies. The best case: as many axes as
     possible stay without a dimension, and as many as possible stay on theirs. What an axis that
     must turn from a dimension to another leaves on its rank is a share of the tensor.
+
+    Of a tensor whose partial results are added up, at most `one_copy` is kept. The axes along which
+    they are added up are not among the parts before.
     """
-    turning = _Turning(before, after, bound, ranks)
-    repeated = np.ones((len(before), len(after)), np.int64)
-    for exponents in turning.of_primes:
-        both = np.minimum(exponents.copies_before, exponents.copies_after)
-        repeated *= exponents.prime**both
-    kept = repeated * turning.longest_shares(repeated_stay=True)
-    even = turning.even_shares(repeated_stay=True)
-    return kept if even is None else np.minimum(kept, even)
-
-
-def most_kept_of_one_copy(before: Ints, after: Ints, bound: tuple[int, ...], ranks: int) -> Ints:
-    """Return the same for a tensor whose partial results are added up: at most one copy is kept.
-
-    The axes along which they are added up are not among the parts before.
-    """
-    turning = _Turning(before, after, bound, ranks)
-    kept = turning.longest_shares(repeated_stay=False)
-    even = turning.even_shares(repeated_stay=False)
-    return kept if even is None else np.minimum(kept, even)
-
-
-class _Exponents:
-    """How many axes of one prime length do what, for each pair of layouts."""
-
-    def __init__(self, before: Ints, after: Ints, prime: int, most: int, short: list[int]) -> None:
-        self.prime = prime
-        exponents_before = _exponents(before, prime, most)[:, None]
-        exponents_after = _exponents(after, prime, most)[None]
-        self.copies_before = exponents_before[..., -1]
-        self.copies_after = exponents_after[..., -1]
+    shape = len(before), len(after)
+    short = [dimension for dimension, extent in enumerate(bound) if extent < ranks]
+    repeated = np.ones(shape, np.int64)
+    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
+    # dimension along such an axis.
+    elements = np.full(shape, prod(bound))
+    # Every axis that turns leaves an equal share, if extents are rounded up to divide evenly.
+    times = np.ones(shape, np.int64)
+    shares = np.ones(shape, np.int64)
+    primes = prime_factors(ranks)
+    for prime in sorted(set(primes)):
+        exponents_before = _exponents(before, prime, primes.count(prime))[:, None]
+        exponents_after = _exponents(after, prime, primes.count(prime))[None]
+        copies_after = exponents_after[..., -1]
         away = exponents_before[..., :-1] - exponents_after[..., :-1]
-        self.leaving = np.maximum(0, away).sum(axis=-1)  # at least so many leave their dimension
+        leaving = np.maximum(0, away).sum(axis=-1)  # at least so many leave their dimension
         # At most so many turn from a short dimension to another one.
-        self.among_short = np.minimum(
+        among_short = np.minimum(
             exponents_before[..., short].sum(axis=-1), exponents_after[..., short].sum(axis=-1)
         )
-
-
-class _Turning:
-    """The axes that turn from a dimension to another, at least, for each pair of layouts."""
-
-    def __init__(self, before: Ints, after: Ints, bound: tuple[int, ...], ranks: int) -> None:
-        self.bound = bound
-        self.ranks = ranks
-        self.shape = len(before), len(after)
-        short = [dimension for dimension, extent in enumerate(bound) if extent < ranks]
-        primes = prime_factors(ranks)
-        self.of_primes = []
-        for prime in sorted(set(primes)):
-            count = primes.count(prime)
-            self.of_primes.append(_Exponents(before, after, prime, count, short))
-
-    def longest_shares(self, repeated_stay: bool) -> Ints:
-        """Return the elements that are left when one axis of each length turns that must.
-
-        Those are all if none must turn. Otherwise a rank keeps no more than the longest share of a
-        dimension along such an axis.
-        """
-        elements = np.full(self.shape, prod(self.bound))
-        for exponents in self.of_primes:
-            turns = exponents.leaving > exponents.copies_after
-            if repeated_stay:
-                staying = np.minimum(exponents.copies_before, exponents.copies_after)
-                turns = exponents.leaving > exponents.copies_after - staying
-            longest = _elements_of_longest_share(self.bound, exponents.prime, self.ranks)
-            elements = np.where(turns, np.minimum(elements, longest), elements)
-        return elements
-
-    def even_shares(self, repeated_stay: bool) -> Ints | None:
-        """Return the elements that are left when every axis that turns leaves an equal share.
-
-        Extents are rounded up so that they divide evenly. None if the numbers become too large.
-        """
-        rounded = prod(_rounded_up(extent, self.ranks) for extent in self.bound)
-        if rounded * self.ranks > MOST_ELEMENTS:
-            return None
-        times = np.ones(self.shape, np.int64)
-        shares = np.ones(self.shape, np.int64)
-        for exponents in self.of_primes:
-            exponent = exponents.copies_after - exponents.leaving + exponents.among_short
-            if not repeated_stay:
-                exponent = np.minimum(exponent, 0)
-            times *= exponents.prime ** np.maximum(exponent, 0)
-            shares *= exponents.prime ** np.maximum(-exponent, 0)
-        found: Ints = rounded * times // shares
-        return found
+        exponent = copies_after - leaving + among_short
+        if one_copy:
+            turns = leaving > copies_after
+            exponent = np.minimum(exponent, 0)
+        else:
+            staying = np.minimum(exponents_before[..., -1], copies_after)
+            repeated *= prime**staying
+            turns = leaving > copies_after - staying
+        longest = _elements_of_longest_share(bound, prime, ranks)
+        elements = np.where(turns, np.minimum(elements, longest), elements)
+        times *= prime ** np.maximum(exponent, 0)
+        shares *= prime ** np.maximum(-exponent, 0)
+    kept: Ints = repeated * elements
+    rounded = prod(_rounded_up(extent, ranks) for extent in bound)
+    if rounded * ranks > MOST_ELEMENTS:
+        return kept
+    even: Ints = rounded * times // shares
+    return np.minimum(kept, even)
 
 
 def _exponents(numbers: Ints, prime: int, most: int) -> Ints:

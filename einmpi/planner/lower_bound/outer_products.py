@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +51,10 @@ def outer_products(graph: EinGraph, ranks: int) -> dict[str, str]:
         if not are_labels or len(set(index)) < len(index) or not _is_outer_product(made):
             continue
         of_reader = len(made.bound) + len(_other_labels(read, operand))
-        few_ways = count_of_ways(ranks, of_reader + 1) <= MOST_WAYS
-        if few_ways and _grids(made, read, operand, ranks).pairs <= MOST_PAIRS:
+        if count_of_ways(ranks, of_reader + 1) > MOST_WAYS:
+            continue
+        making, reading = _grids(made, read, operand, ranks)
+        if len(making) * len(reading) <= MOST_PAIRS:
             found[vertex.name] = reader.name
     return found
 
@@ -78,23 +79,15 @@ def _other_labels(read: EinSum, operand: int) -> dict[Role, tuple[int, ...]]:
     return found
 
 
-class _Grids(NamedTuple):
-    """In every way: the parts of each dimension of a product, then of whatever else is cut."""
+def _grids(made: EinSum, read: EinSum, operand: int, ranks: int) -> tuple[Ints, Ints]:
+    """Return the ways to cut an outer product, and its reader, which has it as this operand.
 
-    making: Ints
-    reading: Ints
-
-    @property
-    def pairs(self) -> int:
-        return len(self.making) * len(self.reading)
-
-
-def _grids(made: EinSum, read: EinSum, operand: int, ranks: int) -> _Grids:
-    """Return the ways to cut an outer product and its reader, which has it as this operand."""
+    In every way: the parts of each dimension of the product, then of whatever else is cut.
+    """
     dimensions = [part_counts([extent], ranks) for extent in made.bound]
     others = _other_labels(read, operand).values()
     of_others = [part_counts(extents, ranks) for extents in others]
-    return _Grids(grids(ranks, dimensions), grids(ranks, [*dimensions, *of_others]))
+    return grids(ranks, dimensions), grids(ranks, [*dimensions, *of_others])
 
 
 @lru_cache(maxsize=16)  # layers repeat

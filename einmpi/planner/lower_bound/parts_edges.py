@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.planner.factor import Edge
-from einmpi.planner.lower_bound.kept import most_kept, most_kept_of_one_copy
+from einmpi.planner.lower_bound.kept import most_kept
 from einmpi.planner.lower_bound.ways import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -31,15 +31,11 @@ class PartsEdge:
     def elements(self) -> int:
         return prod(self.edge.bound)
 
-    def layouts_before(self, parts: Ints) -> Ints:
-        """Return the layout that each value of the source gives the tensor."""
-        return self._layouts(parts, self.edge.source_symbols)
+    def layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
+        """Return the layout that each value of a variable gives the tensor, or needs it in.
 
-    def layouts_after(self, parts: Ints) -> Ints:
-        """Return the layout in which each value of the target needs the tensor."""
-        return self._layouts(parts, self.edge.target_symbols)
-
-    def _layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
+        The symbols of the edge say which dimension each symbol of the variable cuts.
+        """
         layouts = np.ones((len(parts), self.edge.ndim + 2), np.int64)
         for column, symbol in zip(parts.T, symbols, strict=True):
             layouts[:, symbol] *= column
@@ -65,9 +61,11 @@ class PartsEdge:
         """Return what moves at least, for each pair of layouts."""
         partials = before[:, -1]
         kept = np.empty((len(before), len(after)), np.int64)
-        for rows, most in ((partials == 1, most_kept), (partials > 1, most_kept_of_one_copy)):
+        for one_copy in (False, True):
+            rows = (partials > 1) == one_copy
             if rows.any():
-                kept[rows] = most(before[rows, :-1], after[:, :-1], self.edge.bound, self.ranks)
+                layouts = before[rows, :-1], after[:, :-1]
+                kept[rows] = most_kept(*layouts, self.edge.bound, self.ranks, one_copy)
         words: Ints = self.elements * (partials[:, None] - 1 + after[:, -2]) - kept
         return words
 
@@ -82,8 +80,8 @@ class Link:
     def __init__(self, edge: PartsEdge, source: int, target: int, parts: Sequence[Ints]) -> None:
         self.edge = edge
         self.ends = source, target
-        before = edge.layouts_before(parts[source])
-        after = edge.layouts_after(parts[target])
+        before = edge.layouts(parts[source], edge.edge.source_symbols)
+        after = edge.layouts(parts[target], edge.edge.target_symbols)
         self.before, of_source = np.unique(before, axis=0, return_inverse=True)
         self.after, of_target = np.unique(after, axis=0, return_inverse=True)
         self.layout_of = [of_source.reshape(-1), of_target.reshape(-1)]

@@ -102,13 +102,13 @@ class _Values:
     def _add(self, edge: PartsEdge) -> None:
         """Add what the values at the ends of an edge cost each on its own."""
         source, target = edge.edge.source, edge.edge.target
-        after = edge.layouts_after(self.parts[target])
+        after = edge.layouts(self.parts[target], edge.edge.target_symbols)
         if source is None:
             self.input_edges.append(edge)
             self.costs[target] += edge.words_of_input(after)
         else:
             self.edges.append((edge, source, target))
-            before = edge.layouts_before(self.parts[source])
+            before = edge.layouts(self.parts[source], edge.edge.source_symbols)
             self.costs[target] += edge.charged_to_reader(after)
             self.costs[source] += edge.charged_to_maker(before)
 
@@ -177,7 +177,8 @@ class _Values:
         tables: list[Table] = []
         for edge in self.input_edges:
             target = edge.edge.target
-            words = edge.words_of_input(edge.layouts_after(self.parts[target]))
+            after = edge.layouts(self.parts[target], edge.edge.target_symbols)
+            words = edge.words_of_input(after)
             tables.append(Table((target,), np.minimum(words, self.words), len(tables)))
         for link in self.links:
             words = np.minimum(link.words_of_pairs(), self.words)

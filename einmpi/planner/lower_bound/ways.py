@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from math import comb, prod
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.mesh import prime_factors
+from einmpi.planner.mesh import divided, prime_factors
 from einmpi.planner.paper.viable import divisors
 
 Ints = npt.NDArray[np.int64]
@@ -112,11 +111,9 @@ def _factorizations(ranks: int, numbers: int) -> Ints:
     primes = prime_factors(ranks)
     for prime in sorted(set(primes)):
         count = primes.count(prime)
-        # Borders between the exponents of neighbouring numbers.
         exponents = []
-        for borders in itertools.combinations_with_replacement(range(count + 1), numbers - 1):
-            limits = (0, *borders, count)
-            exponents.append([end - start for start, end in itertools.pairwise(limits)])
+        for parts in divided(count, numbers):
+            exponents.append([end - start for start, end in parts])
         powers = prime ** np.array(exponents, np.int64)
         rows = (rows[:, None] * powers).reshape(-1, numbers)
     return rows

@@ -6,24 +6,28 @@ A rank needs more than its block, or another part of it: the difference comes fr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple, TypeAlias
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
+from einmpi.graph.labels import unique
 from einmpi.graph.scalar import IndexEntries, Scalar
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.runs import Runs, intersect, one_run, share, whole
 
-Ints = npt.NDArray[np.int64]
 # The axes that cut each label, for labels that are cut.
 LabelAxes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-Item = TypeVar("Item", bound=Hashable)
+
+
+class _Dimension(NamedTuple):
+    """How a dimension is indexed."""
+
+    entries: Mapping[str | Scalar, tuple[str, ...] | None]  # index → its labels; None for a gather
+    labels: tuple[str, ...]  # of all indices
+    is_plain: bool  # by one label and nothing else
 
 
 @dataclass(frozen=True)
@@ -47,43 +51,24 @@ class Needed:
         return self._hash
 
     @cached_property
-    def _labels(self) -> tuple[tuple[str, ...], ...]:
-        every_dimension = []
+    def _dimensions(self) -> tuple[_Dimension, ...]:
+        found = []
         for dimension in range(len(self.bound)):
-            found: dict[str, None] = {}
+            entries: dict[str | Scalar, tuple[str, ...] | None] = {}
             for index in self.indices:
-                found.update(dict.fromkeys(_labels_of(index[dimension])))
-            every_dimension.append(tuple(found))
-        return tuple(every_dimension)
-
-    @cached_property
-    def _plain_dimensions(self) -> tuple[bool, ...]:
-        every_dimension = []
-        for dimension in range(len(self.bound)):
-            entries = {index[dimension] for index in self.indices}
-            are_labels = all(isinstance(entry, str) for entry in entries)
-            every_dimension.append(len(entries) == 1 and are_labels)
-        return tuple(every_dimension)
+                entry = index[dimension]
+                entries[entry] = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
+            labels = unique(*(labels or () for labels in entries.values()))
+            found.append(_Dimension(entries, labels, tuple(entries) == labels[:1]))
+        return tuple(found)
 
     def labels(self, dimension: int) -> tuple[str, ...]:
         """Return the labels on which the needed indices of a dimension depend."""
-        return self._labels[dimension]
+        return self._dimensions[dimension].labels
 
     def is_plain(self, dimension: int) -> bool:
         """Return whether a dimension is indexed by one label and nothing else."""
-        return self._plain_dimensions[dimension]
-
-    @cached_property
-    def _entries(self) -> tuple[tuple[tuple[str | Scalar, tuple[str, ...] | None], ...], ...]:
-        """The distinct indices of each dimension, each with its labels; None for a gather."""
-        every_dimension = []
-        for dimension in range(len(self.bound)):
-            entries = []
-            for entry in dict.fromkeys(index[dimension] for index in self.indices):
-                labels = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
-                entries.append((entry, labels))
-            every_dimension.append(tuple(entries))
-        return tuple(every_dimension)
+        return self._dimensions[dimension].is_plain
 
     def runs(self, dimension: int, shares: Mapping[str, Runs]) -> Runs:
         """Return the indices of a dimension that are needed, given the shares of its labels.
@@ -97,7 +82,7 @@ class Needed:
             return shares[self.labels(dimension)[0]]
         reached: list[Interval] = []
         wraps = False
-        for entry, labels in self._entries[dimension]:
+        for entry, labels in self._dimensions[dimension].entries.items():
             if labels is None:
                 return whole(extent)  # a gather may read any of it
             bounds: dict[str, Interval] = {}
@@ -117,34 +102,22 @@ class Needed:
         inside: list[tuple[int, int]] = []
         for low, high in reached:
             inside.extend(one_run(max(low, 0), min(high + 1, extent)))
-        return _with_largest_gap(inside) if wraps else _between_bounds(inside)
+        return _first_to_last(sorted(inside), wraps)
 
 
-def _between_bounds(runs: Sequence[tuple[int, int]]) -> Runs:
-    """Return all indices from the first one to the last one."""
+def _first_to_last(runs: Sequence[tuple[int, int]], has_gap: bool) -> Runs:
+    """Return all indices from the first one to the last one, perhaps without the largest gap."""
     if not runs:
         return ()
-    return one_run(min(start for start, _ in runs), max(stop for _, stop in runs))
-
-
-def _with_largest_gap(runs: Sequence[tuple[int, int]]) -> Runs:
-    """Return all indices from the first one to the last one, without the largest gap."""
-    gap = 0
-    place = 0
-    end = 0
-    ordered = sorted(runs)
-    for number, (start, stop) in enumerate(ordered):
-        if number > 0 and start - end > gap:
-            gap = start - end
-            place = number
+    first, end = runs[0]
+    gap_start = gap_stop = 0
+    for start, stop in runs:
+        if has_gap and start - end > gap_stop - gap_start:
+            gap_start, gap_stop = end, start
         end = max(end, stop)
-    if not gap:
-        return _between_bounds(ordered)
-    return (*_between_bounds(ordered[:place]), *_between_bounds(ordered[place:]))
-
-
-def _labels_of(entry: str | Scalar) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else arithmetic_labels(entry) or ()
+    if gap_stop:
+        return (first, gap_start), (gap_stop, end)
+    return ((first, end),)
 
 
 def needed_of(vertex: Vertex, name: str, bound: tuple[int, ...]) -> Needed | None:

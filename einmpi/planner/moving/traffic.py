@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.factor import Edge, Name, factor
+from einmpi.planner.factor import Edge, Variable, factor
+from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
-from einmpi.planner.moving.volume import moved_words
+from einmpi.planner.moving.volume import axes_factors, moved_words
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 
@@ -23,15 +23,9 @@ from einmpi.planner.prices import ATTOSECONDS_OF_A_PICOSECOND, Prices
 class Traffic:
     """What moves along an edge: words over all ranks, and the ranks that exchange something."""
 
-    copied: int  # words that move as copies for a join
-    combined: int  # words of partial results
-    recut: int  # words that move because the tensor is cut along other dimensions
+    words: Cost  # copies for a join, partial results, and what is cut along other dimensions
     between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
     peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
-
-    @property
-    def words(self) -> tuple[int, int, int]:
-        return self.copied, self.combined, self.recut
 
 
 def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
@@ -52,29 +46,22 @@ def _computed_traffic(
     """Return what a computed tensor moves, given the symbols of each axis before and after."""
     ndim = len(bound)
     elements = prod(bound)
-    replicated = ndim
-    partial = ndim + 1
-
-    partials = []  # of each axis: its length if it has partial results, else 1
-    exchanging = []  # its length if ranks exchange something along it, else 1
-    turns = False  # whether an axis goes from one dimension to another
-    for length, source, target in zip(mesh.factors, sources, targets, strict=True):
-        partials.append(length if source == partial else 1)
-        exchanging.append(length if source not in (target, replicated) else 1)
-        if source != target and source < ndim and target < ndim:
-            turns = True
-
+    # Whether an axis goes from one dimension to another.
+    turns = any(
+        source != target and max(source, target) < ndim
+        for source, target in zip(sources, targets, strict=True)
+    )
+    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
+    every = axes_factors(axes, ndim)
+    between = axes_factors(axes[: mesh.node_axes], ndim)
     total, crossing = moved_words(mesh, bound, sources, targets)
-    combined = min(total, (prod(partials) - 1) * elements)
+    combined = min(total, (every.partials - 1) * elements)
     rest = total - combined
-    node_partials = prod(partials[: mesh.node_axes])
-    crossing_combined = min(crossing, (node_partials - 1) * elements)
+    crossing_combined = min(crossing, (between.partials - 1) * elements)
     return Traffic(
-        copied=0 if turns else rest,
-        combined=combined,
-        recut=rest if turns else 0,
+        Cost(0 if turns else rest, combined, rest if turns else 0),
         between=(crossing_combined, crossing - crossing_combined),
-        peers=(prod(exchanging[mesh.node_axes :]), prod(exchanging[: mesh.node_axes])),
+        peers=(every.peers // between.peers, between.peers),
     )
 
 
@@ -87,9 +74,7 @@ def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
     across = prod(copies[: mesh.node_axes])
     inside = prod(copies[mesh.node_axes :])
     return Traffic(
-        copied=(across * inside - 1) * elements,
-        combined=0,
-        recut=0,
+        Cost((across * inside - 1) * elements, 0, 0),
         between=(0, (across - 1) * elements),
         peers=(inside, across),
     )
@@ -107,7 +92,7 @@ def _halo_traffic(
     words, between = halo_words(mesh, needed, layout, state)
     inside = HALO_NEIGHBOURS if words else 1
     across = HALO_NEIGHBOURS if between else 1
-    return Traffic(copied=words, combined=0, recut=0, between=(0, between), peers=(inside, across))
+    return Traffic(Cost(words, 0, 0), between=(0, between), peers=(inside, across))
 
 
 NOTHING = Cost(0, 0, 0)
@@ -145,54 +130,61 @@ class Bill:
             self.moving_between += nbytes_between * prices.between
 
 
-def bills(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Mapping[Name, tuple[int, ...]],
-    resident: Collection[str],
-    pinned: Collection[str],
-    prices: Prices,
-) -> dict[str, Bill]:
+def total_bill(bills: Collection[Bill]) -> Bill:
+    """Return what several vertices move, and how long they take."""
+    words = sum((bill.words for bill in bills), NOTHING)
+    names = [field.name for field in fields(Bill)[1:]]
+    return Bill(words, *(sum(getattr(bill, name) for bill in bills) for name in names))
+
+
+EdgeOfPlan = tuple[Edge, Variable, list[tuple[int, ...]], Traffic]
+
+
+def edges_of_plan(cut: Cuts, resident: Collection[str]) -> Iterator[EdgeOfPlan]:
+    """Yield each edge of a graph with its target, the symbols of its ends, and what it moves.
+
+    The symbols of the source come first, if there is a source.
+    """
+    problem = factor(cut.graph, resident, cut.layouts)
+    for edge in problem.edges:
+        target = problem.variables[edge.target]
+        cuts = [cut.symbols(target.kind, target.name)]
+        if edge.source is not None:
+            source = problem.variables[edge.source]
+            cuts.insert(0, cut.symbols(source.kind, source.name))
+        yield edge, target, cuts, edge_traffic(cut.mesh, edge, cuts)
+
+
+def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bill]:
     """Return what each vertex costs. Repeated layers are counted one by one.
 
     Copies and new cuts are paid by the vertex that needs them, partial results by the vertex that
     made them.
     """
-    problem = factor(graph, resident, pinned)
+    graph, mesh = cut.graph, cut.mesh
     found = {vertex.name: Bill() for vertex in graph.computed}
-    for edge in problem.edges:
-        target = problem.variables[edge.target]
-        cuts = [states[target.kind, target.name]]
-        if edge.source is not None:
-            source = problem.variables[edge.source]
-            cuts.insert(0, states[source.kind, source.name])
-        traffic = edge_traffic(mesh, edge, cuts)
+    for edge, target, _, traffic in edges_of_plan(cut, resident):
         tensor = graph[edge.tensor]
         itemsize = np.dtype(tensor.dtype).itemsize
-        count = edge.weight
-
         user = edge.tensor
         if target.kind == "vertex" or tensor.is_input:
             user = target.name
         if user not in found:  # an input in a layout of its own: its first reader pays
             user = graph.consumers[user][0]
         between_combined, between_rest = traffic.between
-        copies = Cost(count * traffic.copied, 0, count * traffic.recut)
-        found[user].add(copies, count * between_rest, itemsize, prices)
+        found[user].add(replace(traffic.words, aggregate=0), between_rest, itemsize, prices)
         payer = found[user]
-        if traffic.combined:
+        combined = traffic.words.aggregate
+        if combined:
             payer = found[edge.tensor]
-            partial_results = Cost(0, count * traffic.combined, 0)
-            payer.add(partial_results, count * between_combined, itemsize, prices)
+            payer.add(Cost(0, combined, 0), between_combined, itemsize, prices)
         inside, across = traffic.peers
-        payer.moving_inside += count * mesh.ranks * prices.messages(inside, 1)
-        payer.moving_between += count * mesh.ranks * prices.messages(1, across)
+        payer.moving_inside += mesh.ranks * prices.messages(inside, 1)
+        payer.moving_between += mesh.ranks * prices.messages(1, across)
 
     if prices.machine is not None:
         for vertex in graph.computed:
-            einsum = vertex.computed_einsum
-            state = states["vertex", vertex.name]
-            replicas = mesh.parts(state, [len(einsum.labels)])[0]
+            replicas = mesh.parts(cut.states[vertex.name], [None])[0]
             attoseconds = vertex.operations() * prices.operation(vertex)
             found[vertex.name].computing = attoseconds // ATTOSECONDS_OF_A_PICOSECOND * replicas
     return found

@@ -21,17 +21,22 @@ AxisPair = tuple[int, int, int]  # length of an axis, its symbol in the source a
 
 
 class Factors(NamedTuple, Generic[Number]):
-    """The five columns of the table in docs/planner.md, multiplied over some axes.
+    """The columns of the table in docs/planner.md, multiplied over some axes.
 
     The table has fractions. To stay with whole numbers, BD and BS are multiplied by the product f
     of the axes, and OV by f². Arrays are [source layout, target layout].
     """
 
     target: Number  # f·BD: the block that a rank has afterwards
-    source: Number  # f·BS: the block that a rank has before
     partials: Number  # G: ranks whose partial results make one element
     overlap: Number  # f²·OV: the part of both blocks that is the same
     replicas: Number  # 1/SG: ranks that have the same before and want the same afterwards
+    peers: Number  # ranks that exchange something
+
+    @property
+    def reduced(self) -> Any:
+        """f·(1 − 1/G)·BS, where f·BS, the block that a rank has before, is partials · replicas."""
+        return (self.partials - 1) * self.replicas
 
 
 @cache
@@ -48,10 +53,6 @@ def axis_factors(length: int, ndim: int) -> Factors[Ints]:
     target = np.ones(shape, np.int64)
     target[:, replicated] = length
 
-    source = np.ones(shape, np.int64)
-    source[partial, :] = length
-    source[replicated, replicated] = length
-
     partials = np.ones(shape, np.int64)
     partials[partial, :] = length
 
@@ -62,18 +63,29 @@ def axis_factors(length: int, ndim: int) -> Factors[Ints]:
 
     replicas = np.ones(shape, np.int64)
     replicas[replicated, replicated] = length
-    return Factors(target, source, partials, overlap, replicas)
+
+    peers = np.full(shape, length, np.int64)
+    peers[range(ndim), range(ndim)] = 1
+    peers[replicated, :] = 1
+    return Factors(target, partials, overlap, replicas, peers)
+
+
+NO_AXES = Factors(1, 1, 1, 1, 1)
 
 
 def layout_factors(
-    lengths: Sequence[int], ndim: int, sources: Ints, targets: Ints
+    lengths: Sequence[int],
+    ndim: int,
+    sources: Ints,
+    targets: Ints,
+    others: Factors[int] = NO_AXES,
 ) -> Factors[Ints]:
-    """Return the products for all pairs of layouts.
+    """Return the products for all pairs of layouts, multiplied by those over other axes.
 
     `sources` and `targets` have a row for each layout and a column for each axis: its symbol.
     """
     shape = (len(sources), len(targets))
-    products = Factors(*(np.ones(shape, np.int64) for _ in Factors._fields))
+    products = Factors(*(np.full(shape, product, np.int64) for product in others))
     for axis, length in enumerate(lengths):
         pairs = sources[:, axis][:, None], targets[:, axis]
         for product, table in zip(products, axis_factors(length, ndim), strict=True):
@@ -84,41 +96,26 @@ def layout_factors(
 @cache
 def axes_factors(axes: tuple[AxisPair, ...], ndim: int) -> Factors[int]:
     """Return the products for one pair of layouts, given the symbols of each axis."""
-    products = [1] * len(Factors._fields)
+    products = list(NO_AXES)
     for length, source, target in axes:
         for column, table in enumerate(axis_factors(length, ndim)):
             products[column] *= int(table[source, target])
     return Factors(*products)
 
 
-def multiplied(products: Factors[Ints], others: Factors[int]) -> Factors[Ints]:
-    """Multiply the products over some axes by those over other axes."""
-    return Factors(*(one * other for one, other in zip(products, others, strict=True)))
-
-
-def peers(lengths: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Ints:
-    """Return, for all pairs of layouts, the product of the axes along which ranks exchange."""
-    product: Ints = np.ones((len(sources), len(targets)), np.int64)
-    for axis, length in enumerate(lengths):
-        source = sources[:, axis][:, None]
-        target = targets[:, axis]
-        exchange = (source != target) & (source != ndim)
-        product *= np.where(exchange, length, 1)
-    return product
-
-
 # ---- words received -----------------------------------------------------------------------------
 
 
-def received(products: Factors[Any], amount: int, overlap: Any) -> Any:
+def received(products: Factors[Any], amount: int, overlap: Any, sharing: Any = None) -> Any:
     """Return what all ranks together receive of a tensor of this amount (words or bytes).
 
     This is p·|T|·(BD + Δ) with Δ = (1 − 1/G)·BS − OV, and Δ·SG in place of a positive Δ.
-    `overlap` is p·|T|·OV: see `overlap_share` and `kept_elements`.
+    `overlap` is p·|T|·OV: see `overlap_share` and `kept_elements`. `sharing` are the replicas that
+    share a reduction, if not all do.
     """
-    reduced = (products.source - products.source // products.partials) * amount
-    delta = reduced - overlap
-    shared_delta = np.maximum(delta, 0) // products.replicas + np.minimum(delta, 0)
+    delta = products.reduced * amount - overlap
+    replicas = products.replicas if sharing is None else sharing
+    shared_delta = np.maximum(delta, 0) // replicas + np.minimum(delta, 0)
     return products.target * amount + shared_delta
 
 
@@ -134,17 +131,16 @@ def overlap_share(products: Factors[Any], ranks: int, amount: int) -> Any:
 
 def replicas_share(products: Factors[int], ranks: int) -> bool:
     """Return whether Δ > 0: aggregating moves more than it saves, and idle replicas share it."""
-    reduced = products.source - products.source // products.partials
-    return ranks * reduced > products.overlap
+    shares: bool = ranks * products.reduced > products.overlap
+    return shares
 
 
-def sharing_on_nodes(products: Factors[Any], between: Factors[Any]) -> Factors[Any]:
-    """Correct the replicas in the products over all axes, given those over axes between nodes.
+def sharing_on_nodes(products: Factors[Any], between: Factors[Any]) -> Any:
+    """Return the replicas that share a reduction, given the products over axes between nodes.
 
-    Replicas on other nodes share a reduction only if it goes from node to node anyway.
+    Replicas on other nodes share it only if it goes from node to node anyway.
     """
-    on_other_nodes = np.where(between.partials > 1, 1, between.replicas)
-    return products._replace(replicas=products.replicas // on_other_nodes)
+    return products.replicas // np.where(between.partials > 1, 1, between.replicas)
 
 
 def moved_words(
@@ -167,7 +163,7 @@ def moved_words(
     between = axes_factors(axes[: mesh.node_axes], ndim)
     kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
     kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(turns_between))
-    total = received(sharing_on_nodes(every, between), elements, kept)
+    total = received(every, elements, kept, sharing_on_nodes(every, between))
     crossing = received(between, elements, kept_on_nodes)
     return int(total), int(crossing)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.recompute import CutGraph
 
 MOST_TRIALS = 100  # sets of inputs whose memory is computed
 
@@ -20,7 +20,7 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
     assert options.memory is not None
     limit = options.memory
     graph = plan.graph
-    cut = CutGraph(graph, plan.states, plan.layouts, chains=plan.chains)
+    cut = cuts_of(plan)
     kept: list[str] = []
     waiting = [sorted(names, key=lambda name: graph.position[graph.consumers[name][0]])]
     for _ in range(MOST_TRIALS):

@@ -33,7 +33,7 @@ def with_fused_chains(
     best = cut
     fused = _with_chains(cut, search.chains())
     if fused is not None:
-        fused = _in_best_order(fused, memory, limit)
+        fused = in_best_order(fused, memory, limit)
         if fused.peak <= cut.peak:
             best = fused
     if options.recompute != AUTO:
@@ -52,7 +52,7 @@ def with_fused_chains(
             added += FLOPS_PER_BYTE * bytes_moved_for(again, copies)
             is_worthwhile = added <= most
     if is_worthwhile:
-        again = _in_best_order(again, memory, limit)
+        again = in_best_order(again, memory, limit)
         if again.peak < best.peak:
             return replace(again, peak_before=best.peak)
     return best
@@ -66,18 +66,19 @@ def _with_chains(cut: CutGraph, chains: Sequence[FusedChain]) -> CutGraph | None
     return replace(cut, graph=graph, chains=tuple(chains))
 
 
-def _in_best_order(cut: CutGraph, memory: CutMemory, limit: int | None) -> CutGraph:
+def in_best_order(cut: CutGraph, memory: CutMemory, limit: int | None) -> CutGraph:
     """Return a graph with its peak; where that is above the limit, in the order with the least."""
     best = replace(cut, peak=memory.peak(cut))
     if limit is None or best.peak <= limit:
         return best
     for graph in other_orders(cut.graph, memory.constraints(cut)):
-        other = _with_chains(replace(cut, graph=graph), cut.chains)
-        if other is None:
+        together = with_chains_together(graph, cut.chains) if cut.chains else graph
+        if together is None:
             continue
-        other = replace(other, peak=memory.peak(other))
-        if other.peak < best.peak:
-            best = other
+        other = replace(cut, graph=together)
+        peak = memory.peak(other)
+        if peak < best.peak:
+            best = replace(other, peak=peak)
     return best
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.cut_search import CutSearch
-from einmpi.planner.memory import block_bytes, longest_share, operand_cuts
+from einmpi.planner.memory import Cuts, block_bytes, longest_shares
 from einmpi.planner.saving_memory.least_bytes import least_bytes_of_vertex, with_message_buffers
 from einmpi.planner.search import EXACT_AXES, merged_shapes
 from einmpi.planner.solving.move import Groups, Move, States
@@ -47,9 +47,7 @@ def least_memory_states(search: CutSearch) -> States:
             possible = [choice for choice in of_variable if choice.piece_bytes <= size]
             chosen.append(possible[-1])
         staying = sum(choice.resident_bytes for choice in chosen)
-        nbytes = staying + size
-        if search.mesh.ranks > 1:
-            nbytes = max(nbytes, with_message_buffers(staying, search.mesh.ranks))
+        nbytes = with_message_buffers(staying, size, search.mesh.ranks)
         if best_bytes is None or nbytes < best_bytes:
             best_bytes = nbytes
             best = chosen
@@ -82,12 +80,10 @@ class _LeastOfVariable:
         """Yield a choice for each size of the blocks that a rank may have."""
         seen = set()
         for state in self._states():
-            shares = []
-            for symbol, extent in enumerate(self.extents):
-                axes = [axis for axis, cut in enumerate(state) if cut == symbol]
-                shares.append(longest_share(self.search.mesh, extent, axes))
-            if tuple(shares) not in seen:
-                seen.add(tuple(shares))
+            symbols = range(len(self.extents))
+            shares = longest_shares(self.search.mesh, self.extents, state, symbols)
+            if shares not in seen:
+                seen.add(shares)
                 yield self._choice(state)
 
     def _states(self) -> Iterator[tuple[int, ...]]:
@@ -122,12 +118,13 @@ class _LeastOfVariable:
             return _Choice(self.copies * block_bytes(self.vertex, mesh, layout), 0, state)
         einsum = self.vertex.computed_einsum
         labels = tuple((*einsum.labels, None)[cut] for cut in state)
+        whole: tuple[None, ...] = (None,) * len(mesh.factors)
+        layouts = dict.fromkeys(self.vertex.inputs, whole)
+        cut_vertex = Cuts(search.graph, mesh, {self.vertex.name: labels}, layouts)
         staying = 0
         for operand, name in enumerate(self.vertex.inputs):
             if name in search.resident and ("tensor", name) not in search.problem.number:
-                cuts = operand_cuts(search.graph, self.vertex.name, operand, labels)
-                staying += block_bytes(search.graph[name], mesh, cuts)
-        whole: tuple[None, ...] = (None,) * len(mesh.factors)
-        layouts = dict.fromkeys(self.vertex.inputs, whole)
-        piece = least_bytes_of_vertex(search.graph, mesh, self.vertex, labels, layouts)
+                cuts = cut_vertex.wanted(self.vertex.name, operand)
+                staying += cut_vertex.block_bytes(name, cuts)
+        piece = least_bytes_of_vertex(cut_vertex, self.vertex)
         return _Choice(self.copies * staying, piece, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from einmpi.planner.plan import Plan
@@ -105,15 +105,5 @@ def curve_text(points: Sequence[CurvePoint]) -> str:
 
 def curve_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
     """Return the points as JSON."""
-    found = []
-    for point in points:
-        found.append(
-            {
-                "memory": point.limit,
-                "words": point.words,
-                "bytes": point.nbytes,
-                "peak": point.peak,
-                "spilled": point.spilled,
-            }
-        )
-    return found
+    keys = ("memory", "words", "bytes", "peak", "spilled")
+    return [dict(zip(keys, astuple(point), strict=True)) for point in points]

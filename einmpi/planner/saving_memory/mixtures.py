@@ -16,7 +16,6 @@ from einmpi.planner.factor import Edge
 from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.saving_memory.trade_offs import PricedCuts, TradeOffs
 from einmpi.planner.solving.move import States
-from einmpi.planner.solving.solver import Solver
 
 # Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
 # its first vertices, which are several layers, and half its last ones.
@@ -40,14 +39,8 @@ class Mixture:
 
 
 @dataclass
-class Mixtures:
-    """The mixtures of the cuts that several prices of memory lead to."""
-
-    trade_offs: TradeOffs
-
-    @property
-    def solver(self) -> Solver:
-        return self.trade_offs.solver
+class Mixtures(TradeOffs):
+    """The cuts that several prices of memory lead to, and mixtures of them."""
 
     @cached_property
     def positions(self) -> list[int]:
@@ -55,10 +48,10 @@ class Mixtures:
 
         Counted from 1.
         """
-        graph = self.trade_offs.search.graph
+        graph = self.search.graph
         place = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
         found = []
-        for variable in self.trade_offs.problem.variables:
+        for variable in self.problem.variables:
             users = graph.consumers.get(variable.name, ())
             first_read = min((place[user] for user in users), default=1)
             found.append(place.get(variable.name, first_read))
@@ -67,7 +60,7 @@ class Mixtures:
     @cached_property
     def starts(self) -> Amounts:
         """The vertices after which a part that is cut differently may begin; 0 is the start."""
-        vertices = np.arange(len(self.trade_offs.search.graph.computed))
+        vertices = np.arange(len(self.search.graph.computed))
         if len(vertices) <= MOST_STARTS:
             return vertices
         half = MOST_STARTS // 2
@@ -75,8 +68,8 @@ class Mixtures:
 
     def states(self, mixture: Mixture) -> States:
         """Return the states of all variables of a mixture."""
-        cheap = mixture.cheap.cuts.states
-        dear = mixture.dear.cuts.states
+        cheap = mixture.cheap.states
+        dear = mixture.dear.states
         found = []
         for place, first, second in zip(self.positions, cheap, dear, strict=True):
             is_dear = mixture.start < place <= mixture.end
@@ -91,8 +84,8 @@ class Mixtures:
         """
         cost = self._costs(cheap, dear)
         resident_bytes = self._resident_bytes(cheap, dear)
-        is_between = (cheap.cuts.cost < cost) & (cost < dear.cuts.cost)
-        is_between &= resident_bytes < cheap.cuts.resident_bytes
+        is_between = (cheap.cost < cost) & (cost < dear.cost)
+        is_between &= resident_bytes < cheap.resident_bytes
         rows, ends = np.nonzero(is_between)
         if not len(rows):
             return []
@@ -118,17 +111,17 @@ class Mixtures:
 
     def _costs(self, cheap: PricedCuts, dear: PricedCuts) -> Amounts:
         """Return what all mixtures cost, by the number of their start and by their end."""
-        last = len(self.trade_offs.search.graph.computed)
+        last = len(self.search.graph.computed)
         areas = _Areas()
         of_work = zip(
             self.positions,
-            self.trade_offs.work_costs(cheap.cuts.states),
-            self.trade_offs.work_costs(dear.cuts.states),
+            self.work_costs(cheap.states),
+            self.work_costs(dear.states),
             strict=True,
         )
         for place, first, second in of_work:
             areas.add(0, place, place, last + 1, second - first)
-        edges = self.trade_offs.problem.edges
+        edges = self.problem.edges
         for edge, first, second in zip(edges, cheap.edge_costs, dear.edge_costs, strict=True):
             early, late = self._places_of(edge)
             areas.add(0, early, late, last + 1, second - first)  # both ends as in `dear`
@@ -136,21 +129,21 @@ class Mixtures:
                 only_early, only_late = self._crossing_costs(edge, cheap, dear)
                 areas.add(0, early, early, late, only_early - first)
                 areas.add(early, late, late, last + 1, only_late - first)
-        return areas.sums(self.starts, last) + cheap.cuts.cost
+        return areas.sums(self.starts, last) + cheap.cost
 
     def _resident_bytes(self, cheap: PricedCuts, dear: PricedCuts) -> Amounts:
         """Return the resident bytes of all mixtures, arranged as their costs."""
-        problem = self.trade_offs.problem
-        mesh = self.trade_offs.search.mesh
-        last = len(self.trade_offs.search.graph.computed)
+        problem = self.problem
+        mesh = self.search.mesh
+        last = len(self.search.graph.computed)
         areas = _Areas()
         for number, blocks in enumerate(problem.permanent):
             if blocks:
-                first = bytes_of_blocks(mesh, blocks, cheap.cuts.states[number])
-                second = bytes_of_blocks(mesh, blocks, dear.cuts.states[number])
+                first = bytes_of_blocks(mesh, blocks, cheap.states[number])
+                second = bytes_of_blocks(mesh, blocks, dear.states[number])
                 place = self.positions[number]
                 areas.add(0, place, place, last + 1, second - first)
-        return areas.sums(self.starts, last) + cheap.cuts.resident_bytes
+        return areas.sums(self.starts, last) + cheap.resident_bytes
 
     def _places_of(self, edge: Edge) -> tuple[int, int]:
         """Return the positions of an edge's ends, the earlier one first."""
@@ -162,10 +155,10 @@ class Mixtures:
         """Return what an edge costs if only its earlier end is as in `dear`, and only the later."""
         assert edge.source is not None, "an input without a layout has one end"
         source_in_dear = self.solver.edge_cost(
-            edge, dear.cuts.states[edge.source], cheap.cuts.states[edge.target]
+            edge, dear.states[edge.source], cheap.states[edge.target]
         )
         target_in_dear = self.solver.edge_cost(
-            edge, cheap.cuts.states[edge.source], dear.cuts.states[edge.target]
+            edge, cheap.states[edge.source], dear.states[edge.target]
         )
         if self.positions[edge.source] < self.positions[edge.target]:
             return source_in_dear, target_in_dear

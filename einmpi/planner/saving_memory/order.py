@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
@@ -41,10 +41,25 @@ def orders_that_free_early(graph: EinGraph, constraints: Constraints) -> Iterato
     The first takes, of all vertices that can be computed, the one after which the memory in use has
     grown least. The second one keeps to the given order, but brings forward what needs no memory.
     """
-    units = _units(graph, constraints)
+    units = _units(graph, _with_updates(graph, constraints), constraints)
     for keeps_order in (False, True):
         order = _Ordering(graph, units, constraints, keeps_order).order()
+        assert len(order) == len(graph.computed), "the constraints contradict each other"
         yield replace(graph, vertices=(*graph.inputs, *order))
+
+
+def with_groups_together(graph: EinGraph, groups: Iterable[Sequence[str]]) -> EinGraph | None:
+    """Return the graph with the vertices of each group one after another, in their order.
+
+    Of the groups whose operands are there, the first is computed next. None if there is no such
+    order, because two groups need results of each other.
+    """
+    constraints = Constraints(dict.fromkeys(graph.by_name, 0))
+    units = _units(graph, groups, constraints)
+    order = _Ordering(graph, units, constraints, keeps_order=True).order()
+    if len(order) < len(graph.computed):
+        return None
+    return replace(graph, vertices=(*graph.inputs, *order))
 
 
 def other_orders(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
@@ -69,10 +84,9 @@ class _Unit:
     needs: tuple[str, ...]  # vertices that come before
 
 
-def _units(graph: EinGraph, constraints: Constraints) -> list[_Unit]:
-    """Return the units of a graph, in its order. A product stays with the update that it is for."""
-    earlier = _required_before(graph, constraints)
-    joined: dict[str, Vertex] = {}  # update → the last vertex before it that only it reads
+def _with_updates(graph: EinGraph, constraints: Constraints) -> list[list[str]]:
+    """Return the computed vertices in order, but a product stays with the update that it is for."""
+    joined: dict[str, str] = {}  # update → the last vertex before it that only it reads
     for vertex in graph.computed:
         readers = graph.consumers[vertex.name]
         if len(readers) != 1 or graph.is_output(vertex.name):
@@ -81,27 +95,36 @@ def _units(graph: EinGraph, constraints: Constraints) -> list[_Unit]:
         # Another update that must come after the vertex may have to come before this one.
         is_free = not any(name in constraints.updates.values() for name in vertex.inputs)
         if update in constraints.updates and is_free and vertex.name not in constraints.checked:
-            joined[update] = vertex
-    joined_names = {vertex.name for vertex in joined.values()}
-    units = []
+            joined[update] = vertex.name
+    products = set(joined.values())
+    groups = []
     for vertex in graph.computed:
-        if vertex.name in joined_names:
-            continue
-        vertices: tuple[Vertex, ...] = (vertex,)
         if vertex.name in joined:
-            vertices = (joined[vertex.name], vertex)
-        names = [each.name for each in vertices]
+            groups.append([joined[vertex.name], vertex.name])
+        elif vertex.name not in products:
+            groups.append([vertex.name])
+    return groups
+
+
+def _units(
+    graph: EinGraph, groups: Iterable[Sequence[str]], constraints: Constraints
+) -> list[_Unit]:
+    """Return groups of vertices as units."""
+    earlier = _required_before(graph, constraints)
+    units = []
+    for names in groups:
+        vertices = tuple(graph[name] for name in names)
         reads: dict[str, None] = {}
         needs: dict[str, None] = {}
-        for each in vertices:
-            needs.update(dict.fromkeys(earlier.get(each.name, ())))
-            for name in each.inputs:
+        for vertex in vertices:
+            needs.update(dict.fromkeys(earlier.get(vertex.name, ())))
+            for name in vertex.inputs:
                 if name not in names:
                     reads[name] = None
         for name in reads:
             if not graph[name].is_input:
                 needs[name] = None
-        units.append(_Unit(vertices, tuple(reads), constraints.nbytes[vertex.name], tuple(needs)))
+        units.append(_Unit(vertices, tuple(reads), constraints.nbytes[names[-1]], tuple(needs)))
     return units
 
 
@@ -164,7 +187,7 @@ class _Ordering:
         heapq.heappush(self.ready, (self._priority(number), number))
 
     def order(self) -> list[Vertex]:
-        """Return all computed vertices in the order found."""
+        """Return the computed vertices in the order found: all, if there is an order."""
         for number, count in enumerate(self.waiting_for):
             if not count:
                 self._push(number)
@@ -181,7 +204,6 @@ class _Ordering:
         order: list[Vertex] = []
         for number in chosen:
             order += self.units[number].vertices
-        assert len(order) == len(self.graph.computed), "the constraints contradict each other"
         return order
 
     def _take(self, number: int) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.chains.order import with_chains_together
-from einmpi.planner.chains.record import FusedChain
-from einmpi.planner.memory import Labels, Layouts, operand_cuts
+from einmpi.planner.memory import Cuts
 
 AUTO = "auto"
 NONE = "none"
@@ -20,27 +19,14 @@ BITS_OF_RATIO = 6  # fractions of a price for each byte that are still told apar
 
 
 @dataclass(frozen=True)
-class CutGraph:
-    """A graph in an order, with the cuts of its vertices and the layouts of its tensors."""
+class CutGraph(Cuts):
+    """A graph with its cuts, and the memory that it needs."""
 
-    graph: EinGraph
-    states: Labels
-    layouts: Layouts
     peak: int = 0  # bytes of a rank
     dropped: tuple[str, ...] = ()  # tensors that are computed again
     copies: Mapping[str, str] = field(default_factory=dict)  # vertex → what it computes again
     peak_before: int = 0  # bytes of a rank, if nothing were dropped
-    chains: tuple[FusedChain, ...] = ()  # their vertices follow one another
-
-    @property
-    def in_chains(self) -> frozenset[str]:
-        """The vertices of all chains."""
-        return frozenset(name for chain in self.chains for name in chain.vertices)
-
-    @property
-    def inner(self) -> frozenset[str]:
-        """The tensors of which only a block is in memory at a time."""
-        return frozenset(name for chain in self.chains for name in chain.inner)
+    least: int = 0  # bytes of a rank if all that can be is kept outside of memory, where known
 
 
 # ---- the graph ----------------------------------------------------------------------------------
@@ -72,19 +58,18 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
         states[copy] = states[name]
         if name in layouts:
             layouts[copy] = layouts[name]
-    _add_layouts(graph, copies, states, layouts)
-    if cut.chains:
-        together = with_chains_together(graph, cut.chains)
-        assert together is not None, "chains read copies of what they have read before"
-        graph = together
-    return replace(
-        cut,
-        graph=graph,
-        states=states,
-        layouts=layouts,
-        dropped=(*cut.dropped, *splits),
-        copies=copies,
-    )
+    dropped = (*cut.dropped, *splits)
+    cut = replace(cut, graph=graph, states=states, layouts=layouts, dropped=dropped, copies=copies)
+    # Tensors that had one reader have two now: a vertex and its copy, which need the same layout.
+    for copy in copies:
+        for operand, name in enumerate(graph[copy].inputs):
+            if name not in layouts and len(graph.consumers[name]) > 1:
+                layouts[name] = cut.wanted(copy, operand)
+    if not cut.chains:
+        return cut
+    together = with_chains_together(graph, cut.chains)
+    assert together is not None, "chains read copies of what they have read before"
+    return replace(cut, graph=together)
 
 
 class _Copying:
@@ -139,22 +124,6 @@ def last_reads(graph: EinGraph) -> dict[str, int]:
         for name in vertex.inputs:
             found[name] = number
     return found
-
-
-def _add_layouts(
-    graph: EinGraph,
-    copies: Mapping[str, str],
-    states: Labels,
-    layouts: dict[str, tuple[int | None, ...]],
-) -> None:
-    """Add layouts of tensors that had one reader, and have two now: a vertex and its copy.
-
-    Both need it in the same layout.
-    """
-    for copy in copies:
-        for operand, name in enumerate(graph[copy].inputs):
-            if name not in layouts and len(graph.consumers[name]) > 1:
-                layouts[name] = operand_cuts(graph, copy, operand, states[copy])
 
 
 def without_copies(graph: EinGraph, copies: Mapping[str, str]) -> EinGraph:

@@ -26,19 +26,12 @@ SMALLEST_DIFFERENCE = 100
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """States of all variables of a graph, and what they cost."""
+class PricedCuts:
+    """The best cuts at one price of memory: states of all variables, and what they cost."""
 
     states: States  # of the variables of `TradeOffs.problem`
     cost: int  # of what moves, and with a measured machine of what is computed
     resident_bytes: int  # of resident inputs on a rank
-
-
-@dataclass(frozen=True)
-class PricedCuts:
-    """The best cuts at one price of memory."""
-
-    cuts: Cuts
     weighed_bytes: int  # of memory, as they are weighed in the search
     edge_costs: tuple[int, ...]
 
@@ -48,7 +41,11 @@ class TradeOffs:
     """The cuts of one graph on one mesh that need less memory and move more."""
 
     search: CutSearch
-    first: Solution  # without a price of memory
+
+    @cached_property
+    def first(self) -> Solution:
+        """The solution if memory costs nothing."""
+        return self.search.solve(0)
 
     @property
     def problem(self) -> Factored:
@@ -58,12 +55,7 @@ class TradeOffs:
     @cached_property
     def solver(self) -> Solver:
         """The solver that tells what given states cost."""
-        return Solver(
-            self.problem,
-            self.search.mesh,
-            prices=self.search.prices,
-            rates=self.search.operation_rates(self.problem),
-        )
+        return Solver(self.problem, self.search.mesh, prices=self.search.prices)
 
     @cached_property
     def without_price(self) -> PricedCuts:
@@ -81,23 +73,23 @@ class TradeOffs:
         prices = {0, HIGHEST_PRICE}
         most_prices = MOST_PRICES_OF_LARGE if self.search.is_large else MOST_PRICES
         while len(prices) < most_prices:
-            found.sort(key=lambda each: (each.cuts.cost, each.weighed_bytes))
+            found.sort(key=lambda each: (each.cost, each.weighed_bytes))
             price = self._next_price(found, prices)
             if price is None:
                 break
             prices.add(price)
             new = self._at_price(price)
-            if all(new.cuts.states != known.cuts.states for known in found):
+            if all(new.states != known.states for known in found):
                 found.append(new)
-        return sorted(found, key=lambda each: (each.cuts.cost, each.weighed_bytes))
+        return sorted(found, key=lambda each: (each.cost, each.weighed_bytes))
 
     def _next_price(self, found: Sequence[PricedCuts], prices: set[int]) -> int | None:
         """Return the price to try next; None if there is none."""
         candidates = []
         for cheap, dear in itertools.pairwise(found):
             saved_bytes = cheap.weighed_bytes - dear.weighed_bytes
-            added_cost = dear.cuts.cost - cheap.cuts.cost
-            if saved_bytes <= 0 or added_cost * SMALLEST_DIFFERENCE <= cheap.cuts.cost:
+            added_cost = dear.cost - cheap.cost
+            if saved_bytes <= 0 or added_cost * SMALLEST_DIFFERENCE <= cheap.cost:
                 continue
             of_a_byte = self.search.mesh.ranks * self.search.prices.memory * saved_bytes
             price = added_cost * self.solver.unit * MEMORY_PRICE_SCALE // of_a_byte
@@ -123,25 +115,14 @@ class TradeOffs:
         for edge in self.problem.edges:
             source = None if edge.source is None else states[edge.source]
             edge_costs.append(self.solver.edge_cost(edge, source, states[edge.target]))
-        return PricedCuts(
-            Cuts(
-                states,
-                sum(edge_costs) + sum(self.work_costs(states)),
-                sum(self._resident_bytes(states)),
-            ),
-            weighed_bytes,
-            tuple(edge_costs),
-        )
+        resident_bytes = 0
+        for blocks, state in zip(self.problem.permanent, states, strict=True):
+            resident_bytes += bytes_of_blocks(self.search.mesh, blocks, state)
+        cost = sum(edge_costs) + sum(self.work_costs(states))
+        return PricedCuts(states, cost, resident_bytes, weighed_bytes, tuple(edge_costs))
 
     def work_costs(self, states: States) -> list[int]:
         """Return the cost of computing each variable; 0 where no machine was measured."""
-        if not self.solver.rates:
+        if not self.problem.rates:
             return [0] * len(states)
         return [self.solver.work_cost(number, state) for number, state in enumerate(states)]
-
-    def _resident_bytes(self, states: States) -> list[int]:
-        """Return the bytes of resident inputs that a rank has for each variable."""
-        found = []
-        for blocks, state in zip(self.problem.permanent, states, strict=True):
-            found.append(bytes_of_blocks(self.search.mesh, blocks, state))
-        return found

@@ -65,8 +65,8 @@ def _is_worth_a_search(timed: Plan) -> bool:
         return False
     if len(timed.graph.computed) > MOST_VERTICES_TO_TRY:
         return False
-    moving = sum(bill.moving_inside + bill.moving_between for bill in timed.bills.values())
-    return moving * SHARE_WORTH_A_SEARCH >= sum(bill.time for bill in timed.bills.values())
+    moving = timed.total.moving_inside + timed.total.moving_between
+    return moving * SHARE_WORTH_A_SEARCH >= timed.total.time
 
 
 def _other_weights(searched: Plan, timed: Plan, machine: Machine) -> Iterator[Weights]:
@@ -76,14 +76,8 @@ def _other_weights(searched: Plan, timed: Plan, machine: Machine) -> Iterator[We
     memory, what is gathered inside a node costs nothing. Then latencies count once for each
     exchange.
     """
-    inside = _weight(
-        sum(bill.moving_inside for bill in timed.bills.values()),
-        sum(bill.moving_inside for bill in searched.bills.values()),
-    )
-    between = _weight(
-        sum(bill.moving_between for bill in timed.bills.values()),
-        sum(bill.moving_between for bill in searched.bills.values()),
-    )
+    inside = _weight(timed.total.moving_inside, searched.total.moving_inside)
+    between = _weight(timed.total.moving_between, searched.total.moving_between)
     if max(abs(inside - PER_MILLE), abs(between - PER_MILLE)) > SMALL_ERROR:
         yield Weights(inside, between)
     if machine.shared:
@@ -105,4 +99,4 @@ def _timed(plan: Plan, machine: Machine) -> Plan:
 
 def _time(plan: Plan) -> int:
     """Return the picoseconds of a rank."""
-    return sum(bill.time for bill in plan.bills.values()) // plan.mesh.ranks
+    return plan.total.time // plan.mesh.ranks

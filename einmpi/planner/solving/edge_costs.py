@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,15 +13,13 @@ from einmpi.planner.factor import Edge
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
-    AxisPair,
+    NO_AXES,
     Factors,
     Ints,
     axes_factors,
     kept_elements_table,
     layout_factors,
-    multiplied,
     overlap_share,
-    peers,
     received,
     sharing_on_nodes,
 )
@@ -34,28 +31,11 @@ _Item = TypeVar("_Item")
 ByVariable: TypeAlias = Sequence[_Item] | Mapping[int, _Item]
 
 
-@dataclass(frozen=True)
-class StayingFactors:
+class StayingFactors(NamedTuple):
     """The products for an edge over the axes that stay, and over those of them between nodes."""
 
     every: Factors[int]
     between: Factors[int]
-    peers: int  # product of the axes along which ranks exchange something
-    peers_between: int
-
-
-@lru_cache(maxsize=4096)  # layers repeat, and many prices of memory are tried
-def _factors_of_axes(axes: tuple[AxisPair, ...], between: int, ndim: int) -> StayingFactors:
-    """Return the products over some axes, of which the first `between` are between nodes."""
-    exchanging = []
-    for length, source, target in axes:
-        exchanging.append(length if source not in (target, ndim) else 1)
-    return StayingFactors(
-        every=axes_factors(axes, ndim),
-        between=axes_factors(axes[:between], ndim),
-        peers=prod(exchanging),
-        peers_between=prod(exchanging[:between]),
-    )
 
 
 def staying_factors(edge: Edge, move: Move, states: ByVariable[tuple[int, ...]]) -> StayingFactors:
@@ -68,7 +48,8 @@ def staying_factors(edge: Edge, move: Move, states: ByVariable[tuple[int, ...]])
         source_state = move.staying_symbols(states[edge.source])
         sources = [edge.source_symbols[symbol] for symbol in source_state]
     axes = tuple(zip(move.staying_lengths, sources, targets, strict=True))
-    return _factors_of_axes(axes, move.staying_between, edge.ndim)
+    between = axes[: move.staying_between]
+    return StayingFactors(axes_factors(axes, edge.ndim), axes_factors(between, edge.ndim))
 
 
 @dataclass(frozen=True)
@@ -83,11 +64,8 @@ class EdgeCosts:
     def of_input(self, edge: Edge, rows: Symbols, move: Move, staying: StayingFactors) -> Ints:
         """Return the costs of an input, which is stored once: every copy but the first moves."""
         targets, target_of_row = distinct_layouts(rows, edge.target_symbols, edge.ndim)
-        replicated = targets == edge.ndim
-        lengths = np.array(move.lengths, np.int64)
-        lengths_between = np.array(move.lengths_between, np.int64)
-        copies: Ints = np.where(replicated, lengths, 1).prod(axis=1) * staying.every.target
-        nodes: Ints = np.where(replicated, lengths_between, 1).prod(axis=1) * staying.between.target
+        every, between = self._factors(edge, targets[:1], targets, move, staying)
+        copies, nodes = every.target[0], np.ravel(between.target)
         nbytes = edge.nbytes // self.unit
         costs: Ints = self.prices.bytes((copies - 1) * nbytes, (nodes - 1) * nbytes)
         if self.counts_messages:
@@ -111,21 +89,17 @@ class EdgeCosts:
         sources, source_of_row = distinct_layouts(source_rows, edge.source_symbols, ndim)
         targets, target_of_row = distinct_layouts(target_rows, edge.target_symbols, ndim)
 
-        every = layout_factors(move.lengths, ndim, sources, targets)
-        every = multiplied(every, staying.every)
+        every, between = self._factors(edge, sources, targets, move, staying)
         overlap = self._overlap(edge, move, len(self.mesh.factors), every, sources, targets)
         crossing: Ints | int = 0  # bytes between nodes
+        sharing = None
         if self.mesh.nodes > 1:
-            between = layout_factors(move.lengths_between, ndim, sources, targets)
-            between = multiplied(between, staying.between)
             kept = self._overlap(edge, move, self.mesh.node_axes, between, sources, targets)
             crossing = received(between, nbytes, kept)
-            every = sharing_on_nodes(every, between)
-        costs: Ints = self.prices.bytes(received(every, nbytes, overlap), crossing)
+            sharing = sharing_on_nodes(every, between)
+        costs: Ints = self.prices.bytes(received(every, nbytes, overlap, sharing), crossing)
         if self.counts_messages:
-            exchanging = peers(move.lengths, ndim, sources, targets) * staying.peers
-            nodes = peers(move.lengths_between, ndim, sources, targets) * staying.peers_between
-            costs = costs + self._messages(exchanging, nodes)
+            costs = costs + self._messages(every.peers, between.peers)
         return costs[np.ix_(source_of_row, target_of_row)]
 
     def of_halo(
@@ -155,6 +129,16 @@ class EdgeCosts:
             nodes = 1 + (HALO_NEIGHBOURS - 1) * receives_between
             costs = costs + self._messages(inside * nodes, nodes)
         return costs
+
+    def _factors(
+        self, edge: Edge, sources: Ints, targets: Ints, move: Move, staying: StayingFactors
+    ) -> tuple[Factors[Ints], Factors[Any]]:
+        """Return the products over all axes, and over those between nodes."""
+        every = layout_factors(move.lengths, edge.ndim, sources, targets, staying.every)
+        if self.mesh.nodes == 1:
+            return every, NO_AXES
+        lengths = move.lengths_between
+        return every, layout_factors(lengths, edge.ndim, sources, targets, staying.between)
 
     def _messages(self, exchanging: Ints, nodes: Ints) -> Ints:
         """Return the price of the messages among `exchanging` ranks, which lie on `nodes` nodes."""

@@ -67,8 +67,6 @@ class Solver:
     # Whether repeated operations cost anything, where no machine was measured.
     weigh_work: bool = False
     prices: Prices = BYTES
-    # Attoseconds for an operation of each variable, where a machine was measured.
-    rates: Sequence[int] = ()
     # Whether no search over all axes at once can be exact: joined tables would be too large.
     is_tangled: bool = False
     # Whether axes of several windows may cut one label.
@@ -79,6 +77,7 @@ class Solver:
 
     def __post_init__(self) -> None:
         operations = self.problem.operations
+        self.rates = self.problem.rates
         light = 0 if self.rates else _light_operations(operations)
         self.heavy = [number for number, count in enumerate(operations) if count > light]
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.
@@ -162,14 +161,8 @@ class Solver:
 
     def edge_cost(self, edge: Edge, source: Sequence[int] | None, target: Sequence[int]) -> int:
         """Return what an edge costs between given states of its ends."""
-        # Edges of repeated layers differ in nothing else.
         key = (
-            edge.bound,
-            edge.nbytes,
-            edge.weight,
-            edge.source_symbols,
-            edge.target_symbols,
-            edge.needed,
+            edge.form,
             edge.source == edge.target,
             None if edge.source is None or source is None else tuple(source),
             tuple(target),
@@ -278,17 +271,13 @@ class Solver:
             "table",
             tuple(move.lengths),
             tuple(move.lengths_between),
-            edge.bound,
-            edge.nbytes,
-            edge.weight,
+            edge.form,
             staying,
-            edge.source_symbols,
-            edge.target_symbols,
             *(id(rows[end]) for end in ends),  # equal choices are the same object, in the cache
         )
         if edge.needed is not None:
             staying_states = [move.staying_symbols(states[end]) for end in ends]
-            key = (*key, move.groups, edge.needed, *staying_states)
+            key = (*key, move.groups, *staying_states)
         costs = self.cache.get(key)
         if costs is None:
             if edge.source is None:

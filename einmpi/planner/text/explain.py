@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from einmpi.planner.moving.traffic import total_bill
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.folding import Fold, vertices_and_folds
 from einmpi.planner.text.notes import totals
-from einmpi.planner.text.tables import Row, note_line, table_lines
+from einmpi.planner.text.tables import Row, note_line, show_cuts, table_lines
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 
@@ -67,28 +68,22 @@ def vertex_rows(plan: PlanData, full: bool = False) -> list[Row]:
         if isinstance(shown, Fold):
             text = shown.text
             cuts = ""
-            bills = [plan.bills[vertex.name] for vertex in shown.vertices]
+            bill = total_bill([plan.bills[vertex.name] for vertex in shown.vertices])
         else:
             text = shown.summary
-            cuts = _cuts(plan, shown.name)
-            bills = [plan.bills[shown.name]]
+            cuts = show_cuts(plan, shown.name) or "–"
+            bill = plan.bills[shown.name]
         row = [
             text,
             cuts,
-            show_count(sum(bill.words.join for bill in bills)),
-            show_count(sum(bill.words.aggregate for bill in bills)),
-            show_count(sum(bill.words.repartition for bill in bills)),
-            show_bytes(sum(bill.nbytes for bill in bills)),
+            show_count(bill.words.join),
+            show_count(bill.words.aggregate),
+            show_count(bill.words.repartition),
+            show_bytes(bill.nbytes),
         ]
         if show_between:
-            row.append(show_bytes(sum(bill.between for bill in bills)))
+            row.append(show_bytes(bill.between))
         if show_time:
-            row.append(show_seconds(plan.seconds_of(sum(bill.time for bill in bills))))
+            row.append(show_seconds(plan.seconds_of(bill.time)))
         rows.append(tuple(row))
     return rows
-
-
-def _cuts(plan: PlanData, name: str) -> str:
-    """Return the parts of the labels that are cut: "i:2 k:4"."""
-    cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
-    return " ".join(cut) or "–"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData
+from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, PlanData, cuts_of
 from einmpi.planner.text.tables import Note
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
@@ -24,12 +24,9 @@ def loop_notes(plan: PlanData) -> list[Note]:
     if loop.batches is not None:
         notes.append(("batches", _batches(loop.batches)))
     if loop.once is not None:
-        names = ", ".join(loop.hoisted)
-        once = f"{show_count(loop.once.words_predicted)} words, "
-        once += show_bytes(loop.once.bytes_predicted)
-        notes.append(("once", f"{names}: {once}"))
+        notes.append(("once", f"{', '.join(loop.hoisted)}: {_moved(loop.once.cost)}"))
     for name, arriving in loop.arriving.items():
-        moved = f"{show_count(arriving.words)} words, {show_bytes(arriving.nbytes)}"
+        moved = _moved(arriving)
         notes.append(("arriving", f"{name}: {moved}, from where the loop before leaves it"))
     if loop.staying:
         names = ", ".join(loop.staying)
@@ -40,19 +37,22 @@ def loop_notes(plan: PlanData) -> list[Note]:
         kept = f"{show_bytes(loop.bytes_kept)} a rank of earlier loops, needed later"
         notes.append(("kept", kept))
     all_steps = plan.all_steps
-    in_all = f"{show_count(all_steps.words)} words, {show_bytes(all_steps.nbytes)}"
+    in_all = _moved(all_steps)
     if all_steps.seconds is not None:
         in_all += f", {show_seconds(all_steps.seconds)} predicted"
     notes.append(("all steps", in_all))
     return notes
 
 
+def _moved(cost: Cost) -> str:
+    return f"{show_count(cost.words)} words, {show_bytes(cost.nbytes)}"
+
+
 def _validation(loop: LoopPlan, plan: PlanData) -> str:
     """Return what a validation moves: in each of its batches, and of parameters before them."""
     assert plan.loop is not None
     text = f"every {counted(loop.validated_every, 'step')}: "
-    text += f"{counted(plan.loop.steps, 'batch', 'batches')}, each moves "
-    text += f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}"
+    text += f"{counted(plan.loop.steps, 'batch', 'batches')}, each moves {_moved(plan.cost)}"
     before = []
     for name, arriving in plan.loop.arriving.items():
         before.append(f"{name} {show_bytes(arriving.nbytes)}")
@@ -67,9 +67,7 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
             continue
         why = "memory is short"
         if not plan.spilled:
-            why = why_not_in_place(
-                plan.graph, plan.mesh, plan.states, plan.layouts, name, output, plan.nan_checked
-            )
+            why = why_not_in_place(cuts_of(plan), name, output, plan.nan_checked)
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
     in_blocks = []

@@ -10,7 +10,7 @@ from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.loop_notes import loop_notes
 from einmpi.planner.text.summary import in_words
-from einmpi.planner.text.tables import Note
+from einmpi.planner.text.tables import Note, show_layout
 from einmpi.units import plural, show_bytes, show_count, show_seconds
 
 MOST_LAYOUTS = 12  # that are listed; more are counted
@@ -52,13 +52,7 @@ def totals(plan: PlanData, full: bool = False) -> list[Note]:
 
 def _layouts(plan: PlanData) -> str:
     """Return the parts of each stored tensor's dimensions: "A [2,4], B [8,1]"."""
-    listed = []
-    for name, layout in list(plan.layouts.items())[:MOST_LAYOUTS]:
-        parts = plan.mesh.parts(layout, range(len(plan.graph[name].bound)))
-        listed.append(f"{name} [{','.join(map(str, parts))}]")
-    if len(plan.layouts) > MOST_LAYOUTS:
-        listed.append(f"… {len(plan.layouts)} in all")
-    return ", ".join(listed)
+    return _listed([f"{name} {show_layout(plan, name)}" for name in plan.layouts])
 
 
 def _shared(shared: SharedInputs) -> str:
@@ -128,11 +122,10 @@ def one_level(plan: PlanData) -> str:
 
 def _seconds(plan: PlanData) -> str:
     """Return the predicted seconds, and how much of them is computing and moving."""
-    bills = plan.bills.values()
     kinds = {
-        "computing": sum(bill.computing for bill in bills),
-        "inside nodes": sum(bill.moving_inside for bill in bills),
-        "between nodes": sum(bill.moving_between for bill in bills),
+        "computing": plan.total.computing,
+        "inside nodes": plan.total.moving_inside,
+        "between nodes": plan.total.moving_between,
     }
     parts = []
     for kind, time in kinds.items():

@@ -93,16 +93,11 @@ def _chain_json(chain: FusedChain) -> dict[str, Any]:
 
 def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
     bill = plan.bills[vertex.name]
-    words = {
-        "join": bill.words.join,
-        "aggregate": bill.words.aggregate,
-        "repartition": bill.words.repartition,
-    }
     return {
         "name": vertex.name,
         "einsum": str(vertex),
         "partitioning": plan.parts(vertex.name),
-        "words": words,
+        "words": asdict(bill.words),
         "bytes_between_predicted": bill.between if plan.knows_nodes else None,
         "seconds_predicted": None if plan.machine is None else plan.seconds_of(bill.time),
     }

@@ -15,6 +15,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.notation import element_text
 from einmpi.planner.paper.costs import Cost, cost_repartition, needs, vertex_cost
 from einmpi.planner.paper.viable import Parts
+from einmpi.planner.text.tables import show_parts
 from einmpi.units import counted
 
 Key = tuple[int, ...]  # of a tile: the number of its part in each dimension, or of each label
@@ -49,12 +50,12 @@ def _repartition(
     wanted = needs(einsum, operand, partitionings[name])
     head = f"repartition {_elements(einsum, vertex.inputs)[operand]}: "
     if source.is_input:
-        return [f"{head}an input, stored in {_vector(wanted)}"]
+        return [f"{head}an input, stored in {show_parts(wanted)}"]
     made = partitionings[source.name][: len(source.bound)]
     if made == wanted:
-        return [f"{head}none, made and needed in {_vector(wanted)}"]
+        return [f"{head}none, made and needed in {show_parts(wanted)}"]
     moved = counted(cost_repartition(wanted, made, source.bound), "element")
-    head += f"made in {_vector(made)}, needed in {_vector(wanted)}, {moved}"
+    head += f"made in {show_parts(made)}, needed in {show_parts(wanted)}, {moved}"
 
     def line(key: Key) -> str:
         return f"{source.name}{_key(key)} ← {_pieces(key, wanted, made, source.bound)}"
@@ -134,25 +135,19 @@ def _key(key: Iterable[object]) -> str:
     return f"⟨{','.join(map(str, key))}⟩"
 
 
-def _vector(parts: Parts) -> str:
-    return f"[{','.join(map(str, parts))}]"
-
-
 def _some(lines: Iterable[str], total: int) -> list[str]:
-    """Return the lines, or the first of them and a count of the rest."""
-    shown = [f"  {line}" for line in islice(lines, _shown(total))]
-    if len(shown) < total:
-        shown.append(f"  … {total - len(shown)} more")
-    return shown
+    """Return the lines, indented, or some of them."""
+    return [f"  {line}" for line in _first(lines, total)]
 
 
 def _list(keys: Iterable[Key], total: int) -> str:
-    """Return the keys on one line, or the first of them and a count of the rest."""
-    shown = [_key(key) for key in islice(keys, _shown(total))]
+    """Return the keys on one line, or some of them."""
+    return " ".join(_first(map(_key, keys), total))
+
+
+def _first(texts: Iterable[str], total: int) -> list[str]:
+    """Return the texts, or the first of them and a count of the rest."""
+    shown = list(islice(texts, total if total <= MOST_LISTED else FIRST_LISTED))
     if len(shown) < total:
         shown.append(f"… {total - len(shown)} more")
-    return " ".join(shown)
-
-
-def _shown(total: int) -> int:
-    return total if total <= MOST_LISTED else FIRST_LISTED
+    return shown

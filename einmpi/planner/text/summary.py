@@ -8,10 +8,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from einmpi.planner.factor import Edge, Variable, factor
-from einmpi.planner.moving.traffic import edge_traffic
-from einmpi.planner.plan_data import PlanData
-from einmpi.planner.text.tables import Note
+from einmpi.planner.factor import Edge, Variable
+from einmpi.planner.moving.traffic import edges_of_plan
+from einmpi.planner.paper.costs import Cost
+from einmpi.planner.plan_data import PlanData, cuts_of
+from einmpi.planner.text.tables import Note, show_parts
 from einmpi.units import counted, show_bytes
 
 MOST_NAMES = 6  # that are listed; more are counted
@@ -26,9 +27,7 @@ class Movement:
 
     tensor: str
     user: str | None  # the vertex that reads it there; None where it is stored
-    copied: int  # words that move as copies
-    combined: int  # words that move as partial results
-    recut: int  # words that move because the tensor is cut along other dimensions
+    words: Cost  # that move as copies, as partial results, because it is cut in another way
     copies: int  # ranks that have each element in the end
     partials: int  # ranks whose results are combined into each element
     uses: int  # reads that this serves
@@ -40,51 +39,28 @@ class Movement:
 
 def movements(plan: PlanData) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
-    problem = factor(plan.graph, plan.resident, plan.layouts)
-    for edge in problem.edges:
-        target = problem.variables[edge.target]
-        target_cuts = symbols(plan, target)
-        cuts = [target_cuts]
+    for edge, target, cuts, traffic in edges_of_plan(cuts_of(plan), plan.resident):
+        if not traffic.words.total:
+            continue
         made: list[int] = []
         if edge.source is not None:
-            source_cuts = symbols(plan, problem.variables[edge.source])
-            cuts = [source_cuts, target_cuts]
-            made = [edge.source_symbols[symbol] for symbol in source_cuts]
-        words = edge_traffic(plan.mesh, edge, cuts).words
-        copied, combined, recut = (edge.weight * amount for amount in words)
-        moved = copied + combined + recut
-        if not moved:
-            continue
-        wanted = [edge.target_symbols[symbol] for symbol in target_cuts]
+            made = [edge.source_symbols[symbol] for symbol in cuts[0]]
+        wanted = [edge.target_symbols[symbol] for symbol in cuts[-1]]
         replicated = edge.ndim
         partial = edge.ndim + 1
         itemsize = np.dtype(plan.graph[edge.tensor].dtype).itemsize
         yield Movement(
             edge.tensor,
             target.name if target.kind == "vertex" else None,
-            copied,
-            combined,
-            recut,
+            traffic.words,
             copies=plan.mesh.parts(wanted, [replicated])[0],
             partials=plan.mesh.parts(made, [partial])[0] if made else 1,
             uses=_uses(plan, edge, target),
             made=plan.mesh.parts(made, range(edge.ndim)) if made else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
-            nbytes=moved * itemsize,
+            nbytes=traffic.words.total * itemsize,
             is_halo=edge.needed is not None,
         )
-
-
-def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
-    """Return the number of the label or dimension that each axis cuts at the end of an edge."""
-    replicated = len(end.extents)
-    if end.kind == "tensor":
-        layout = plan.layouts[end.name]
-        return tuple(replicated if cut is None else cut for cut in layout)
-    einsum = plan.graph[end.name].computed_einsum
-    numbers = {label: number for number, label in enumerate(einsum.labels)}
-    state = plan.states[end.name]
-    return tuple(replicated if label is None else numbers[label] for label in state)
 
 
 def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
@@ -150,12 +126,25 @@ def _cuts(plan: PlanData) -> list[str]:
     return groups.listed(show)
 
 
+def _grouped(
+    moved: Sequence[Movement],
+    key_of: Callable[[Movement], Key | None],
+    show: Callable[[Key, list[str]], str],
+) -> list[str]:
+    """Return a text for each key of movements, which `show` makes; None is no key."""
+    groups: _Groups[Key] = _Groups("tensor", "tensors")
+    for move in moved:
+        key = key_of(move)
+        if key is not None:
+            groups.add(key, move.tensor, move.nbytes)
+    return groups.listed(show)
+
+
 def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
-    groups: _Groups[tuple[int, int]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.copied and not move.is_halo:
-            groups.add((move.copies, move.uses), move.tensor, move.nbytes)
+
+    def key_of(move: Movement) -> tuple[int, int] | None:
+        return (move.copies, move.uses) if move.words.join and not move.is_halo else None
 
     def show(key: tuple[int, int], names: list[str]) -> str:
         copies, uses = key
@@ -163,50 +152,45 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
         once = f", once for {uses} uses" if uses > 1 else ""
         return f"{what} {_list(names)} to {copies} ranks{once}"
 
-    return groups.listed(show)
+    return _grouped(moved, key_of, show)
 
 
 def _halos(moved: Sequence[Movement]) -> list[str]:
     """Return of which tensors ranks get what they lack for index arithmetic."""
-    groups: _Groups[bool] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.is_halo:
-            groups.add(True, move.tensor, move.nbytes)
 
     def show(key: bool, names: list[str]) -> str:
         return f"of {_list(names)}, what the indices of a rank reach outside of its part"
 
-    return groups.listed(show)
+    return _grouped(moved, lambda move: move.is_halo or None, show)
 
 
 def _recuts(moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are cut along other dimensions, and how."""
-    groups: _Groups[tuple[tuple[int, ...], tuple[int, ...]]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.recut:
-            groups.add((move.made, move.wanted), move.tensor, move.nbytes)
 
-    def show(key: tuple[tuple[int, ...], tuple[int, ...]], names: list[str]) -> str:
-        made, wanted = key
-        return f"{_list(names)} anew, cut {_parts(made)} and then {_parts(wanted)}"
+    def show(key: str, names: list[str]) -> str:
+        return f"{_list(names)} anew, cut {key}"
 
-    return groups.listed(show)
+    def key_of(move: Movement) -> str | None:
+        if not move.words.repartition:
+            return None
+        return f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
+
+    return _grouped(moved, key_of, show)
 
 
 def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which partial results are combined over how many ranks."""
-    groups: _Groups[tuple[int, str]] = _Groups("tensor", "tensors")
-    for move in moved:
-        if move.combined:
-            aggregation = plan.graph[move.tensor].computed_einsum.aggregation
-            assert aggregation is not None, "only an aggregation has partial results"
-            groups.add((move.partials, aggregation), move.tensor, move.nbytes)
 
-    def show(key: tuple[int, str], names: list[str]) -> str:
-        partials, aggregation = key
-        return f"partial results of {_list(names)} over {partials} ranks ({aggregation})"
+    def key_of(move: Movement) -> str | None:
+        if not move.words.aggregate:
+            return None
+        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
+        return f"over {move.partials} ranks ({aggregation})"
 
-    return groups.listed(show)
+    def show(key: str, names: list[str]) -> str:
+        return f"partial results of {_list(names)} {key}"
+
+    return _grouped(moved, key_of, show)
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
@@ -263,7 +247,3 @@ def _vertex_list(names: Sequence[str], vertices: int) -> str:
     if len(names) == vertices and len(names) > MOST_NAMES + 1:
         return f"all {vertices} vertices"
     return _list(names)
-
-
-def _parts(parts: Sequence[int]) -> str:
-    return f"[{','.join(map(str, parts))}]"

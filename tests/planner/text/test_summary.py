@@ -201,10 +201,10 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     plan = plan_of(name, ranks, strategy)
     moves = list(movements(plan))
     assert sum(move.nbytes for move in moves) == plan.bytes_predicted
-    assert sum(move.combined for move in moves) == sum(
+    assert sum(move.words.aggregate for move in moves) == sum(
         bill.words.aggregate for bill in plan.bills.values()
     )
-    assert sum(move.recut for move in moves) == sum(
+    assert sum(move.words.repartition for move in moves) == sum(
         bill.words.repartition for bill in plan.bills.values()
     )
 
@@ -218,8 +218,8 @@ def test_every_program_and_strategy_can_be_told(ranks):
             plan = einmpi.plan(job, ranks, strategy=strategy)
             moves = list(movements(plan))
             assert sum(move.nbytes for move in moves) == plan.bytes_predicted
-            assert all(move.partials > 1 for move in moves if move.combined)
-            copies = [move for move in moves if move.copied and not move.is_halo]
+            assert all(move.partials > 1 for move in moves if move.words.aggregate)
+            copies = [move for move in moves if move.words.join and not move.is_halo]
             assert all(move.copies > 1 for move in copies)
             said = in_words(plan)
             assert len(said) <= 4 and ("nothing" in dict(said).get("sends", "")) == (
