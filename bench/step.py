@@ -107,7 +107,7 @@ def call_microseconds(watch: Stopwatch, comm: Comm) -> dict[str, float]:
         "einmpi.run, the same job": watch.least(lambda: einmpi.run(job, A=left, B=right)),
     }
     if comm.size > 1:
-        found["  ranks compare a digest"] = watch.least(comm.prepare_same("known call"))
+        found["  ranks compare a digest"] = watch.least(comm.prepare_compare("known call"))
     subscripts = "ij,jk->ik"
     found["einmpi.einsum, the same"] = watch.least(lambda: einmpi.einsum(subscripts, left, right))
     found["numpy.einsum, the same"] = watch.least(lambda: np.einsum(subscripts, left, right))

@@ -30,6 +30,7 @@ from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO, NONE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from einmpi.process.variables import SCRATCH_VARIABLE
 from einmpi.units import check_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -389,7 +390,7 @@ class Settings:
         None,
         _FOLDER,
         "the folder for [what does not fit into memory](howto_memory.md#more-than-fits), on a "
-        "local disk; the environment variable `EINMPI_SCRATCH` takes precedence",
+        f"local disk; the environment variable `{SCRATCH_VARIABLE}` takes precedence",
         table="run",
         default_text="where temporary files go",
     )

@@ -526,8 +526,8 @@ def test_the_plan_command(tmp_path):
         ),
         (
             ("-n", "4", "--strategy", "best"),
-            "strategy: unknown strategy 'best'; expected one of eindecomp, eindecomp-paper, sqrt, "
-            "data, model, sequence, attention, megatron, replicate",
+            "--strategy: unknown strategy 'best'; expected one of eindecomp, eindecomp-paper, "
+            "sqrt, data, model, sequence, attention, megatron, replicate",
         ),
         (
             ("-n", "4", "--strategy", "data"),
@@ -536,7 +536,7 @@ def test_the_plan_command(tmp_path):
         ),
         (
             ("-n", "4", "--memory", "lots"),
-            "memory: 'lots' is not an amount of memory; "
+            "--memory: 'lots' is not an amount of memory; "
             'expected a number and a unit, such as "4 GiB"',
         ),
         (

@@ -45,7 +45,7 @@ class StagedComm(Comm):
         self.copies = copies
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is that of the other communicator: its size, its nodes, calls for control."""
+        """Return what is that of the other communicator: its size, its nodes."""
         return getattr(self.host, name)
 
     @property
@@ -63,6 +63,20 @@ class StagedComm(Comm):
     @received_between.setter
     def received_between(self, amount: int) -> None:
         self.host.received_between = amount
+
+    # ---- control --------------------------------------------------------------------------------
+
+    def lowest(self, number: int) -> int:
+        return self.host.lowest(number)
+
+    def compare(self, text: str) -> list[str] | None:
+        return self.host.compare(text)
+
+    def barrier(self) -> None:
+        self.host.barrier()
+
+    def free(self) -> None:
+        self.host.free()
 
     # ---- payload --------------------------------------------------------------------------------
 
