@@ -30,7 +30,7 @@ from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO, NONE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
-from einmpi.process.variables import SCRATCH_VARIABLE
+from einmpi.process.variables import BLAS_VARIABLE, SCRATCH_VARIABLE
 from einmpi.units import check_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class Settings:
         AUTO_BLAS,
         CHOICE,
         "which [BLAS](job_file.md#blas) multiplies matrices on CPUs; the environment variable "
-        "`EINMPI_BLAS` takes precedence",
+        f"`{BLAS_VARIABLE}` takes precedence",
         table="run",
         choices=lambda: BLAS_NAMES,
     )
