@@ -24,7 +24,7 @@ from results import write_results
 from threadpoolctl import threadpool_limits
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.runtime.cpu.backend import NumpyBackend
 
 TOLERANCE = 1e-9  # relative to the largest element

@@ -37,7 +37,7 @@ from llama_jobs import (
 from results import write_results
 
 import einmpi
-from einmpi.comm.programs import comm_of_program
+from einmpi.comm.agreement import comm_of_program
 from einmpi.errors import InputError
 from einmpi.job.job import Job
 from einmpi.planner.strategies import STRATEGIES

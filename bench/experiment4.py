@@ -42,7 +42,7 @@ from llama_peers import PEERS, Call, Prepared, Skipped
 from results import write_results
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.models.config import Config
 from einmpi.models.programs import weights_of
 from einmpi.units import show_bytes, show_count

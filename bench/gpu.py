@@ -24,8 +24,8 @@ from packages import package
 from results import write_results
 
 import einmpi
-from einmpi.comm.local import ALONE
-from einmpi.report.compare import TOLERANCE
+from einmpi.comm.base import ALONE
+from einmpi.report.describe import TOLERANCE
 from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
 

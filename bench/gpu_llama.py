@@ -20,8 +20,8 @@ from packages import package
 from results import write_results
 
 import einmpi
-from einmpi.comm.local import ALONE
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.comm.base import ALONE
+from einmpi.models.config import MODELS, llama_program
 from einmpi.units import show_bytes
 
 cupy = package("cupy")

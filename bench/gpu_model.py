@@ -26,7 +26,7 @@ from packages import Missing, package
 from results import write_results
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.models.config import Config
 from einmpi.models.programs import (
     AT,

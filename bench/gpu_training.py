@@ -24,7 +24,7 @@ from packages import package
 from results import write_results
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 
 cupy = package("cupy")
 torch = package("torch")

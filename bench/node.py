@@ -31,7 +31,7 @@ from own_programs import prefer_own_programs
 from packages import has_package
 from results import processor_name, write_results
 
-from einmpi.process.software import blas_name, loaded_blas
+from einmpi.process.environment import blas_name, loaded_blas
 
 PEERS = Path(__file__).with_name("node_peers.py")
 PAUSE = 0.12  # seconds, after which the threads of other processes sleep

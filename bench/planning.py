@@ -20,7 +20,7 @@ from results import write_results
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.paper import MODELS, llama_program, llama_training_program
+from einmpi.models.config import MODELS, llama_program, llama_training_program
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options

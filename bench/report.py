@@ -20,7 +20,7 @@ from typing import Any
 from results import write_results
 
 import einmpi
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.report.html import write_report
 from einmpi.units import show_bytes
 

@@ -42,12 +42,12 @@ from scaling_table import FIRST_RANKS, Row, by_point, tables
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
-from einmpi.simulate.platform_file import read_platform
-from einmpi.simulate.rank_traces import rank_traces
+from einmpi.simulate.dry_run import rank_traces
+from einmpi.simulate.replay import read_platform
 from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bytes
 

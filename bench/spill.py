@@ -17,10 +17,10 @@ from results import write_results
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.measured import Measured
 from einmpi.compiled.program import Compiled
+from einmpi.compiled.running import Measured
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"

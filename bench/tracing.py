@@ -17,12 +17,11 @@ from results import write_results
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import Comm
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE, Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
-from einmpi.process.notes import activity_writer
+from einmpi.process.signals import activity_writer
 from einmpi.report.recording.observe import Observer
 from einmpi.report.recording.record import Recorder
 

@@ -15,7 +15,7 @@ from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.variables import VARIABLES
-from einmpi.training.optimizers import OPTIMIZERS
+from einmpi.training.settings import OPTIMIZERS
 
 DOCS = Path(__file__).parent
 

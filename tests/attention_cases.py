@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import einmpi
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.chain import Chain
 from einmpi.schedule.lower import lower
 
 PLAIN = """

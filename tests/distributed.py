@@ -12,13 +12,13 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
-from einmpi.report.compare import TOLERANCE, relative_error
+from einmpi.report.describe import TOLERANCE, relative_error
+from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.program import Program
-from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
 from einmpi.schedule.schedule import Schedule

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import gathers_in
-from einmpi.kernels.cuda.capture import watch
+from einmpi.kernels.cuda import capture as watch
 from einmpi.schedule.regions import indices
 
 _alive: list[Any] = []  # keeps all memory: a late copy must not write into a newer array

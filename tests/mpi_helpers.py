@@ -12,8 +12,7 @@ import pytest
 from paths import ROOT
 
 from einmpi.comm import mpi as comm_mpi
-from einmpi.comm.base import SUMMABLE, split_calls
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import SUMMABLE, CountingComm, split_calls
 from einmpi.graph.dtypes import numpy_dtypes
 
 MPIRUN = Path(sys.executable).parent / "mpirun"

@@ -13,8 +13,7 @@ from einmpi.graph.arithmetic import call
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.planner.paper.costs import cost_aggregate, cost_join, cost_repartition, needs
-from einmpi.planner.paper.viable import viable
+from einmpi.planner.paper import cost_aggregate, cost_join, cost_repartition, needs, viable
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # variables, costs over their values
 

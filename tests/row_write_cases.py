@@ -4,7 +4,7 @@ import numpy as np
 
 import einmpi
 from einmpi.kernels.cuda import dispatch
-from einmpi.kernels.cuda.updates.row_writes import prepare_row_writes
+from einmpi.kernels.cuda.row_writes import prepare_row_writes
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Kernel
 

@@ -6,7 +6,7 @@ from paths import JOBS
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 
 
 def chain(skew: int) -> EinGraph:

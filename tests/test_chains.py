@@ -21,15 +21,16 @@ from einmpi.api import options_of
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError
-from einmpi.kernels.cuda.chains import whole_chain
-from einmpi.planner.chains import blocks, find
+from einmpi.kernels.cuda.attention import chain as whole_chain
+from einmpi.planner import chains as blocks
+from einmpi.planner import chains as find
 from einmpi.planner.plan import Plan
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.text.explain import as_json
 from einmpi.runtime import actions
-from einmpi.runtime.fused import chain as chain_step
+from einmpi.runtime import chain as chain_step
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.threads import THREAD_VARIABLES
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.chain import Chain
 from einmpi.schedule.lower import lower
 
 ATTENTION = """

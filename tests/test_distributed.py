@@ -9,12 +9,12 @@ from mpi_helpers import needs_mpirun, run_mpi
 from run_cases import SIZES, cases, strategies
 
 import einmpi
-from einmpi.files.load import load_array
+from einmpi.files.generate import load_array
 from einmpi.kernels.cpu import dispatch
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
-from einmpi.runtime import messages
+from einmpi.runtime import transfer as messages
 from einmpi.schedule.lower import lower
 
 CASES = cases()

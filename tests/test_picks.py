@@ -20,7 +20,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu import dispatch
 from einmpi.loops.running import LoopRun
-from einmpi.loops.updates import with_updates_in_order
+from einmpi.loops.stages import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 

@@ -6,7 +6,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.kernels.cpu import grouping_rule
+from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.steps import Group, Kernel, Passes
 

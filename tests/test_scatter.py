@@ -16,7 +16,7 @@ import einmpi
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.kernels.cpu import compiled, dispatch
-from einmpi.kernels.cpu.scattering import scatter as cpu_scatter
+from einmpi.kernels.cpu import scatter as cpu_scatter
 from einmpi.language.parse import parse_graph
 
 UFUNCS: dict[str, Any] = {
@@ -440,7 +440,7 @@ def test_bits_do_not_depend_on_threads(
     features: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
-    monkeypatch.setattr("einmpi.kernels.cpu.scattering.scatter_loops.MIN_THREADED_VALUES", 0)
+    monkeypatch.setattr("einmpi.kernels.cpu.scatter.MIN_THREADED_VALUES", 0)
     x = RNG.normal(size=(700, features)).astype(dtype)
     dst = RNG.integers(0, 11, 700)
     einsum = einmpi.program("y[dst[e]:11, f] = sum(x[e,f])", dst=dst, x=x).graph["y"].einsum

@@ -10,8 +10,8 @@ from einmpi.api.jobs import check_job
 from einmpi.api.running import run
 from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of
-from einmpi.graph.labels import Names
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import element_text
+from einmpi.graph.scalar import Names
 from einmpi.job.job import Job
 from einmpi.job.program import extended_job
 

@@ -12,10 +12,10 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
 from einmpi.files.formats import find, known_format
-from einmpi.files.load import describe
+from einmpi.files.generate import describe
 from einmpi.files.specs import InputSpec, Number, Resident, SliceEntry
 from einmpi.graph.dtypes import dtype_name
-from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.job.inputs import FIT, check_dtype
 from einmpi.job.job import Job, with_settings
 from einmpi.job.job_file import check_no_batches, parameter, read_job, read_roles, read_tensors
@@ -279,7 +279,7 @@ def open_dataset(
     array([ 6., 10.])
     """
     from einmpi.arrays.dist_array import DistArray
-    from einmpi.comm.programs import comm_of_program
+    from einmpi.comm.agreement import comm_of_program
 
     def find_tensor() -> Dataset:
         return find(_input_spec(file, dataset, rows, follow, index))

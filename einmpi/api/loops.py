@@ -12,7 +12,7 @@ from einmpi.api.jobs import check_job
 from einmpi.arguments import as_int, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.files.load import rows_of_chunks_in
+from einmpi.files.generate import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
 from einmpi.job.job import Job, options_of, with_settings
 from einmpi.job.loop import (
@@ -34,7 +34,7 @@ from einmpi.language.syntax import Source
 from einmpi.training.settings import Training, make_training
 
 if TYPE_CHECKING:
-    from einmpi.loops.result import LoopResult
+    from einmpi.loops.running import LoopResult
 
 
 class LoopArguments(NamedTuple):
@@ -254,7 +254,7 @@ def run_loops(
 
     `validation` says what is computed for other inputs.
     """
-    from einmpi.comm.programs import comm_of_program
+    from einmpi.comm.agreement import comm_of_program
     from einmpi.loops.sequence import LoopSequence
 
     def check() -> Job:

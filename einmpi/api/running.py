@@ -14,8 +14,8 @@ from einmpi.api.loops import LoopArguments, run_loops
 from einmpi.arguments import as_int, named_inputs, named_values
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
-from einmpi.files.identity import identity_at
-from einmpi.files.load import load_array
+from einmpi.files.datasets import identity_at
+from einmpi.files.generate import load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import dtype_name
 from einmpi.job.job import Job, options_of, with_settings
@@ -26,15 +26,14 @@ from einmpi.job.settings import (
     takes_settings,
     truth_value,
 )
-from einmpi.kernels.given import as_numpy
-from einmpi.kernels.reference import evaluate, memory_needed
+from einmpi.kernels.reference import as_numpy, evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
     from einmpi.arrays.dist_array import DistArray
     from einmpi.comm.base import Comm
-    from einmpi.compiled.calls.known_calls import KnownCall
     from einmpi.compiled.known import KnownJobs
+    from einmpi.compiled.prepared_runs import KnownCall
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options, Plan
 
@@ -94,7 +93,7 @@ def plan(
 
     ranks = as_int(ranks)
     if job.loop is not None:
-        from einmpi.loops.planning import plan_loops  # it imports much that others do not need
+        from einmpi.loops.arrival import plan_loops  # it imports much that others do not need
 
         return plan_loops(job, ranks, options)
     return make_plan(job.graph, ranks, options(job))
@@ -163,7 +162,7 @@ def _compiled(
     share: Compiled | None = None,
 ) -> Compiled:
     """Return a job that is ready for the ranks, as `compile` does."""
-    from einmpi.comm.programs import comm_of_program
+    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.program import Compiled
     from einmpi.loops.stages import with_carried_outputs
 
@@ -253,9 +252,9 @@ def run(
     >>> einmpi.run("n = sum(X[i,j])", X=X)["n"].gather()
     array(21.)
     """
-    from einmpi.comm.programs import comm_of_program
-    from einmpi.compiled.calls.known_calls import all_know
+    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.known import known_jobs
+    from einmpi.compiled.prepared_runs import all_know
 
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
         return _checked_call(job, named_inputs(inputs, arrays), settings)
@@ -456,8 +455,8 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
-    from einmpi.compiled.backends import check_memory
     from einmpi.compiled.given_inputs import as_input, check_inputs
+    from einmpi.compiled.running import check_memory
     from einmpi.loops.reference import evaluate_loops
 
     check_job("reference", job)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray, call
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 
 API_VERSION = "2024.12"
 CPU = "cpu"  # the only device of new DistArrays: the memory of the ranks

@@ -11,18 +11,22 @@ import numpy.typing as npt
 
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals, one_interval
 from einmpi.arrays.record import ArrayRecord
-from einmpi.comm.agreement import find_first_failure, together
+from einmpi.comm.agreement import (
+    abort_on_divergence,
+    comm_of_program,
+    find_first_failure,
+    is_checking,
+    require_same_arrays,
+    together,
+)
 from einmpi.comm.base import Comm, even_nodes
-from einmpi.comm.programs import abort_on_divergence, comm_of_program
-from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
 from einmpi.files.specs import InputSpec
-from einmpi.kernels.given import as_numpy
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.placement import place
+from einmpi.kernels.reference import as_numpy
+from einmpi.planner.mesh import Mesh, place
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape

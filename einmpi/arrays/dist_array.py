@@ -14,9 +14,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from einmpi.arrays.creation import ArrayCreation
 from einmpi.arrays.record import Origin
-from einmpi.comm.agreement import call_alike, together
+from einmpi.comm.agreement import abort_on_divergence, call_alike, comm_of_program, together
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence, comm_of_program
 from einmpi.errors import InputError
 from einmpi.late import late
 from einmpi.planner.mesh import Mesh

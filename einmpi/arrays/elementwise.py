@@ -16,12 +16,11 @@ from einmpi.arrays.moving import (
     cuts_of_last_dimensions,
 )
 from einmpi.arrays.shapes import broadcast_to
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import is_checking, require_same_arrays, together
 from einmpi.comm.base import Comm
-from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda.driver import cupy, is_device_array
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
 
 Number: TypeAlias = bool | int | float | complex | np.generic

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import agree_on_calls
+from einmpi.comm.agreement import abort_on_divergence, agree_on_calls
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import indices
 

@@ -23,7 +23,7 @@ from einmpi.arrays import (
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import Number, on_blocks
 from einmpi.arrays.views import Link, View, refuse_writing, stored_as_numpy, writing
-from einmpi.kernels.given import is_of_other_library
+from einmpi.kernels.reference import is_of_other_library
 
 
 def apply_ufunc(

@@ -37,7 +37,7 @@ from einmpi.arrays.shapes import (
 from einmpi.arrays.views import Link, View, writing
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Array: TypeAlias = npt.NDArray[Any]

@@ -14,7 +14,7 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
 from einmpi.schedule.regions import Runs, indices, shape

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import common_comm
 from einmpi.comm.agreement import together
-from einmpi.comm.base import Comm
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
 from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
 from einmpi.job.job import Job, options_of, with_settings
 from einmpi.job.program import program_job
 from einmpi.kernels.cpu.blas import numpy_einsum
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 from einmpi.language.numpy_einsum import (
     CASTINGS,
     ORDERS,

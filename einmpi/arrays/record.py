@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arguments import path_name
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import abort_on_divergence, together
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import HDF5, ZARR, FileFormat, find, known_format
@@ -24,7 +23,7 @@ from einmpi.files.specs import InputSpec, Number, SliceEntry
 from einmpi.graph.dtypes import DTYPES, dtype_name
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
-from einmpi.process.software import current_date, software_versions
+from einmpi.process.environment import current_date, software_versions
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region

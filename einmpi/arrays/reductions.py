@@ -15,7 +15,7 @@ from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.shapes import concatenate, expand_dims, with_one_axis
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import element_text
 
 Axis: TypeAlias = int | tuple[int, ...] | None
 

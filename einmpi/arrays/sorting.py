@@ -17,7 +17,7 @@ from einmpi.arrays.reductions import as_dist_array, scan
 from einmpi.arrays.shapes import concatenate, reshape, with_one_axis
 from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]

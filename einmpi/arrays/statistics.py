@@ -14,7 +14,7 @@ from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
 from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
 from einmpi.arrays.sorting import searchsorted, sort
-from einmpi.kernels.given import as_numpy
+from einmpi.kernels.reference import as_numpy
 
 Histogram: TypeAlias = tuple[DistArray, np.ndarray[Any, Any]]
 

@@ -21,12 +21,12 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.checkpoint.contents import Contents
 from einmpi.checkpoint.load import (
     FORMAT,
     MANIFEST,
     PIECE_BYTES,
     Block,
+    Contents,
     FileVersion,
     Identity,
     Saved,
@@ -40,11 +40,15 @@ from einmpi.checkpoint.load import (
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError, InputError, Stopped, failure
+from einmpi.files.atomic import acquire_lock
 from einmpi.files.claims import Claim, claimed
-from einmpi.files.locks import acquire_lock
-from einmpi.process.notes import activity_writer
-from einmpi.process.terminal import print_notice
-from einmpi.process.trust import OWN_FOLDER_MODE, open_for_own_writing, why_not_own
+from einmpi.process.environment import (
+    OWN_FOLDER_MODE,
+    open_for_own_writing,
+    print_notice,
+    why_not_own,
+)
+from einmpi.process.signals import activity_writer
 from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,16}\.[0-9a-f]{16}\.part")

@@ -22,15 +22,15 @@ from einmpi.cli.job_options import check_files, print_or_write, with_flags
 from einmpi.cli.options import MACHINE_FILE
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm, Group
-from einmpi.compiled.backends import Workplace, workplace_of
+from einmpi.compiled.running import Workplace, workplace_of
 from einmpi.errors import InputError
-from einmpi.files.replace import replace_file
+from einmpi.files.atomic import replace_file
 from einmpi.graph.einsum import EinSum
 from einmpi.job.job import Job
 from einmpi.planner.machine import PRODUCTS, Machine
 from einmpi.runtime.backend import Array
 from einmpi.runtime.threads import threads_of
-from einmpi.schedule.slots import Slot
+from einmpi.schedule.regions import Slot
 from einmpi.schedule.step import Kernel
 from einmpi.units import ATTOSECONDS, counted, show_bandwidth, show_latency, show_speed
 

@@ -25,7 +25,7 @@ from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.process.environment import available_cores, python_command
-from einmpi.process.segments import stale_segments
+from einmpi.process.names import stale_segments
 from einmpi.process.variables import (
     BLAS_VARIABLE,
     CACHE_VARIABLE,

@@ -12,14 +12,14 @@ from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, printable
-from einmpi.files.load import describe
-from einmpi.files.replace import check_replaceable, replace_file
+from einmpi.files.atomic import check_replaceable, replace_file
+from einmpi.files.generate import describe
 from einmpi.files.specs import Number
 from einmpi.job.job import Job, loop_of, with_settings
 from einmpi.job.job_file import parse_number, read_job
 from einmpi.job.settings import SETTINGS
 from einmpi.planner.plan import Plan
-from einmpi.process.software import current_date
+from einmpi.process.environment import current_date
 from einmpi.units import parse_seconds
 
 

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from einmpi.errors import InputError, Stopped
-from einmpi.process.abort import ERROR_PREFIX
-from einmpi.process.notes import RankNote
-from einmpi.process.signals import REASONS
+from einmpi.process.signals import ERROR_PREFIX, REASONS, RankNote
 
 # Hydra writes to standard output even for failures. Open MPI writes blocks between lines of dashes.
 _HYDRA_RULE = b"=" * 83

@@ -22,11 +22,22 @@ from typing import Any
 
 from einmpi.cli.launch_output import OutputFilter, explain_failure
 from einmpi.errors import EinmpiError, InputError
-from einmpi.process.abort import ERROR_PREFIX
-from einmpi.process.environment import RANK_VARIABLES, available_cores, python_command
-from einmpi.process.notes import FOLDER_PREFIX, RECORD_BYTES, SOCKET_SUFFIX, RankNote, read_notes
-from einmpi.process.segments import remove_stale_segments
-from einmpi.process.terminal import clear_line, terminal_environment
+from einmpi.process.environment import (
+    RANK_VARIABLES,
+    available_cores,
+    clear_line,
+    python_command,
+    terminal_environment,
+)
+from einmpi.process.names import remove_stale_segments
+from einmpi.process.signals import (
+    ERROR_PREFIX,
+    FOLDER_PREFIX,
+    RECORD_BYTES,
+    SOCKET_SUFFIX,
+    RankNote,
+    read_notes,
+)
 from einmpi.process.variables import NOTES_VARIABLE, is_debugging
 
 _POLL_SECONDS = 0.1  # between two looks at everything that does not wake this process

@@ -23,20 +23,25 @@ from einmpi.cli.llama_files import (
     write_job,
 )
 from einmpi.comm.agreement import on_first_rank, together
-from einmpi.comm.base import Comm
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.job.settings import SETTINGS
 from einmpi.models.llama import Model
-from einmpi.models.sampling import Sampling, Tokens, check_sampling
-from einmpi.models.tokens import TextStream, TextTokenizer, open_tokenizer
+from einmpi.models.sampling import (
+    Sampling,
+    TextStream,
+    TextTokenizer,
+    Tokens,
+    check_sampling,
+    open_tokenizer,
+)
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.planner.text.compare import Comparison, compare
-from einmpi.planner.text.plan_json import as_json
-from einmpi.planner.text.tables import table_lines
+from einmpi.planner.text.explain import as_json
+from einmpi.planner.text.summary import table_lines
+from einmpi.process.environment import current_date
 from einmpi.process.signals import clean_up_at_sigterm
-from einmpi.process.software import current_date
 from einmpi.report.html import write_report
 from einmpi.report.terminal import comparison_text, plan_text
 from einmpi.units import show_bytes, show_count, show_seconds

@@ -15,12 +15,11 @@ import numpy.typing as npt
 from einmpi.cli.job_options import check_files, print_or_write
 from einmpi.cli.new import quoted
 from einmpi.comm.agreement import on_first_rank, together
-from einmpi.comm.base import Comm
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
+from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.formats import HDF5, format_with_suffix, known_format, split_short_form, suffix_of
-from einmpi.files.load import describe, load_array
-from einmpi.files.replace import check_replaceable, replace_file
+from einmpi.files.generate import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.files.writing import check_target
 from einmpi.job.job import Job

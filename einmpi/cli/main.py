@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from einmpi.cli.help import make_parser
 from einmpi.cli.options import RANKS_FLAGS, check_together
 from einmpi.errors import EinmpiError, InputError, is_everywhere, on_one_line, one_of
-from einmpi.process.terminal import open_closed_streams
+from einmpi.process.environment import open_closed_streams
 from einmpi.process.variables import DEBUG_VARIABLE, is_debugging
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def fail_to_connect(error: Exception | KeyboardInterrupt) -> int:
         time.sleep(_TURN_SECONDS * min(rank, _MOST_TURNS))
         return print_error(error)
     if is_launched():
-        from einmpi.comm.programs import end_all_ranks
+        from einmpi.comm.agreement import end_all_ranks
 
         end_all_ranks(error)
     if isinstance(error, KeyboardInterrupt):
@@ -210,8 +210,7 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
     Rank 0 prints an error that all ranks raise together. An error on one rank ends all of them.
     """
     from einmpi.comm.mpi_library import abort, world
-    from einmpi.process.abort import abort_on_error, wait_if_aborting
-    from einmpi.process.signals import SignalWatch
+    from einmpi.process.signals import SignalWatch, abort_on_error, wait_if_aborting
 
     abort_all = partial(abort, world())
     SignalWatch(comm.rank, abort_all)

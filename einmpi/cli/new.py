@@ -16,15 +16,15 @@ from importlib.resources.abc import Traversable
 from typing import TypeVar
 
 from einmpi.errors import InputError, on_one_line, printable
+from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
-from einmpi.files.load import describe
-from einmpi.files.replace import check_replaceable, replace_file
+from einmpi.files.generate import describe
 from einmpi.files.specs import InputSpec
-from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.job.inputs import read_short_form
 from einmpi.job.job_file import read_job
+from einmpi.language.macros import CONSTANTS, is_callable, is_reserved
 from einmpi.language.syntax import Source, Statement, entries, statements
-from einmpi.language.vocabulary import CONSTANTS, is_callable, is_reserved
 from einmpi.units import counted, show_shape
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einmpi.errors import InputError
-from einmpi.files.converting import CONVERTIBLE_DTYPES
+from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.settings import SETTINGS, SWITCH
 from einmpi.planner.strategies import STRATEGIES

@@ -11,10 +11,10 @@ from einmpi.errors import InputError, nearest_of, printable
 from einmpi.planner.plan import Plan
 from einmpi.planner.saving_memory.memory_curve import curve_json, curve_text, memory_curve
 from einmpi.planner.text.compare import compare
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.text.explain import as_json
 from einmpi.planner.text.relations import relations
-from einmpi.report.memory_picture import memory_picture
-from einmpi.report.plot import check_plot, write_picture, write_plot
+from einmpi.report.describe import check_plot, write_picture, write_plot
+from einmpi.report.picture import memory_picture
 from einmpi.report.terminal import comparison_text, plan_text
 
 

@@ -13,8 +13,7 @@ from statistics import median
 from einmpi.api import options_of, reference
 from einmpi.arrays.dist_array import DistArray
 from einmpi.checkpoint.folder import CheckpointFolder, claim_folder
-from einmpi.checkpoint.resume import identity, open_checkpoints, prepare
-from einmpi.checkpoint.save import Checkpoints
+from einmpi.checkpoint.resume import Checkpoints, identity, open_checkpoints, prepare
 from einmpi.cli.job_options import (
     check_files,
     checked_job,
@@ -28,35 +27,30 @@ from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.shared_memory import sharing_problem
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.measured import Measured
 from einmpi.compiled.outputs import claim_outputs, store
+from einmpi.compiled.running import Measured
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.claims import Claim
 from einmpi.files.datasets import Dataset
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.compiled import STATISTICS
+from einmpi.loops.arrival import joined_plans
 from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import history_file
-from einmpi.loops.planning import joined_plans
-from einmpi.loops.result import LoopResult
-from einmpi.loops.running import LoopRun
-from einmpi.loops.sequence import LoopSequence, loop_kinds
-from einmpi.loops.validation import ValidationRun
+from einmpi.loops.running import LoopResult, LoopRun
+from einmpi.loops.sequence import LoopSequence, ValidationRun, loop_kinds
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Cost
-from einmpi.process.first_use import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
-from einmpi.process.notes import activity_writer
-from einmpi.process.signals import clean_up_at_sigterm, collect_stop_requests
-from einmpi.process.terminal import columns
-from einmpi.report.compare import compare_with
-from einmpi.report.figures import figures
+from einmpi.process.environment import columns
+from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
+from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
+from einmpi.report.describe import compare_with
 from einmpi.report.progress import LoopProgress
 from einmpi.report.recording.loop_record import LoopRecorder, loops_timeline
 from einmpi.report.recording.observe import Observer, is_interactive
+from einmpi.report.recording.record import Timeline, write_trace
 from einmpi.report.recording.summary import vertex_times
-from einmpi.report.recording.timeline import Timeline
-from einmpi.report.recording.trace import write_trace
-from einmpi.report.results import LoopReport, Report, Startup, Totals, totals
+from einmpi.report.results import LoopReport, Report, Startup, Totals, figures, totals
 from einmpi.report.terminal import loop_summary_text, summary_text
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule

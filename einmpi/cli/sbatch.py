@@ -22,7 +22,7 @@ from einmpi.cli.job_options import (
 )
 from einmpi.cli.launcher import family_in
 from einmpi.errors import InputError
-from einmpi.files.replace import replace_file
+from einmpi.files.atomic import replace_file
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.job.settings import SETTINGS

@@ -14,13 +14,18 @@ from einmpi.job.job import Job, may_share_memory
 from einmpi.planner.machine import read_machine
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.planner.text.tables import table_lines
+from einmpi.planner.text.summary import table_lines
 from einmpi.process.signals import clean_up_at_sigterm
 from einmpi.report.html import write_report
-from einmpi.report.recording.trace import write_trace
+from einmpi.report.recording.record import write_trace
 from einmpi.simulate.cluster import make_cluster
-from einmpi.simulate.platform_file import PLATFORM_EXPECTED, read_platform
-from einmpi.simulate.replay import ReplayEnded, ReplayError, find_smpirun
+from einmpi.simulate.replay import (
+    PLATFORM_EXPECTED,
+    ReplayEnded,
+    ReplayError,
+    find_smpirun,
+    read_platform,
+)
 from einmpi.simulate.simulation import Place, Simulated, reason_against, simulate_plan
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 

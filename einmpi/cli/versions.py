@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from einmpi.process.software import blas_name, loaded_blas
+from einmpi.process.environment import blas_name, loaded_blas
 from einmpi.units import counted, show_bytes
 from einmpi.version import __version__
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import DTYPES
+from einmpi.process.environment import available_cores
 
 Array = npt.NDArray[Any]
 Group = tuple[int, ...]
@@ -345,3 +346,36 @@ def _check_dtypes(rank: int, send: Array, receive: Array) -> None:
     assert send.dtype == receive.dtype, (
         f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
     )
+
+
+# ---- local ---------------------------------------------------------------------------------------
+#
+# Comms without other processes: a process alone, and one rank of a dry run.
+
+
+class CountingComm(Comm):
+    """One rank of a dry run: it counts bytes but moves nothing and never looks at an element."""
+
+
+class SelfComm(Comm):
+    """One process: rank 0 of 1."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self.cores = len(available_cores())
+
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        is_summed = super().reduce_scatter(group, send, counts, receive)
+        if is_summed:
+            receive[...] = send
+        return is_summed
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        super().sendrecv(to, send, source, receive)
+        if source is not None and receive is not None:
+            receive[...] = send
+
+
+ALONE = SelfComm()

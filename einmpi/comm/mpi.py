@@ -7,11 +7,12 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from einmpi.comm.base import (
+    ALONE,
     SUMMABLE,
     Array,
     Comm,
@@ -41,12 +42,73 @@ from einmpi.comm.control_messages import (
     lowest_in_steps,
     requests_to_all,
 )
-from einmpi.comm.local import ALONE
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
-from einmpi.comm.nodes import node_of, sort_by_node
 from einmpi.comm.shared_memory import share_unnamed_file
 from einmpi.errors import EinmpiError, InputError, failure
-from einmpi.process.segments import unlink_mpich_segment
+from einmpi.process.environment import available_cores
+from einmpi.process.names import unlink_mpich_segment
+
+# ---- nodes ---------------------------------------------------------------------------------------
+#
+# Which ranks of a communicator share a node. `mpi` is mpi4py's module, not imported here.
+
+
+class Node(NamedTuple):
+    """The node of a rank: its ranks, the place of this one, and the cores of all of them."""
+
+    ranks: int
+    rank: int
+    cores: int
+
+
+def sort_by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return a duplicate of a communicator in which the ranks of a node follow each other.
+
+    Also return the node of each rank. A mesh needs the ranks of a node together.
+    """
+    duplicate = comm.Dup()
+    on_node = _ranks_on_node(duplicate, mpi)
+    lowest_rank = np.array([on_node.bcast(duplicate.rank)], np.int64)  # stands for the node
+    on_node.Free()
+    lowest_ranks = np.empty(duplicate.size, np.int64)
+    duplicate.Allgather([lowest_rank, mpi.INT64_T], [lowest_ranks, mpi.INT64_T])
+    nodes = np.unique(lowest_ranks, return_inverse=True)[1]
+    is_sorted = bool((np.diff(nodes) >= 0).all())
+    if is_sorted:
+        return duplicate, tuple(nodes.tolist())
+    key = int(nodes[duplicate.rank]) * duplicate.size + duplicate.rank
+    reordered = duplicate.Split(0, key)
+    duplicate.Free()
+    return reordered, tuple(np.sort(nodes).tolist())
+
+
+def node_of(comm: Any, mpi: Any) -> Node:
+    """Describe the node of this rank. Its ranks may be bound to different cores."""
+    on_node = _ranks_on_node(comm, mpi)
+    cores: set[int] = set()
+    for cores_of_rank in on_node.allgather(available_cores()):
+        cores |= cores_of_rank
+    node = Node(on_node.size, on_node.rank, len(cores))
+    on_node.Free()
+    return node
+
+
+def _ranks_on_node(comm: Any, mpi: Any) -> Any:
+    """Return a communicator of the ranks on this node."""
+    on_node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    if comm.allreduce(on_node.size, mpi.MAX) > 1 or comm.size == 1:
+        return on_node
+    # No two ranks share memory: each is on a node of its own, or MPI does not know better, like
+    # Open MPI under srun and some builds of MPICH. Then names of machines decide: ranks are first
+    # grouped by a hash of the name, then by the name itself.
+    on_node.Free()
+    name = f"{mpi.Get_processor_name()} {os.environ.get('SLURMD_NODENAME', '')}"
+    same_hash = comm.Split(zlib.crc32(name.encode()) % 2**31)
+    names = same_hash.allgather(name)
+    on_node = same_hash.Split(names.index(name))
+    same_hash.Free()
+    return on_node
+
 
 FREED = "MPI: the communicator was freed; expected one that is in use"
 # Counts of MPI 3, and of Open MPI 5, have 32 bits: nothing larger goes to MPI in one call.

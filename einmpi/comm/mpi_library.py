@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 
 from einmpi.errors import EinmpiError, failure
 from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
-from einmpi.process.names import NAMES
-from einmpi.process.segments import remove_stale_segments
+from einmpi.process.names import NAMES, remove_stale_segments
 
 _PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 # The longest wait for the launcher to read the last line of a rank.

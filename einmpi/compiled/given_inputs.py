@@ -18,7 +18,7 @@ from einmpi.files.hdf5.datasets import find_given
 from einmpi.graph.dtypes import DTYPES, dtype_name
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import cupy, is_device_array
-from einmpi.kernels.given import as_numpy, plain_array
+from einmpi.kernels.reference import as_numpy, plain_array
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.runtime.gpu.copies import on_host

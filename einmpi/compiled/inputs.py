@@ -20,8 +20,8 @@ from einmpi.files.reading import Reading
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.prepared import address_of
+from einmpi.runtime.backend import NOTHING_SHARED
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
-from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.runtime.sharing.inputs import SharedInput
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, locate, packed, shape

@@ -14,7 +14,7 @@ from einmpi.errors import InputError
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import known_format
-from einmpi.files.hdf5.tables import check_table
+from einmpi.files.hdf5.opening import check_table
 from einmpi.files.specs import OutputSpec
 from einmpi.files.writing import OutputFile, check_folder_of, check_target, tensor_of, write
 from einmpi.job.job import Job

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from einmpi.arguments import named_inputs
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.agreement import find_first_failure, together
+from einmpi.arrays.record import Origin
+from einmpi.comm.agreement import (
+    abort_on_divergence,
+    find_first_failure,
+    is_checking,
+    require_same_arrays,
+    together,
+)
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
-from einmpi.comm.same_arrays import is_checking, require_same_arrays
-from einmpi.compiled.backends import workplace_of
-from einmpi.compiled.calls.donated import take_donated
-from einmpi.compiled.calls.input_files import InputFiles
-from einmpi.compiled.calls.known_calls import KnownCall, KnownCalls
-from einmpi.compiled.calls.planning import Planning
-from einmpi.compiled.calls.prepared_runs import PreparedRun, prepare_run
-from einmpi.compiled.calls.results import Results
-from einmpi.compiled.calls.running import Runner
 from einmpi.compiled.given_inputs import (
     as_plain_arrays,
     checked_inputs,
@@ -29,18 +29,157 @@ from einmpi.compiled.given_inputs import (
     update_views,
 )
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.measured import Measured
-from einmpi.compiled.residents import Residents
+from einmpi.compiled.planning import Planning, Residents
+from einmpi.compiled.prepared_runs import (
+    KnownCall,
+    KnownCalls,
+    PreparedRun,
+    prepare_run,
+    take_donated,
+)
+from einmpi.compiled.running import Measured, Runner, workplace_of
+from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
+from einmpi.files.generate import find_planned
+from einmpi.files.specs import Number
 from einmpi.job.job import Job
 from einmpi.late import late
 from einmpi.planner.plan import Options, Plan
-from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.failure import RankFailure
+from einmpi.process.startup import first_use_seconds
+from einmpi.runtime.actions import RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
 from einmpi.units import counted
+
+# ---- results -------------------------------------------------------------------------------------
+#
+# The outputs of a compiled job as DistArrays.
+
+
+class Results:
+    """Makes the outputs of runs: this rank's blocks, their layouts, and where they come from."""
+
+    def __init__(
+        self, job: Job, comm: Comm, files: Mapping[str, Dataset], has_carried: bool
+    ) -> None:
+        self.job = job
+        self.comm = comm
+        self.files = files  # in which inputs were found, as of the last call
+        self.has_carried = has_carried
+        self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
+        self.layouts: dict[int, dict[str, Layout]] = {}  # of outputs, by the id of the plan
+        self.origins: dict[int, tuple[Plan, Origin]] = {}  # by the id of the plan
+
+    def outputs(
+        self, plan: Plan, blocks: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, DistArray]:
+        """Return the outputs of a run, given this rank's blocks of them and the inputs."""
+        origin = self.origin(plan, given)
+        found = {}
+        for name in self.job.graph.outputs:
+            found[name] = self.output(plan, name, blocks.get(name), origin)
+        return found
+
+    def output(
+        self, plan: Plan, name: str, local: npt.NDArray[Any] | None, origin: Origin
+    ) -> DistArray:
+        """Return an output, given this rank's block of it."""
+        if local is None:
+            vertex = self.job.graph[name]
+            local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
+        result = DistArray(local, self.layout_of(plan, name), self.comm)
+        result.origin = origin
+        result.tensor = name
+        return result
+
+    def layout_of(self, plan: Plan, name: str) -> Layout:
+        """Return the layout of an output: the same object for all runs of a plan."""
+        plan_layouts = self.layouts.setdefault(id(plan), {})
+        layout = plan_layouts.get(name)
+        if layout is None:
+            layout = Layout(plan.mesh, self.job.graph[name].bound, plan.layouts[name])
+            plan_layouts[name] = layout
+        return layout
+
+    def origin(self, plan: Plan, given: Mapping[str, Any]) -> Origin:
+        """Return where the results of a run with these inputs come from."""
+        known = self.origins.get(id(plan))
+        if known is not None:
+            return known[1]
+        values: dict[str, Number | None] = dict.fromkeys(given)
+        files = dict(self.files)
+        for name, array in given.items():
+            if isinstance(array, Dataset):
+                files[name] = array
+            elif name in self.parameters and isinstance(array, np.ndarray):
+                values[name] = array.item()
+        origin = Origin(self.job, lambda: plan.digest, values, files)
+        if not files and not self.parameters and not self.has_carried:
+            # It is the same for all runs of this plan.
+            self.origins[id(plan)] = plan, origin
+        return origin
+
+
+# ---- input files ---------------------------------------------------------------------------------
+#
+# The inputs of a job that come from files, looked up before they are read.
+
+
+class InputFiles:
+    """Where the inputs of a job were found in files."""
+
+    def __init__(self, job: Job, comm: Comm, residents: Residents) -> None:
+        self.job = job
+        self.comm = comm
+        self.residents = residents
+        self.found: dict[str, Dataset] = {}
+
+    def find(self, given: Collection[str], staying: Sequence[str]) -> None:
+        """Look up the inputs in files that are not given; those that stay loaded only once.
+
+        The ranks read together, so all have to find the same. They do this before every call: a
+        file may change between two calls, but not between here and the end of reading.
+        """
+        if self.residents.is_shared:
+            self._take_from_other_jobs(staying)
+        vertices = self.job.graph.by_name
+        wanted = []
+        for spec in self.job.inputs:
+            stays_loaded = spec.name in self.found and spec.name in staying
+            if spec.file and spec.name in vertices and spec.name not in given and not stays_loaded:
+                wanted.append(spec)
+
+        def find() -> dict[str, Dataset]:
+            found = {}
+            for spec in wanted:
+                dataset = self.found.get(spec.name)
+                if dataset is None or not is_unchanged(dataset):
+                    vertex = vertices[spec.name]
+                    dataset = find_planned(spec, vertex.bound, vertex.dtype)
+                found[spec.name] = dataset
+            return found
+
+        if wanted:
+            found = together(self.comm, find, files_as_read)
+            self.found.update(found)
+            for name in staying:
+                if name in found:
+                    self.residents.files[name] = found[name]
+
+    def forget(self) -> None:
+        """Look up all inputs again before the next call."""
+        self.found.clear()
+        self.residents.files.clear()
+
+    def _take_from_other_jobs(self, staying: Sequence[str]) -> None:
+        """Note which inputs other jobs have loaded or forgotten since the last call."""
+        for name in staying:
+            known = self.residents.files.get(name)
+            if known is None:
+                self.found.pop(name, None)
+            else:
+                self.found[name] = known
 
 
 class Compiled:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, InputError
 from einmpi.files.hdf5.opening import hdf5_reason
+from einmpi.process.signals import on_abort
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What the system says where folders cannot be flushed, or not by this user.
@@ -241,3 +246,194 @@ def reason_of(error: BaseException) -> str:
     if number:
         return os.strerror(number)
     return hdf5_reason(error) or type(error).__name__
+
+
+# ---- replace -------------------------------------------------------------------------------------
+#
+# Replace a single file that the user names, by one process: whole or not at all.
+
+
+def check_replaceable(file: str, place: str) -> None:
+    """Refuse a file that could not be written, before hours of work rather than after them."""
+    target = os.path.realpath(file)
+    folder = os.path.dirname(target)
+    exists = os.path.exists(file)
+    number = 0
+    if os.path.isdir(target) or file.endswith(os.sep):
+        number = errno.EISDIR
+    elif os.path.islink(target):  # realpath follows all links but those in a circle
+        number = errno.ELOOP
+    elif not exists and not os.path.exists(folder):
+        number = errno.ENOENT
+    elif not exists and not os.path.isdir(folder):
+        number = errno.ENOTDIR
+    elif not os.access(file if exists else folder, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise _cannot_write(place, OSError(number, os.strerror(number)))
+
+
+def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+    """Put these bytes, piece after piece, in the file's place.
+
+    Some files are written in place instead: a pipe or a device, where a rename would put a file in
+    its place; a file in a folder where no draft can be made or take its place; a file to which this
+    process prints.
+    """
+    path = os.fspath(file)
+    check_replaceable(path, path)
+    target = os.path.realpath(path)
+    regular = os.path.isfile(path) or not os.path.exists(path)
+    replaceable = os.access(os.path.dirname(target), os.W_OK) and not is_of_another_user(target)
+    stream = _printed_to(path)
+    try:
+        if stream is not None:
+            with open(stream, "wb", closefd=False) as opened:
+                opened.writelines(pieces)
+        elif regular and replaceable:
+            _replace(target, pieces)
+        else:
+            with open(path, "wb") as opened:
+                opened.writelines(pieces)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+
+
+def _replace(target: str, pieces: Iterable[bytes]) -> None:
+    draft = draft_path(target, new_token())
+
+    def remove_draft() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(draft)
+
+    try:
+        with on_abort(remove_draft):
+            make_draft(draft, target, None)
+            with open(draft, "wb") as opened:
+                opened.writelines(pieces)
+                opened.flush()
+                os.fsync(opened.fileno())
+            publish(draft, target)
+    finally:
+        remove_draft()
+
+
+def _printed_to(file: str) -> int | None:
+    """Return the descriptor of standard output or error if it goes to this file.
+
+    The file is then /dev/stdout, or a shell has opened it under its name.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            descriptor: int = stream.fileno()
+            if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                stream.flush()
+                return descriptor
+    return None
+
+
+def _cannot_write(place: str, error: OSError) -> InputError:
+    return InputError(place, error.strerror or str(error), "a file that can be written")
+
+
+# ---- locks ---------------------------------------------------------------------------------------
+#
+# Locks of files that are written: a hidden file beside each, locked while a run may write it.
+
+
+# What may be in the place of a lock file, as a person would call it.
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@dataclass(frozen=True)
+class Lock:
+    """An open lock file. `supported` is False on a file system without locks."""
+
+    path: str
+    descriptor: int
+    supported: bool
+
+    def is_in_place(self) -> bool:
+        """Return whether the lock file is still at its path, where other runs look for it."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Release the lock without removing its file."""
+        os.close(self.descriptor)
+
+    def remove(self) -> None:
+        """Remove the file, then release the lock: in between no other process can take it."""
+        with contextlib.suppress(OSError):
+            if self.is_in_place():
+                os.remove(self.path)
+        os.close(self.descriptor)
+
+
+def lock_path(target: str) -> str:
+    """Return the path of the lock file of a file."""
+    return hidden_path(target, "lock")
+
+
+def acquire_lock(target: str) -> Lock:
+    """Lock a file at once; raise BlockingIOError if another run has the lock.
+
+    The system releases the lock when its process ends, however that happens.
+    """
+    path = lock_path(target)
+    while True:
+        descriptor = _open_lock_file(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            return Lock(path, descriptor, supported=False)
+        lock = Lock(path, descriptor, supported=True)
+        if lock.is_in_place():
+            return lock
+        lock.release()  # the run that had the lock has removed the file in the meantime
+
+
+def _open_lock_file(path: str) -> int:
+    """Open a lock file, which is made if there is none.
+
+    One that a killed run of another user has left can be locked too, if it can be read. Raise
+    FileRefused if something else has its name: it is not opened, as that alone may have effects.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular_file(path, os.lstat(path))
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError as error:
+        try:
+            descriptor = os.open(path, flags | os.O_RDONLY)
+        except OSError:
+            raise error from None
+    try:
+        _require_regular_file(path, os.fstat(descriptor))
+    except FileRefused:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_regular_file(path: str, status: os.stat_result) -> None:
+    """Raise FileRefused if a path is not that of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+        what = f"its lock file {path} is {kind}"
+        raise FileRefused(f"{what}; expected a regular file; remove it")

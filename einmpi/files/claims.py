@@ -14,16 +14,18 @@ from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import is_everywhere
 from einmpi.files.atomic import (
+    Lock,
     NotPublished,
+    acquire_lock,
     cannot_write,
+    lock_path,
     new_token,
     reason_of,
     remove_path,
     taken_path,
 )
 from einmpi.files.journal import UNFINISHED, finish_interrupted
-from einmpi.files.locks import Lock, acquire_lock, lock_path
-from einmpi.process.abort import on_abort
+from einmpi.process.signals import on_abort
 
 # Seconds. A rank that ends the run prints its line and aborts within this time.
 _END_OF_RUN_SECONDS = 8.0

@@ -13,10 +13,56 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.errors import InputError
-from einmpi.files.identity import SourceFile, identity_at, identity_from
+from einmpi.errors import InputError, one_of
 from einmpi.files.specs import Range, SliceEntry, resolve, whole_ranges
 from einmpi.schedule.regions import Box
+
+# ---- identity ------------------------------------------------------------------------------------
+#
+# The identity of a file: it changes when the file is written to or another one takes its name.
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """What the system says about a file. Times are in nanoseconds.
+
+    `changed_ns` is set by the system alone, so it differs even if someone writes to the file and
+    restores its size and time of modification, or replaces it and puts it back.
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that is read, and its identity before it was opened."""
+
+    path: str
+    identity: FileIdentity
+
+
+def identity_from(status: os.stat_result) -> FileIdentity:
+    """Return the identity of the file that os.stat or os.fstat has looked at."""
+    return FileIdentity(
+        device=status.st_dev,
+        inode=status.st_ino,
+        size=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        changed_ns=status.st_ctime_ns,
+    )
+
+
+def identity_at(path: str) -> FileIdentity | None:
+    """Return the identity of the file at a path; None if there is none that can be looked at."""
+    try:
+        return identity_from(os.stat(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return None
+
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -345,3 +391,40 @@ def check_file(file: str, place: str, expected: str) -> None:
         raise InputError(where, f"{file} is not a file", expected)
     if not os.access(file, os.R_OK):
         raise InputError(where, f"there is no permission to read {file}", "a readable file")
+
+
+# ---- converting ----------------------------------------------------------------------------------
+#
+# Floating-point elements that are converted to another dtype while they are read.
+
+
+CONVERTIBLE_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def converted(dataset: Dataset, dtype: str) -> Dataset:
+    """Return the dataset with its elements converted to a dtype; refuse others than floats."""
+    if dataset.dtype.name == dtype:
+        return dataset
+    if dataset.dtype.name not in CONVERTIBLE_DTYPES:
+        what = f"{dataset.title} is {dataset.dtype.name}, which is not converted"
+        raise InputError(dataset.where, what, one_of(CONVERTIBLE_DTYPES))
+    return replace(dataset, converted=dtype)
+
+
+class ConvertingReader:
+    """Reads elements as they are stored, strip by strip, and converts each strip."""
+
+    def __init__(self, dataset: Dataset, reader: Reader) -> None:
+        self.stored = dataset.stored_dtype
+        self.reader = reader
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def read(self, there: Box, target: Array, here: Box) -> None:
+        """Read a box, with dimensions in the file's order, into a box of the target."""
+        place: Any = (*here, ...)  # gives an array even for a single element
+        for box, part in strips(there, target[place], self.stored.itemsize):
+            strip = np.empty(part.shape, self.stored)
+            self.reader.read(box, strip, tuple(slice(0, extent) for extent in part.shape))
+            part[...] = strip

@@ -24,7 +24,7 @@ from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
 from einmpi.schedule.regions import Region, elements, flat_range, shape
-from einmpi.schedule.shared_writes import Round, rounds_of_bytes, rounds_of_chunks
+from einmpi.schedule.shared_reads import Round, rounds_of_bytes, rounds_of_chunks
 from einmpi.schedule.steps import Exchange, Slot
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -15,17 +15,24 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files import npy, safetensors, safetensors_index
-from einmpi.files.converting import ConvertingReader, converted
-from einmpi.files.datasets import Dataset, RawReader, Reader, check_unchanged
+from einmpi.files.datasets import (
+    ConvertingReader,
+    Dataset,
+    RawReader,
+    Reader,
+    SourceFile,
+    check_unchanged,
+    converted,
+    identity_at,
+)
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
-from einmpi.files.identity import SourceFile, identity_at
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
 from einmpi.files.zarr import reading as zarr_reading
 from einmpi.files.zarr import writing as zarr_writing
 from einmpi.files.zarr.codecs import ZARR_COMPRESSIONS
-from einmpi.graph.labels import MAX_LABELS
+from einmpi.graph.scalar import MAX_LABELS
 
 # (file, name of the tensor inside it, place in the job file) → where the tensor is.
 Find: TypeAlias = Callable[[str, str, str], Dataset]

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.files.datasets import Dataset, check_file
-from einmpi.files.identity import FileIdentity, identity_from
+from einmpi.files.datasets import Dataset, FileIdentity, check_file, identity_from
 from einmpi.graph.dtypes import DTYPES
 from einmpi.units import counted
 

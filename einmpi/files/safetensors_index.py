@@ -9,8 +9,14 @@ from functools import lru_cache
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files import safetensors
-from einmpi.files.datasets import Dataset, check_file, is_inside
-from einmpi.files.identity import FileIdentity, SourceFile, identity_from
+from einmpi.files.datasets import (
+    Dataset,
+    FileIdentity,
+    SourceFile,
+    check_file,
+    identity_from,
+    is_inside,
+)
 
 SUFFIX = ".safetensors.index.json"
 _MOST_INDEX_BYTES = 100 * 10**6  # as for the header of a safetensors file

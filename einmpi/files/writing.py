@@ -22,10 +22,10 @@ from einmpi.files.atomic import (
     remove_path,
 )
 from einmpi.files.claims import Claim, claimed
+from einmpi.files.datasets import FileIdentity, identity_at
 from einmpi.files.fill import Distributed, Tensor, fill, fill_chunk_files
 from einmpi.files.formats import FileFormat
-from einmpi.files.identity import FileIdentity, identity_at
-from einmpi.files.publishing import Draft, publish_all
+from einmpi.files.journal import Draft, publish_all
 from einmpi.files.specs import StorageSpec
 from einmpi.graph.dtypes import DTYPES
 

@@ -2,42 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from einmpi.errors import OperationError
-from einmpi.gradients.adjoint_tensors import PREFIX, AdjointTensors
-from einmpi.gradients.contributions import Contribution, ContributionBuilder
-from einmpi.gradients.expressions import (
+from einmpi.gradients.adjoint_tensors import PREFIX, AdjointTensors, Sweep
+from einmpi.gradients.contributions import (
+    Contribution,
+    ContributionBuilder,
     conditions_around,
     is_cheap,
     substituted,
 )
-from einmpi.gradients.factors import computed_factors, with_elements
-from einmpi.gradients.softmax import Softmax, find_softmax
-from einmpi.gradients.sweep import Sweep
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.derivatives.aggregations import AdjointOfAggregate
-from einmpi.graph.derivatives.scans import AdjointOfScan, ScanDerivative
-from einmpi.graph.derivatives.simple import ZERO, choose, minus, times
+from einmpi.graph.derivatives.simple import (
+    ZERO,
+    AdjointOfScan,
+    ScanDerivative,
+    choose,
+    is_number,
+    minus,
+    times,
+)
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum, inside_segments, reopen
-from einmpi.graph.labels import Names
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import (
-    Call,
-    Const,
-    Element,
-    Index,
-    Scalar,
-    labels_of,
-    relabel,
-    walk,
-)
+from einmpi.graph.scalar import Call, Const, Element, Index, Names, Scalar, labels_of, relabel, walk
 from einmpi.graph.segments import without_guard
+
+# ---- factors -------------------------------------------------------------------------------------
+#
+# Factors of products under a sum that are computed, and not just read.
+
+
+def computed_factors(
+    expression: Scalar, labels: Collection[str], is_wanted: Callable[[Scalar], bool]
+) -> list[Scalar]:
+    """Return the factors of a product that should become tensors before it is differentiated.
+
+    These are wanted, are more than an element and a number, and have not all of the labels. In
+    Σ[j](tanh(A[i,j]) × B[j,k]) the derivative of tanh would be computed for every k, inside of a
+    sum that is no matrix product any more.
+    """
+    found: list[Scalar] = []
+    for factor in _parts(expression, set(labels)):
+        own = set(labels_of(factor))
+        is_repeated = bool(own) and own < set(labels)
+        if is_repeated and not is_cheap(factor) and is_wanted(factor) and factor not in found:
+            found.append(factor)
+    return found
+
+
+def _parts(node: Scalar, labels: set[str]) -> list[Scalar]:
+    """Return a product as few factors.
+
+    Factors stay together if one of them has all of their labels, but not those of the whole:
+    x[b,f] × tanh(x[b,f]) is one factor of a product with W[f,a].
+    """
+    own = set(labels_of(node))
+    factors = _factors(node)
+    if own < labels and any(set(labels_of(factor)) == own for factor in factors):
+        return [node]
+    match node:
+        case Call("*", (left, right)):
+            return _parts(left, labels) + _parts(right, labels)
+        case Call("neg", (inner,)):
+            return _parts(inner, labels)
+        case Call("/", (dividend, divisor)) if not labels_of(divisor):
+            return _parts(dividend, labels)
+    return [node]
+
+
+def _factors(node: Scalar) -> list[Scalar]:
+    """Return all factors of a product; an expression that is none is its only factor."""
+    match node:
+        case Call("*", (left, right)):
+            return _factors(left) + _factors(right)
+        case Call("neg", (inner,)):
+            return _factors(inner)
+    return [node]
+
+
+def with_elements(node: Scalar, elements: Mapping[Scalar, Element]) -> Scalar:
+    """Return a product with elements in the place of factors."""
+    if node in elements:
+        return elements[node]
+    if isinstance(node, Call) and node.op in ("*", "neg", "/"):
+        return Call(node.op, tuple(with_elements(argument, elements) for argument in node.args))
+    return node
+
+
+# ---- softmax -------------------------------------------------------------------------------------
+#
+# Tensors that are a softmax: exp(x) over its own sum, whose derivative needs nothing else.
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A tensor that is exp(x) over its own sum.
+
+    Attributes
+    ----------
+    exponent
+        x, over the labels of the tensor.
+    normalised
+        The labels of the sum.
+    numerator, total
+        The tensors with exp(x) and with its sum.
+    """
+
+    exponent: Scalar
+    normalised: tuple[str, ...]
+    numerator: str
+    total: str
+
+    @property
+    def bypassed(self) -> tuple[str, str]:
+        """The tensors that no part of the adjoint goes through."""
+        return self.numerator, self.total
+
+
+def find_softmax(vertex: Vertex, known: Mapping[str, Vertex]) -> Softmax | None:
+    """Return a vertex as a softmax, None if it is none."""
+    einsum = vertex.computed_einsum
+    if not einsum.is_elementwise:
+        return None
+    match reopen(einsum, vertex.inputs):
+        case Call("*", (Element() as numerator, Call("/", (one, Element() as total)))):
+            if not is_number(one, 1):
+                return None
+        case Call("/", (Element() as numerator, Element() as total)):
+            pass
+        case _:
+            return None
+    if sorted(map(str, numerator.index)) != sorted(einsum.output):
+        return None
+    exponential = known[numerator.tensor].einsum
+    if exponential is None or not exponential.is_elementwise:
+        return None
+    exponentials = reopen(exponential, known[numerator.tensor].inputs)
+    if not isinstance(exponentials, Call) or exponentials.op != "exp":
+        return None
+    summed = known[total.tensor].einsum
+    if summed is None or summed.aggregation != "sum" or summed.scan is not None:
+        return None
+    if summed.segments is not None or known[total.tensor].inputs != (numerator.tensor,):
+        return None
+    # The same element of exp(x) above and below, with labels named as in the quotient.
+    read = reopen(summed, (numerator.tensor,))
+    if not isinstance(read, Element) or set(read.index) != set(summed.labels):
+        return None
+    if len(set(read.index)) != len(read.index):
+        return None
+    own_label = dict(zip(map(str, read.index), map(str, numerator.index), strict=True))
+    if tuple(own_label[label] for label in summed.output) != total.index:
+        return None
+    normalised = tuple(own_label[label] for label in summed.aggregated)
+    exponent_label = dict(zip(exponential.output, map(str, numerator.index), strict=True))
+    exponent = exponentials.args[0]
+    if not set(labels_of(exponent)) <= set(exponent_label):
+        return None
+    return Softmax(relabel(exponent, exponent_label), normalised, numerator.tensor, total.tensor)
 
 
 class Adjoints(AdjointTensors):

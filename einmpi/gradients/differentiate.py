@@ -14,9 +14,8 @@ from einmpi.graph.derivatives.simple import ZERO, is_number
 from einmpi.graph.dtypes import kind_of
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
-from einmpi.graph.labels import Names
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, with_gathers
+from einmpi.graph.scalar import Arg, Call, Const, Element, Names, Scalar, with_gathers
 
 
 def add_gradients(

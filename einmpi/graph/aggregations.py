@@ -11,7 +11,7 @@ import numpy as np
 from einmpi.errors import OperationError
 from einmpi.graph.derivatives import aggregations as derivatives
 from einmpi.graph.derivatives.aggregations import AggregateDerivative
-from einmpi.graph.derivatives.scans import (
+from einmpi.graph.derivatives.simple import (
     ScanDerivative,
     of_running_extreme,
     of_running_product,

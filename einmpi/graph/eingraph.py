@@ -9,8 +9,7 @@ from math import prod
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum, einsum_type
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import EinSum, einsum_type, element_text
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 
 from einmpi.graph.derivatives import operations as derivatives
 from einmpi.graph.derivatives.operations import Derivative
-from einmpi.graph.operation_records import Operation, register_operation
-from einmpi.graph.promotion import (
+from einmpi.graph.dtypes import (
     as_argument,
     as_common_type,
     as_real_part,
@@ -19,6 +18,7 @@ from einmpi.graph.promotion import (
     as_ufunc,
     as_where,
 )
+from einmpi.graph.operation_records import Operation, register_operation
 from einmpi.special_functions import special_function
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einmpi.graph.derivatives.operations import Derivative
-from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.promotion import DtypeRule
+from einmpi.graph.dtypes import DTYPES, DtypeRule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

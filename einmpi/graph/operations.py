@@ -13,7 +13,7 @@ import numpy as np
 import einmpi.graph.functions
 import einmpi.graph.operators  # noqa: F401  # both add their records to the table
 from einmpi.graph.derivatives.operations import Derivative, of_cast
-from einmpi.graph.dtypes import DTYPES, DType
+from einmpi.graph.dtypes import DTYPES, DType, as_cast
 from einmpi.graph.operation_records import (
     OPERATIONS,
     Operation,
@@ -21,7 +21,6 @@ from einmpi.graph.operation_records import (
     register_operation,
     unregister_operation,
 )
-from einmpi.graph.promotion import as_cast
 
 __all__ = [
     "OPERATIONS",

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.derivatives import operations as derivatives
+from einmpi.graph.dtypes import as_comparison, as_ufunc
 from einmpi.graph.operation_records import Operation, register_operation
-from einmpi.graph.promotion import as_comparison, as_ufunc
 
 
 def _comparison(name: str, ufunc: np.ufunc, cuda: str, documentation: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.index_arithmetic import affine_of
-from einmpi.graph.labels import unique
 from einmpi.graph.scalar import (
     Arg,
     Call,
@@ -19,10 +18,11 @@ from einmpi.graph.scalar import (
     labels_of,
     rebuild,
     relabel,
+    unique,
     walk,
 )
-from einmpi.graph.split.products import split
-from einmpi.graph.split.scattered import split_scattered
+from einmpi.graph.split_gathers import split_scattered
+from einmpi.graph.split_products import split
 
 MAX_ROUNDS = 10
 MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it
@@ -339,3 +339,118 @@ def _repeats_work(einsum: EinSum, uses: list[Element]) -> bool:
     if not einsum.aggregated:
         repeated = {label for label in einsum.labels if einsum.extent[label] != 1}
     return not all(repeated <= set(use.index) for use in uses)
+
+
+# ---- remainder -----------------------------------------------------------------------------------
+#
+# What remains of a graph when its first vertices are computed, for a run that resumes another.
+
+
+def in_order(graph: EinGraph, names: Sequence[str]) -> EinGraph:
+    """Return the graph with its computed vertices in this order; ValueError if it is not one."""
+    if sorted(names) != sorted(vertex.name for vertex in graph.computed):
+        raise ValueError("other vertices")
+    known = {vertex.name for vertex in graph.inputs}
+    for name in names:
+        if not known.issuperset(graph[name].inputs):
+            raise ValueError(name)
+        known.add(name)
+    return replace(graph, vertices=(*graph.inputs, *(graph[name] for name in names)))
+
+
+def needed(graph: EinGraph, done: int) -> tuple[str, ...]:
+    """Return those of the first `done` computed tensors that are outputs or are read later."""
+    read_later: set[str] = set()
+    for vertex in graph.computed[done:]:
+        read_later.update(vertex.inputs)
+    kept = []
+    for vertex in graph.computed[:done]:
+        if vertex.name in graph.outputs or vertex.name in read_later:
+            kept.append(vertex.name)
+    return tuple(kept)
+
+
+def saved_name(name: str) -> str:
+    """Return the name of the input that holds a saved tensor; no program can use this name."""
+    return f"saved {name}"
+
+
+def rest(graph: EinGraph, done: int) -> EinGraph:
+    """Return the graph without its first `done` computed vertices.
+
+    Their tensors become inputs, and copies of these inputs come first: outputs stay computed
+    tensors, and what is needed later is on the ranks from the start, not in files.
+    """
+    saved = []
+    copies = []
+    for name in needed(graph, done):
+        vertex = graph[name]
+        source = Vertex(saved_name(name), vertex.bound, vertex.dtype)
+        saved.append(source)
+        copies.append(copy_of(vertex, source))
+    vertices = (*graph.inputs, *saved, *copies, *graph.computed[done:])
+    return prune(EinGraph(vertices, graph.outputs))
+
+
+# ---- hoist ---------------------------------------------------------------------------------------
+#
+# Split the graph of a loop's step: what is the same in every step is computed once, before.
+
+
+@dataclass(frozen=True)
+class Hoisted:
+    """The graph that is computed once, and the graph of a step, which reads results of it."""
+
+    once: EinGraph | None  # None if there is nothing to compute before the first step
+    step: EinGraph
+    names: tuple[str, ...]  # tensors that the first graph computes for the second
+
+
+def hoist(graph: EinGraph, changing: Collection[str]) -> Hoisted:
+    """Split a graph, given the inputs that change from step to step.
+
+    A tensor that is computed from labels and numbers alone stays in the step: fusing it costs
+    nothing there, and keeping it would take memory.
+    """
+    changed = set(changing)
+    for vertex in graph.vertices:
+        if not changed.isdisjoint(vertex.inputs):
+            changed.add(vertex.name)
+    inputs = {vertex.name for vertex in graph.inputs}
+    from_tensors: set[str] = set()  # unchanged results that depend on an input
+    for vertex in graph.computed:
+        if vertex.name in changed:
+            continue
+        reads_input = not inputs.isdisjoint(vertex.inputs)
+        reads_result = not from_tensors.isdisjoint(vertex.inputs)
+        if reads_input or reads_result:
+            from_tensors.add(vertex.name)
+
+    once_outputs = [name for name in graph.outputs if name not in changed]
+    step_outputs = tuple(name for name in graph.outputs if name in changed)
+    needed: dict[str, None] = {}  # hoisted tensors that a step reads
+    for vertex in graph.computed:
+        if vertex.name in from_tensors:
+            continue
+        for name in vertex.inputs:
+            if name in from_tensors:
+                needed[name] = None
+    step = prune(replace(graph, vertices=_with_hoisted(graph, needed), outputs=step_outputs))
+    names = tuple(name for name in needed if name in step.by_name)
+    once_outputs += [name for name in names if name not in once_outputs]
+    if not once_outputs:
+        return Hoisted(None, step, ())
+    once = prune(replace(graph, outputs=tuple(once_outputs)))
+    return Hoisted(once, step, names)
+
+
+def _with_hoisted(graph: EinGraph, names: Collection[str]) -> tuple[Vertex, ...]:
+    """Return the vertices of a graph in which these computed tensors are inputs."""
+    inputs = list(graph.inputs)
+    computed = []
+    for vertex in graph.computed:
+        if vertex.name in names:
+            inputs.append(Vertex(vertex.name, vertex.bound, vertex.dtype))
+        else:
+            computed.append(vertex)
+    return (*inputs, *computed)

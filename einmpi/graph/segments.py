@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from einmpi.graph.aggregations import Aggregation
-from einmpi.graph.labels import unique
 from einmpi.graph.scalar import (
     Arg,
     Call,
@@ -23,6 +22,7 @@ from einmpi.graph.scalar import (
     gathers_in,
     labels_in,
     labels_of,
+    unique,
     walk,
     with_gathers,
 )

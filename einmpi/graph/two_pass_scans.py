@@ -14,8 +14,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, Scan, make_einsum
-from einmpi.graph.labels import unlike
-from einmpi.graph.scalar import Call, Const, Element, Index, Scalar
+from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, unlike
 from einmpi.graph.scan_blocks import (
     Blocks,
     block_before,

@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.converting import CONVERTIBLE_DTYPES
+from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
 from einmpi.files.specs import InputSpec, OutputSpec, Resident, SliceEntry
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.scalar import MAX_EXTENT
+from einmpi.language.macros import is_reserved
 from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import (
     Document,
@@ -30,7 +31,6 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
-from einmpi.language.vocabulary import is_reserved
 
 FIT = "fit"  # resident as far as memory allows
 _COMMON_KEYS = ("resident", "parts", "batch")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import InputError
-from einmpi.files.load import decoded_bytes
+from einmpi.files.generate import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.loop import Loop
@@ -20,11 +20,11 @@ from einmpi.job.settings import (
     checked_recompute,
     with_settings_listed,
 )
-from einmpi.language.half_steps import round_every_step
 from einmpi.language.parse import rewrite
+from einmpi.language.statements import round_every_step
 from einmpi.language.syntax import Source
 from einmpi.late import late
-from einmpi.planner.moving.overlap import MODES
+from einmpi.planner.overlap import MODES
 
 if TYPE_CHECKING:
     from einmpi.planner.machine import Machine

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.load import rows_of_chunks
+from einmpi.files.generate import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
-from einmpi.graph.labels import MAX_EXTENT, unique
+from einmpi.graph.scalar import MAX_EXTENT, unique
 from einmpi.job.inputs import (
     check_dtype,
     check_name,

@@ -11,8 +11,8 @@ from einmpi.arguments import named_values
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.labels import MAX_EXTENT, unique
 from einmpi.graph.rewrite import prune
+from einmpi.graph.scalar import MAX_EXTENT, unique
 from einmpi.job.outputs import HistorySpec
 from einmpi.language.parse import parse_program
 from einmpi.language.syntax import Source, parse

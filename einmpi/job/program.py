@@ -14,7 +14,7 @@ import numpy as np
 from einmpi.arguments import named_values
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
-from einmpi.graph.labels import unique
+from einmpi.graph.scalar import unique
 from einmpi.job.job import Job, with_settings
 from einmpi.job.loop import STEP, Batches, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import check_rate, has_word

@@ -16,7 +16,7 @@ from einmpi.arguments import known_name, named_values, path_name
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS, BLAS_NAMES
-from einmpi.language.half_steps import HALF_MODES
+from einmpi.language.statements import HALF_MODES
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -26,8 +26,8 @@ from einmpi.language.toml_document import (
     lookup,
     relative_to_document,
 )
-from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
-from einmpi.planner.moving.overlap import MODES
+from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
+from einmpi.planner.overlap import MODES
 from einmpi.planner.saving_memory.recompute import AUTO, NONE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.process.variables import BLAS_VARIABLE, SCRATCH_VARIABLE
@@ -52,7 +52,7 @@ class BackendRecord:
         One line for the table of backends.
     workplace : str
         ``"package.module:function"``: a function of a Job and a Comm that returns a
-        ``einmpi.compiled.backends.Workplace``. As with an entry point of a package, the module is
+        ``einmpi.compiled.running.Workplace``. As with an entry point of a package, the module is
         imported when a run needs it: reading and planning a job load no library of a GPU.
     chain_bytes : int
         The memory that the blocks of a fused chain may take: what fits into a CPU's cache, or
@@ -105,7 +105,7 @@ register_backend(
     BackendRecord(
         name="numpy",
         documentation="CPUs: NumPy, BLAS and compiled loops",
-        workplace="einmpi.compiled.backends:on_host",
+        workplace="einmpi.compiled.running:on_host",
         is_on_host=True,
     )
 )
@@ -113,7 +113,7 @@ register_backend(
     BackendRecord(
         name="cupy",
         documentation="[GPUs](gpu.md) of NVIDIA: CuPy, cuBLAS and compiled kernels",
-        workplace="einmpi.compiled.backends:on_gpu",
+        workplace="einmpi.compiled.running:on_gpu",
         chain_bytes=2**28,
         operations_of_a_byte=64,
     )

@@ -14,8 +14,7 @@ import numpy as np
 from einmpi.graph.arithmetic import infer_over
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, labels_in, walk
+from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, labels_in, unique, walk
 
 Labels: TypeAlias = tuple[str, ...]
 Extent: TypeAlias = Mapping[str, int]

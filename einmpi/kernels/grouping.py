@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einmpi.kernels.updates.partial_updates import find_partial_update
-from einmpi.kernels.updates.placed_rows import find_placed_rows
+from einmpi.kernels.updates import find_partial_update, find_placed_rows
+from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Begin, Free, Group, Kernel, Load, Reuse, SavePoint, Step
 
 GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse

@@ -31,8 +31,7 @@ from einmpi.graph.scalar import (
     walk,
     with_gathers,
 )
-from einmpi.kernels.boxes import part_of_array
-from einmpi.kernels.operands import operands_read, with_operands
+from einmpi.kernels.operands import operands_read, part_of_array, with_operands
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 
 Array: TypeAlias = Any  # of any library

@@ -12,7 +12,7 @@ from typing import Any
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import element_text
 from einmpi.units import counted
 
 # In the order of implicit outputs.

@@ -12,9 +12,9 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.garbage import without_garbage_search
 from einmpi.gradients.differentiate import finished
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.labels import MAX_LABELS
 from einmpi.graph.rewrite import optimize, prune
-from einmpi.language.expressions.gradients import gradients_in, losses_in
+from einmpi.graph.scalar import MAX_LABELS
+from einmpi.language.macro_calls import gradients_in, losses_in
 from einmpi.language.scope import mark_values
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable

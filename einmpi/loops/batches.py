@@ -13,15 +13,23 @@ import numpy.typing as npt
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
-from einmpi.compiled.measured import Measured
+from einmpi.compiled.running import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, files_as_read
-from einmpi.files.load import find_planned
+from einmpi.files.generate import find_planned
 from einmpi.job.job import Job
 from einmpi.job.loop import Batches, Loop
-from einmpi.loops.batch_order import rows_in_order
-from einmpi.loops.read_ahead import BatchedInput, ReadAhead, bytes_ahead, rows_read_together
-from einmpi.loops.row_sources import ArrayRows, DatasetRows, GeneratedRows, RowSource
+from einmpi.loops.read_ahead import (
+    ArrayRows,
+    BatchedInput,
+    DatasetRows,
+    GeneratedRows,
+    ReadAhead,
+    RowSource,
+    bytes_ahead,
+    rows_in_order,
+    rows_read_together,
+)
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import BatchPlan
 from einmpi.runtime.gpu.copies import on_host

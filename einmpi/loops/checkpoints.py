@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.contents import EndedLoop, LoopContents, LoopKinds, history_name
 from einmpi.checkpoint.folder import SAVE, Array, CheckpointFolder
-from einmpi.checkpoint.load import Block, Identity, SavedTensor
+from einmpi.checkpoint.load import (
+    Block,
+    EndedLoop,
+    Identity,
+    LoopContents,
+    LoopKinds,
+    SavedTensor,
+    history_name,
+)
 from einmpi.comm.base import Comm
 from einmpi.files.claims import Claim
 from einmpi.planner.plan import Plan

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from einmpi.errors import EinmpiError
 from einmpi.files.atomic import FAILURES, cannot_write, draft_path, make_draft, publish, reason_of
 from einmpi.files.claims import Claim
-from einmpi.files.hdf5.tables import GrowingTable, draft_table
+from einmpi.files.hdf5.opening import GrowingTable, draft_table
 from einmpi.graph.dtypes import DTYPES
 from einmpi.job.outputs import HistorySpec
 

@@ -2,22 +2,200 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.job.loop import Batches
-from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, Numbers
-from einmpi.loops.row_sources import RowSource, read_rows
+from einmpi.files.datasets import Dataset, Reader, check_unchanged
+from einmpi.files.formats import open_reader
+from einmpi.files.generate import fill_box, words
+from einmpi.files.reading import read_selected_box
+from einmpi.files.specs import InputSpec
+from einmpi.job.loop import Batches, Shuffle
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, elements, indices, shape
+from einmpi.schedule.regions import Box, Region, boxes, elements, indices, packed, shape
+
+# ---- batch order ---------------------------------------------------------------------------------
+#
+# The order in which a loop takes the rows of its batches: a function of seed and epoch alone.
+
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+WINDOW_BLOCKS = 16  # whose rows are mixed with each other
+
+
+class EpochOrder:
+    """The order of the rows in one epoch.
+
+    Each block of neighbouring rows gets a random word, and the blocks are sorted by these words. If
+    blocks have more than one row, then the rows of each window of WINDOW_BLOCKS blocks get words
+    and are sorted by them too. The words are those of two streams of a counter-based generator, one
+    for blocks and one for rows, so that all ranks find the same order without asking each other.
+    """
+
+    def __init__(self, rows: int, shuffle: Shuffle, epoch: int) -> None:
+        self.rows = rows
+        self.block = shuffle.block
+        # Generated inputs have keys below 2**64.
+        self.key_of_blocks = shuffle.seed + 2**64 * (2 * epoch + 1)
+        self.key_of_rows = shuffle.seed + 2**64 * (2 * epoch + 2)
+        count = -(-rows // self.block)
+        self.blocks: Numbers = np.argsort(words(self.key_of_blocks, 0, count), kind="stable")
+        sizes = np.full(count, self.block)
+        sizes[self.blocks == count - 1] = rows - (count - 1) * self.block
+        ends = np.cumsum(sizes)
+        last_blocks = np.arange(WINDOW_BLOCKS - 1, count - 1, WINDOW_BLOCKS)
+        # Where in the order each window begins, and where the last one ends.
+        self.window_bounds: Numbers = np.concatenate([[0], ends[last_blocks], [rows]])
+
+    def window_of(self, position: int) -> int:
+        """Return the number of the window that has a position."""
+        return int(np.searchsorted(self.window_bounds, position, side="right")) - 1
+
+    def rows_of_window(self, window: int) -> Numbers:
+        """Return the rows of a window, in their new order."""
+        chosen = self.blocks[window * WINDOW_BLOCKS : (window + 1) * WINDOW_BLOCKS]
+        if self.block == 1:
+            return chosen
+        ranges = []
+        for block in chosen:
+            first = block * self.block
+            ranges.append(np.arange(first, min(first + self.block, self.rows)))
+        start = int(self.window_bounds[window])
+        stop = int(self.window_bounds[window + 1])
+        order = np.argsort(words(self.key_of_rows, start, stop), kind="stable")
+        found: Numbers = np.concatenate(ranges)[order]
+        return found
+
+    def rows_at(self, start: int, stop: int) -> Numbers:
+        """Return the rows at the positions from `start` to before `stop`."""
+        if self.block == 1:
+            return self.blocks[start:stop]
+        found = [np.arange(0)]
+        position = start
+        while position < stop:
+            window = self.window_of(position)
+            first, last = self.window_bounds[window : window + 2].tolist()
+            end = min(stop, last)
+            found.append(self.rows_of_window(window)[position - first : end - first])
+            position = end
+        return np.concatenate(found)
+
+
+def rows_in_order(rows: int, shuffle: Shuffle | None, epoch: int) -> Numbers:
+    """Return all rows in the order of an epoch."""
+    if shuffle is None:
+        return np.arange(rows)
+    return EpochOrder(rows, shuffle, epoch).rows_at(0, rows)
+
+
+# ---- row sources ---------------------------------------------------------------------------------
+#
+# Where the rows of batches come from: a file, an array, or a generator.
+
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+class RowSource(Protocol):
+    """The rows of an input that comes in batches."""
+
+    def read_box(self, there: Box, target: Array, here: Box) -> None:
+        """Put a box of the tensor at a place in the target."""
+
+    def check(self) -> None:
+        """Refuse a file that has changed."""
+
+    def close(self) -> None: ...
+
+
+class DatasetRows:
+    """Rows of a dataset in a file. It is opened when it is first read, and stays open."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.reader: Reader | None = None
+
+    def read_box(self, there: Box, target: Array, here: Box) -> None:
+        if self.reader is None:
+            self.reader = open_reader(self.dataset)
+        read_selected_box(self.reader, self.dataset, there, target, here)
+
+    def check(self) -> None:
+        check_unchanged(self.dataset)
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+@dataclass
+class ArrayRows:
+    """Rows of an array that every rank has, or of an object that is indexed like one."""
+
+    array: Any
+
+    def read_box(self, there: Box, target: Array, here: Box) -> None:
+        target[here] = self.array[there]
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class GeneratedRows:
+    """Rows of a generated tensor."""
+
+    spec: InputSpec
+
+    def read_box(self, there: Box, target: Array, here: Box) -> None:
+        assert self.spec.whole_shape is not None
+        fill_box(self.spec, self.spec.whole_shape, there, target[here])
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def read_rows(source: RowSource, rows: Numbers, columns: Region, target: Array) -> None:
+    """Put rows of a source, in this order, into a target that has their columns densely.
+
+    `columns` is the region of the dimensions after the first.
+    """
+    if isinstance(source, ArrayRows) and isinstance(source.array, np.ndarray):
+        if source.array.shape[1:] == target.shape[1:]:
+            # With "raise", numpy would copy the target first.
+            np.take(source.array, rows, axis=0, out=target, mode="clip")
+            return
+        for there, here in boxes(columns, packed(columns)):
+            chosen: Any = (rows, *there)
+            target[(slice(None), *here)] = source.array[chosen]
+        return
+    for start, stop in _consecutive(rows):
+        first = int(rows[start])
+        there_rows = slice(first, first + stop - start)
+        for there, here in boxes(columns, packed(columns)):
+            source.read_box((there_rows, *there), target, (slice(start, stop), *here))
+
+
+def _consecutive(rows: Numbers) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of numbers each of which is one more than that before it."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    bounds = [0, *breaks.tolist(), len(rows)]
+    for start, stop in itertools.pairwise(bounds):
+        if start < stop:
+            yield start, stop
+
+
 Allocate: TypeAlias = Callable[[tuple[int, ...], str], Array]
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.agreement import find_first_failure, on_first_rank, together
+from einmpi.comm.agreement import abort_on_divergence, find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.measured import Measured
 from einmpi.compiled.program import Compiled
+from einmpi.compiled.running import Measured
 from einmpi.errors import EinmpiError, InputError, failure
+from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
+from einmpi.kernels.prepared import Evaluate, prepare_expression
 from einmpi.loops.arrival import (
     arrivals,
     best_planned,
@@ -31,11 +32,8 @@ from einmpi.loops.arrival import (
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.checkpoints import LoopCheckpoints
-from einmpi.loops.condition import Condition
 from einmpi.loops.history import HistoryFile
-from einmpi.loops.nans import NanFinder
-from einmpi.loops.passed_on import with_less_memory
-from einmpi.loops.result import LoopResult
+from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
     kept_outputs,
@@ -43,14 +41,131 @@ from einmpi.loops.stages import (
     once_options,
     stages_of,
     step_options,
+    with_less_memory,
     with_loop,
     written_step,
 )
 from einmpi.planner.plan import Options, Plan
-from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.actions import RankFailure
+from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import SavePoint
+
+# ---- nans ----------------------------------------------------------------------------------------
+#
+# Find the tensor in which nan appears first.
+
+
+class NanFinder:
+    """A Checkpointer that saves nothing: it looks at each tensor as soon as it is computed."""
+
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # of tensors with nan in this rank's block
+
+    def restore(self, rank: int, buffers: Buffers) -> None: ...
+
+    def reached(self, point: SavePoint, buffers: Buffers) -> None:
+        if point.slot.name not in buffers:  # between fused kernels, or on another rank
+            return
+        values = np.asarray(buffers.backend.to_host(buffers[point.slot]))
+        if values.dtype.kind in "fc" and bool(np.isnan(values).any()):
+            self.names.append(point.vertex)
+
+
+# ---- condition -----------------------------------------------------------------------------------
+#
+# The condition of a loop, prepared once: it is checked after every step.
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class _Expression(NamedTuple):
+    """A vertex of the condition as a function of numbers that are known before."""
+
+    name: str
+    dtype: np.dtype[Any]
+    operands: tuple[str, ...]
+    evaluate: Evaluate
+
+
+class Condition:
+    """A condition over numbers. What is not an expression of numbers is left to the reference."""
+
+    def __init__(self, graph: EinGraph) -> None:
+        self.graph = graph
+        self.expressions: list[_Expression] | None = _expressions(graph)
+
+    def holds(self, values: Mapping[str, Array]) -> bool:
+        """Return whether the condition holds, given the values that it reads."""
+        if self.expressions is None:
+            return condition_holds(self.graph, values)
+        known: dict[str, Any] = dict(values)
+        with np.errstate(all="ignore"):
+            for name, dtype, operands, evaluate in self.expressions:
+                numbers = [known[operand] for operand in operands]
+                known[name] = np.asarray(evaluate(numbers)).astype(dtype)
+        return bool(known[self.graph.outputs[0]])
+
+
+def _expressions(graph: EinGraph) -> list[_Expression] | None:
+    """Return the computed vertices as expressions; None if one of them is anything else."""
+    found = []
+    for vertex in graph.vertices:
+        einsum = vertex.einsum
+        if einsum is None:
+            continue
+        has_dimensions = bool(einsum.labels) or any(einsum.operands)
+        if has_dimensions or not einsum.is_elementwise or einsum.scan is not None:
+            return None
+        dtypes = [np.dtype(graph[name].dtype) for name in vertex.inputs]
+        evaluate = prepare_expression(einsum.function, dtypes, ())
+        if evaluate is None:
+            return None
+        found.append(_Expression(vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
+    return found
+
+
+# ---- result --------------------------------------------------------------------------------------
+#
+# The result of a loop: the last values of tensors, and those that were recorded.
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """What a loop has computed.
+
+    Attributes
+    ----------
+    outputs : dict of str to DistArray
+        The last values of what is carried, under the names of the inputs, and the outputs of the
+        last step.
+    history : dict of str to numpy.ndarray
+        For each recorded tensor its values, one for each step.
+    steps : int
+        The number of steps.
+    is_done : bool
+        Whether the condition holds; False if the steps ended first.
+    earlier : tuple of LoopResult
+        Of a job with several loops, the results of all but the last, without their outputs.
+        `history`, `steps` and `is_done` are those of the last loop.
+    """
+
+    outputs: dict[str, DistArray]
+    history: dict[str, npt.NDArray[Any]]
+    steps: int
+    is_done: bool
+    earlier: tuple[LoopResult, ...] = ()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.outputs)
+        end = "done" if self.is_done else "out of steps"
+        return f"<LoopResult of {names} after {self.steps} steps, {end}>"
+
 
 # Ranks tell each other of errors after 1, 2, 4, … steps, and at least after so many.
 MOST_STEPS_BETWEEN_AGREEMENTS = 64

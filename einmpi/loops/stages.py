@@ -2,23 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
 
 from einmpi.files.specs import InputSpec
-from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.hoist import hoist
-from einmpi.graph.labels import unique
-from einmpi.graph.rewrite import prune
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.rewrite import hoist, prune
+from einmpi.graph.scalar import unique
 from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
+from einmpi.kernels.updates import find_partial_update
 from einmpi.language.parse import rewrite
 from einmpi.loops.batches import reads_into_memory_of_plan
-from einmpi.loops.updates import with_updates_in_order
+from einmpi.planner.donation import is_sparse_update
+from einmpi.planner.memory import places_filled, scattered_label
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan
+from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, loop_plan_of
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import loaded_cuts
+
+# ---- updates -------------------------------------------------------------------------------------
+#
+# The updates of a loop's step: in an order in which they can be made in place, and how much of
+# a carried tensor each of them changes.
+
+
+def with_updates_in_order(
+    graph: EinGraph, carry: Mapping[str, str], nan_checked: Collection[str] = ()
+) -> EinGraph:
+    """Return the graph with the next values of carried tensors after all uses of the old ones.
+
+    Then the next value can be written over the old one. `carry` has the output that each input
+    becomes. The tensors in `nan_checked` are computed before, too, where that is possible.
+    """
+    order = list(graph.vertices)
+    for name, output in carry.items():
+        order = _with_late_update(graph, order, name, output, nan_checked)
+    for name, output in carry.items():
+        order = _with_update_after_its_sum(graph, order, name, output, nan_checked)
+    inputs_of_outputs = {output: name for name, output in carry.items()}
+    vertices = []
+    for vertex in order:
+        if vertex.name in inputs_of_outputs:
+            vertex = replace(vertex, changed=_elements_changed(graph, vertex, inputs_of_outputs))
+        vertices.append(vertex)
+    return replace(graph, vertices=tuple(vertices))
+
+
+def _elements_changed(
+    graph: EinGraph, vertex: Vertex, inputs_of_outputs: Mapping[str, str]
+) -> int | None:
+    """Return how many elements of a carried tensor an update changes; None if it may be all."""
+    einsum = vertex.computed_einsum
+    extents = dict(einsum.extents)
+    carried = inputs_of_outputs[vertex.name]
+    update = find_partial_update(einsum)
+    if update is not None and vertex.inputs[update.operand] == carried:
+        for condition in update.conditions:
+            if condition.comparison == "==":
+                extents[condition.label] = 1
+        return prod(extents[label] for label in einsum.output)
+    for name in vertex.inputs:
+        scattered = graph[name]
+        if scattered.is_input or graph.consumers[name] != (vertex.name,):
+            continue
+        if is_sparse_update(scattered, vertex):
+            dimension = _scattered_dimension(scattered)
+            label = einsum.output[dimension]
+            extents[label] = min(extents[label], places_filled(scattered.computed_einsum))
+            return prod(extents[label] for label in einsum.output)
+    return None
+
+
+def _scattered_dimension(vertex: Vertex) -> int:
+    """Return the dimension along which values are scattered."""
+    einsum = vertex.computed_einsum
+    label = scattered_label(einsum)
+    assert label is not None
+    return einsum.output.index(label)
+
+
+def _with_late_update(
+    graph: EinGraph,
+    order: list[Vertex],
+    name: str,
+    output: str,
+    nan_checked: Collection[str],
+) -> list[Vertex]:
+    """Return the order in which the output comes after the last vertex that reads the input."""
+    start = [vertex.name for vertex in order].index(output)
+    dependent = {output}  # the output and what is computed from it
+    end = start
+    for position in range(start + 1, len(order)):
+        vertex = order[position]
+        needs_output = not dependent.isdisjoint(vertex.inputs)
+        if needs_output:
+            dependent.add(vertex.name)
+        comes_first = name in vertex.inputs or vertex.name in nan_checked
+        if comes_first and needs_output:
+            return order  # it needs both values
+        if comes_first:
+            end = position
+    if end == start:
+        return order
+    if _bytes_kept_longer(order, start) > graph[output].nbytes:
+        return order
+    first = []
+    later = []
+    for vertex in order[start : end + 1]:
+        if vertex.name in dependent:
+            later.append(vertex)
+        else:
+            first.append(vertex)
+    return [*order[:start], *first, *later, *order[end + 1 :]]
+
+
+def _with_update_after_its_sum(
+    graph: EinGraph,
+    order: list[Vertex],
+    name: str,
+    output: str,
+    nan_checked: Collection[str],
+) -> list[Vertex]:
+    """Return the order in which the output comes right after a sum that nothing else needs.
+
+    So the sum, a gradient say, need not be kept. Nothing that comes between them now may read the
+    input, nor compute what the output needs or what must be known before the input is lost.
+    """
+    position = [vertex.name for vertex in order].index(output)
+    update = order[position]
+    start = position - 1
+    while start >= 0:
+        vertex = order[start]
+        is_last_read_here = graph.consumers[vertex.name] == (output,)
+        if vertex.einsum is not None and vertex.einsum.aggregated and is_last_read_here:
+            passed = order[start + 1 : position]
+            return [*order[: start + 1], update, *passed, *order[position + 1 :]]
+        if vertex.name in update.inputs or vertex.name in nan_checked or name in vertex.inputs:
+            return order
+        start -= 1
+    return order
+
+
+def _bytes_kept_longer(order: Sequence[Vertex], position: int) -> int:
+    """Return the bytes of the computed operands that a vertex is the last to read."""
+    read_later: set[str] = set()
+    for vertex in order[position + 1 :]:
+        read_later.update(vertex.inputs)
+    read_last_here = set(order[position].inputs) - read_later
+    total = 0
+    for vertex in order[:position]:
+        if vertex.name in read_last_here and not vertex.is_input:
+            total += vertex.nbytes
+    return total
 
 
 @dataclass(frozen=True)
@@ -239,3 +379,83 @@ def with_loop(
         return replace(plan, loop=around)
     peak = plan.peak + batches.bytes_arriving + batches.bytes_ahead
     return replace(plan, loop=around, peak=peak, ahead=plan.ahead + batches.bytes_ahead)
+
+
+# ---- passed on -----------------------------------------------------------------------------------
+#
+# The tensors that loops one after another pass on, and the memory that these take meanwhile.
+
+
+@dataclass(frozen=True)
+class NamesPassedOn:
+    """The tensors that loops of a job pass on."""
+
+    final: tuple[str, ...]  # results of the job
+    kept: tuple[frozenset[str], ...]  # for each loop, the results of earlier ones still needed
+
+
+def names_passed_on(job: Job) -> NamesPassedOn:
+    """Return which tensors are results of a job, and which loops have to keep for later ones."""
+    loops = job.one_after_another()
+    final = final_names(job)
+    kept: list[frozenset[str]] = []
+    needed = set(final)  # after the loop, going backwards
+    for each in reversed(loops):
+        made = set(names_made(each))
+        read = {vertex.name for vertex in each.written.inputs}
+        # What it carries is saved as such; what it makes anew is not needed from before.
+        carried = set(loop_of(each).carry)
+        before = (needed - made) | (read - carried)
+        kept.append(frozenset(before))
+        needed = before | carried
+    return NamesPassedOn(final, tuple(reversed(kept)))
+
+
+def names_made(job: Job) -> list[str]:
+    """Return the tensors that a loop carries or computes."""
+    return [*loop_of(job).carry, *(vertex.name for vertex in job.written.computed)]
+
+
+def kept_tensors(job: Job) -> list[dict[str, Vertex]]:
+    """Return, for each loop, the tensors of earlier loops that are there while it runs."""
+    names = names_passed_on(job)
+    made: dict[str, Vertex] = {}
+    found = []
+    for each, kept in zip(job.one_after_another(), names.kept, strict=True):
+        found.append({name: vertex for name, vertex in made.items() if name in kept})
+        for name in names_made(each):
+            made[name] = each.written[name]
+    return found
+
+
+def bytes_kept(
+    kept: Mapping[str, Vertex], layouts: Mapping[str, Layout], in_use: Collection[str] = ()
+) -> int:
+    """Return the memory of a rank for tensors of earlier loops, without those that are in use.
+
+    A tensor whose layout is not known counts as if each rank had all of it.
+    """
+    total = 0
+    for name, vertex in kept.items():
+        if name in in_use:
+            continue
+        layout = layouts.get(name)
+        elements = vertex.elements if layout is None else layout.max_elements()
+        total += elements * np.dtype(vertex.dtype).itemsize
+    return total
+
+
+def with_less_memory(options: Options, nbytes: int) -> Options:
+    """Return the options of a loop that has to leave so much memory to other tensors."""
+    if options.memory is None:
+        return options
+    return replace(options, memory=max(1, options.memory - nbytes))
+
+
+def with_kept(plan: Plan, nbytes: int) -> Plan:
+    """Return the plan of a loop with so much more memory, for tensors of earlier loops."""
+    loop = loop_plan_of(plan)
+    once = loop.once
+    if once is not None:
+        once = replace(once, peak=once.peak + nbytes)
+    return replace(plan, peak=plan.peak + nbytes, loop=replace(loop, once=once, bytes_kept=nbytes))

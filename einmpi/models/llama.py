@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from einmpi.api import plan as plan_job
-from einmpi.arguments import integer_from, path_name
+from einmpi.arguments import integer_from, known_name, path_name
 from einmpi.comm.agreement import together
+from einmpi.errors import InputError
+from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
-from einmpi.job.settings import truth_value
-from einmpi.models.checkpoint import random_inputs, weight_inputs
-from einmpi.models.config import Config
-from einmpi.models.known_programs import KnownPrograms, Wanted
+from einmpi.job.settings import backend_names, truth_value
+from einmpi.models.config import NAMED, Config, read_config
 from einmpi.models.modules import AT
 from einmpi.models.programs import (
     FREQUENCIES,
@@ -31,24 +31,77 @@ from einmpi.models.programs import (
     LOGITS,
     OUTPUT_HEAD,
     TOKENS,
+    KnownPrograms,
     ModelProgram,
+    Wanted,
+    check_folder,
     decode_program,
     prefill_program,
+    random_inputs,
+    weight_inputs,
 )
-from einmpi.models.prompts import (
+from einmpi.models.sampling import (
     Prompts,
+    Sampling,
+    Tokens,
+    check_sampling,
     checked_layers,
     checked_stop_tokens,
+    choose_tokens,
     make_prompts,
     rounded_length,
 )
-from einmpi.models.sampling import Sampling, Tokens, check_sampling, choose_tokens
-from einmpi.models.settings import Settings, checked_settings, config_of
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
     from einmpi.arrays.dist_array import DistArray
     from einmpi.comm.base import Comm
     from einmpi.planner.plan import Plan
+
+
+# ---- settings ------------------------------------------------------------------------------------
+#
+# How a model is computed: the arguments of `load`, checked.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is computed: its dtype, and what its jobs say about backend and plan."""
+
+    dtype: str
+    backend: str
+    memory: int | None
+    strategy: str
+
+
+def checked_settings(
+    config: Config,
+    dtype: str | None,
+    backend: str,
+    memory: int | str | None,
+    strategy: str | None,
+) -> Settings:
+    """Return the settings that a caller gave; by default the dtype is that of the files."""
+    return Settings(
+        known_name("dtype", config.dtype if dtype is None else dtype, CONVERTIBLE_DTYPES),
+        known_name("backend", backend, backend_names()),
+        None if memory is None else parse_bytes(str(memory), "memory"),
+        known_name("strategy", DEFAULT_STRATEGY if strategy is None else strategy, STRATEGIES),
+    )
+
+
+def config_of(path: str, random: bool) -> Config:
+    """Return the config of a folder, or of a named size with random weights."""
+    if path in NAMED and not os.path.isdir(path):
+        if not random:
+            problem = "a size has no weights"
+            hint = "use random weights: --random, or random=True in Python"
+            raise InputError(path, problem, "the folder of a checkpoint", hint)
+        return NAMED[path]
+    check_folder(path)
+    return read_config(path)
+
 
 CACHE_STEP = 64  # positions: a cache has room for a multiple of them, so that programs are reused
 ENDED = -1  # what a stream yields for a sequence after its stop token
@@ -98,7 +151,7 @@ def load(
         The folder has no model that einmpi knows, a tensor is missing or has a wrong shape, or an
         argument is wrong; the same error on all ranks.
     """
-    from einmpi.comm.programs import comm_of_program
+    from einmpi.comm.agreement import comm_of_program
 
     own_comm = comm_of_program(comm)
 

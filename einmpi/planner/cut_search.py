@@ -11,11 +11,10 @@ from typing import NoReturn
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored, factor
-from einmpi.planner.machine import Machine
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.placement import place
+from einmpi.planner.machine import Machine, Prices
+from einmpi.planner.mesh import Mesh, place
+from einmpi.planner.move_costs import States
 from einmpi.planner.plan import Options
-from einmpi.planner.prices import Prices
 from einmpi.planner.repetition import (
     repeated_layers,
     small_results_of_no_layer,
@@ -28,9 +27,7 @@ from einmpi.planner.search import (
     search,
     search_holding,
 )
-from einmpi.planner.solving.move import States
-from einmpi.planner.solving.shared_tables import SharedTables
-from einmpi.planner.solving.solver import Solution, Solver, Unreachable
+from einmpi.planner.solver import SharedTables, Solution, Solver, Unreachable
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 

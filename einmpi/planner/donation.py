@@ -8,9 +8,15 @@ from itertools import pairwise
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
-from einmpi.planner.memory import Cuts, is_worth_blocks, row_bytes
-from einmpi.planner.moving.halo import is_inside, needed_of
-from einmpi.planner.sparse_updates import find_sparse_update, places_filled, scattered_label
+from einmpi.planner.halo import is_inside, needed_of
+from einmpi.planner.memory import (
+    Cuts,
+    find_sparse_update,
+    is_worth_blocks,
+    places_filled,
+    row_bytes,
+    scattered_label,
+)
 
 
 def updatable_in_place(

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from einmpi.late import late
-from einmpi.planner.chains.blocks import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
-from einmpi.planner.machine import Machine
+from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
+from einmpi.planner.machine import Machine, Weights
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
-from einmpi.planner.prices import Weights
 from einmpi.planner.saving_memory.recompute import AUTO
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.planner.text.explain import explain

@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
-from einmpi.planner.chains.record import FusedChain
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
+    FusedChain,
     Labels,
     Layouts,
     longest_shares,
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.traffic import Bill, total_bill
+from einmpi.planner.volume import Bill, total_bill
 
 
 class Cost(NamedTuple):

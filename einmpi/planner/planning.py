@@ -9,13 +9,14 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored
 from einmpi.planner.finishing import Finishing, cost_of
+from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.move_costs import States
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import in_best_order, with_fused_chains
 from einmpi.planner.saving_memory.least_memory import least_memory_states
-from einmpi.planner.saving_memory.mixtures import Mixture
+from einmpi.planner.saving_memory.mixtures import Mixture, PricedCuts, searches_of
 from einmpi.planner.saving_memory.recompute import (
     AUTO,
     CutGraph,
@@ -23,11 +24,7 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
-from einmpi.planner.saving_memory.searches import searches_of
-from einmpi.planner.saving_memory.trade_offs import PricedCuts
-from einmpi.planner.solving.move import States
-from einmpi.planner.solving.shared_tables import SharedTables
-from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE
+from einmpi.planner.solver import MEMORY_PRICE_SCALE, SharedTables
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

@@ -13,9 +13,8 @@ from math import isqrt, prod
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.labels import unique
-from einmpi.planner.paper.dynamic_program import decompose
-from einmpi.planner.paper.viable import Parts, fullest
+from einmpi.graph.scalar import unique
+from einmpi.planner.paper import Parts, decompose, fullest
 
 Roles = Mapping[str, tuple[str, ...]]  # name of a role → the labels that have it
 

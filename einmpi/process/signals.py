@@ -5,18 +5,296 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
+import fcntl
+import mmap
 import os
+import resource
 import select
 import signal
+import socket
+import sys
 import threading
+import time
+import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from einmpi.errors import Stopped
-from einmpi.process.abort import abort_all_ranks, clean_up, wait_if_aborting
+from einmpi.errors import EinmpiError, Stopped, on_one_line
 from einmpi.process.environment import is_launched
-from einmpi.process.notes import connect_to_launcher, current_activity
+from einmpi.process.names import NAMES, is_claimed, leave_word
+from einmpi.process.variables import NOTES_VARIABLE, is_debugging
+
+# ---- notes ---------------------------------------------------------------------------------------
+#
+# What each rank is doing now, in a file that a launcher on the same machine provides and reads.
+#
+# The file has one record per rank: the process id in 8 bytes, then a text. A socket next to it
+# tells the launcher which ranks are alive, and the ranks whether the launcher is.
+
+
+# Machines may share a folder but never a socket, so the folder is named after the machine. Both
+# names are short because the path of a socket must be.
+FOLDER_PREFIX = f"einmpi-{zlib.crc32(os.uname().nodename.encode()):08x}-"
+SOCKET_SUFFIX = ".s"
+RECORD_BYTES = 256
+_PID_BYTES = 8
+
+
+class RankNote(NamedTuple):
+    """The record of one rank; (0, "") if the rank has not written anything."""
+
+    pid: int
+    text: str
+
+
+class _Activity:
+    """What this process is doing now."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def set(self, text: str) -> None:
+        self.text = text
+
+
+_activity = _Activity()
+
+
+def activity_writer(rank: int) -> Callable[[str], None]:
+    """Return a function that records what this rank is doing, for a launcher if there is one.
+
+    The function is called for every step of a run: it writes to memory and makes no system call.
+    """
+    memory = _map_notes(rank)
+    if memory is None:
+        return _activity.set
+    start = rank * RECORD_BYTES
+    text_start = start + _PID_BYTES
+    most_bytes = RECORD_BYTES - _PID_BYTES - 1
+    memory[start:text_start] = os.getpid().to_bytes(_PID_BYTES, "little")
+
+    def write(text: str) -> None:
+        _activity.text = text
+        data = text.encode(errors="replace")[:most_bytes] + b"\0"
+        memory[text_start : text_start + len(data)] = data
+
+    return write
+
+
+def current_activity() -> str:
+    """Return what this rank recorded last."""
+    return _activity.text
+
+
+def read_notes(path: str | os.PathLike[str]) -> list[RankNote]:
+    """Return the records of all ranks."""
+    with open(path, "rb") as file:
+        data = file.read()
+    notes = []
+    for start in range(0, len(data), RECORD_BYTES):
+        record = data[start : start + RECORD_BYTES]
+        pid = int.from_bytes(record[:_PID_BYTES], "little")
+        text = record[_PID_BYTES:].split(b"\0")[0].decode(errors="ignore")
+        notes.append(RankNote(pid, text))
+    return notes
+
+
+def connect_to_launcher(rank: int) -> int | None:
+    """Tell a launcher on this machine that this rank is alive.
+
+    Return a descriptor that reaches its end when the launcher does, or None without a launcher.
+    """
+    path = os.environ.get(NOTES_VARIABLE, "")
+    if FOLDER_PREFIX not in path:
+        return None
+    with socket.socket(socket.AF_UNIX) as link, contextlib.suppress(OSError):
+        # If the launcher is gone already, the descriptor is at its end from the beginning.
+        with contextlib.suppress(ConnectionError):
+            link.connect(path + SOCKET_SUFFIX)
+            link.sendall(rank.to_bytes(4, "little"))
+        # When a process ends, Linux closes the highest descriptor first. So the launcher learns of
+        # it before mpirun does, which kills the other ranks and does not always say who was first.
+        most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        high = max(64, min(most_descriptors, 1024) - 24)
+        return fcntl.fcntl(link, fcntl.F_DUPFD_CLOEXEC, high)
+    return None
+
+
+def _map_notes(rank: int) -> mmap.mmap | None:
+    try:
+        with open(os.environ.get(NOTES_VARIABLE, ""), "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError):  # no launcher, or one on another machine
+        return None
+    if len(memory) < (rank + 1) * RECORD_BYTES:
+        return None
+    return memory
+
+
+# ---- abort ---------------------------------------------------------------------------------------
+#
+# The end of a run that fails: clean up, print one line, end all ranks, and never hang.
+
+
+ERROR_PREFIX = "einmpi: error:"  # the line of a failed rank begins with this
+# When all ranks end for the same reason, rank 0 prints and aborts first. The others wait: the first
+# of them this long, each further one a little longer, in seconds.
+_FIRST_WAIT = 0.3
+_WAIT_PER_RANK = 0.02
+_MOST_WAITING_RANKS = 40
+_LOOK_INTERVAL = 0.05  # seconds; often enough to see a rank that prints and ends
+_FORWARDING_TIME = 0.2  # seconds for the launcher to pass on the line before all is torn down
+_ABORT_TIME = 2.0  # seconds for MPI to abort
+_SPEAKER = "last-words"  # the name that the rank which prints for its machine claims
+# A process without memory cannot start a thread that ends it on time. It ends anyway.
+_ignore_exhaustion = contextlib.suppress(RuntimeError, MemoryError)
+
+
+class _AbortCallbacks:
+    """The functions to call before this rank ends all ranks, and whether it is about to."""
+
+    def __init__(self) -> None:
+        self.registered: list[Callable[[], None]] = []
+        self.aborting_thread: threading.Thread | None = None
+
+    def call_all(self) -> None:
+        for callback in list(self.registered):
+            with contextlib.suppress(Exception):
+                callback()
+
+
+_callbacks = _AbortCallbacks()
+
+
+@contextlib.contextmanager
+def on_abort(callback: Callable[[], None]) -> Iterator[None]:
+    """Register a function to be called if this rank ends all ranks inside the `with` block."""
+    _callbacks.registered.append(callback)
+    try:
+        yield
+    finally:
+        _callbacks.registered.remove(callback)
+
+
+def clean_up() -> None:
+    """Call the functions that `on_abort` has registered: this thread is about to end the process.
+
+    What the functions undo may make other threads fail; these call `wait_if_aborting`.
+    """
+    _callbacks.aborting_thread = threading.current_thread()
+    _callbacks.call_all()
+
+
+def wait_if_aborting() -> None:
+    """Wait for the end if another thread of this process is ending all ranks.
+
+    What the run has done or found wrong since then may be a consequence: that thread says why.
+    """
+    while _callbacks.aborting_thread not in (None, threading.current_thread()):
+        time.sleep(_LOOK_INTERVAL)
+
+
+class _ForcedExit:
+    """A time limit after which this process ends, whatever it is doing.
+
+    A thread ends it with the given status. mpi4py aborts without releasing Python's lock, so no
+    thread runs if the abort hangs; then faulthandler, which needs no lock, ends it half a second
+    later with status 1.
+    """
+
+    def __init__(self, seconds: float, status: int) -> None:
+        self._devnull = open(os.devnull, "w")  # noqa: SIM115
+        self._timer: threading.Timer | None = None
+        with _ignore_exhaustion:
+            faulthandler.dump_traceback_later(seconds + 0.5, exit=True, file=self._devnull)
+        with _ignore_exhaustion:
+            self._timer = threading.Timer(seconds, os._exit, (status,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+        self._devnull.close()
+
+
+def abort_on_error(rank: int, error: BaseException, abort: Callable[[int], object]) -> None:
+    """End all ranks because of an error on this one."""
+    if is_debugging():
+        traceback.print_exception(error)
+    if isinstance(error, EinmpiError):
+        message = str(error)
+    elif isinstance(error, MemoryError):
+        message = f"not enough memory: {error}"
+    else:
+        message = f"{type(error).__name__}: {error}"
+    activity = current_activity()
+    abort_all_ranks(rank, f"{activity}: {message}" if activity else message, 1, abort)
+
+
+def abort_all_ranks(
+    rank: int, line: str, status: int, abort: Callable[[int], object], delay: float = 0.0
+) -> None:
+    """Clean up, wait for `delay` seconds, print the line and abort.
+
+    Any of this may block, so a time limit on all of it starts first.
+    """
+    limit = delay + _wait_before_printing(rank) + _FORWARDING_TIME + _ABORT_TIME
+    forced_exit = _ForcedExit(limit, status)
+    clean_up()
+    time.sleep(delay)
+    print_last_line(rank, line)
+    abort(status)
+    forced_exit.cancel()  # MPI's abort does not return, those of tests do
+    _callbacks.aborting_thread = None
+
+
+def print_last_line(rank: int, text: str) -> None:
+    """Print one whole line to standard error, if no other rank of this machine does.
+
+    It also goes into the launcher's notes, because launchers lose what is printed last.
+    """
+    line = on_one_line(f"{ERROR_PREFIX} rank {rank}: {text}")
+    activity_writer(rank)(line)
+    if _may_print(rank):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode(errors="replace"))
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    time.sleep(_FORWARDING_TIME)
+
+
+def _wait_before_printing(rank: int) -> float:
+    if rank == 0:
+        return 0.0
+    return _FIRST_WAIT + min(rank, _MOST_WAITING_RANKS) * _WAIT_PER_RANK
+
+
+def _may_print(rank: int) -> bool:
+    """Wait for this rank's turn; return whether it is the one that prints for its machine.
+
+    Slurm ends all ranks at once when one was killed or the time is up. A rank owns the name only
+    while it lives, and a busy machine may let it print and end before another one looks. So it
+    also leaves word for the others.
+    """
+    if not is_launched():
+        time.sleep(_wait_before_printing(rank))
+        return True
+    deadline = time.monotonic() + _wait_before_printing(rank)
+    while time.monotonic() < deadline:
+        if is_claimed(_SPEAKER) or NAMES.has_word():
+            return False
+        time.sleep(_LOOK_INTERVAL)
+    # In this order: the last owner of the name left word before it released the name.
+    if not NAMES.claim(_SPEAKER) or NAMES.has_word():
+        return False
+    leave_word()
+    return True
+
 
 REASONS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"}
 # Open MPI terminates all ranks when one has failed, and kills them a second later. The failed rank

@@ -11,12 +11,13 @@ import select
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 from einmpi.errors import InputError
-from einmpi.process.abort import print_last_line
 from einmpi.process.environment import (
     is_launched,
     launcher_rank,
@@ -24,6 +25,7 @@ from einmpi.process.environment import (
     launcher_size_on_node,
 )
 from einmpi.process.names import NAMES, ranks_present
+from einmpi.process.signals import print_last_line
 from einmpi.process.variables import START_TIMEOUT_VARIABLE
 from einmpi.units import parse_seconds
 
@@ -166,3 +168,52 @@ def _describe_missing_ranks(present: list[int], expected: int | None) -> str:
     if expected == 1:
         return f"the only rank of {machine} has started, those of other machines have not"
     return f"all {expected} ranks of {machine} have started, those of other machines have not"
+
+
+# ---- first use -----------------------------------------------------------------------------------
+#
+# The time that goes into first uses: kernels are compiled, libraries are loaded. Runs that
+# follow do not need it, so it is measured apart from computing and loading.
+
+
+COMPILING = "kernels"
+LOADING_GENERATORS = "generators"
+
+
+class _FirstUses(threading.local):
+    """What the first uses of a thread took. Ranks may be threads of one process."""
+
+    def __init__(self) -> None:
+        self.seconds = {COMPILING: 0.0, LOADING_GENERATORS: 0.0}
+        self.total = 0.0
+        self.is_measuring = False
+
+
+_FIRST_USES = _FirstUses()
+
+
+@contextmanager
+def first_use(what: str) -> Iterator[None]:
+    """Count the time of this block as a first use. In a block inside another, only that counts."""
+    if _FIRST_USES.is_measuring:
+        yield
+        return
+    _FIRST_USES.is_measuring = True
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - start
+        _FIRST_USES.seconds[what] += seconds
+        _FIRST_USES.total += seconds
+        _FIRST_USES.is_measuring = False
+
+
+def first_use_seconds() -> float:
+    """Return what all first uses of this thread have taken so far."""
+    return _FIRST_USES.total
+
+
+def first_uses() -> Mapping[str, float]:
+    """Return the seconds of each kind of first use of this thread."""
+    return dict(_FIRST_USES.seconds)

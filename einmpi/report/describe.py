@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import PurePath
+from typing import Any, TypeAlias
 
-from einmpi.errors import printable
-from einmpi.files.load import is_missing
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.errors import InputError, printable
+from einmpi.files.atomic import replace_file
+from einmpi.files.generate import is_missing
 from einmpi.files.specs import InputSpec
+from einmpi.graph.dtypes import kind_of
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.job.loop import Batches, Loop, Validation
-from einmpi.language.notes import label_notes
+from einmpi.language.scope import label_notes
 from einmpi.loops.stages import final_names, stages_of
+from einmpi.planner.plan import Plan
+from einmpi.report.graph_picture import graph_picture
+from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, Text, svg
 from einmpi.units import counted, show_bytes, show_shape
 
 
@@ -144,3 +157,194 @@ def _signature(vertex: Vertex) -> str:
 
 def _shape(vertex: Vertex) -> str:
     return f"{vertex.dtype} {show_shape(vertex.bound)}, {show_bytes(vertex.nbytes)}"
+
+
+# ---- compare -------------------------------------------------------------------------------------
+#
+# The comparison of results with those of the reference evaluator.
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# Relative to the largest element. Sums are added up in another order, so the last digits differ.
+TOLERANCE = {
+    "float64": 1e-10,
+    "complex128": 1e-10,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 8e-2,
+}
+
+
+def compare_with(
+    reference: Mapping[str, Array], found: Mapping[str, Array]
+) -> tuple[list[str], str]:
+    """Return the names of the outputs that differ, and a line of text for each output."""
+    wrong = []
+    lines = []
+    for name, expected in reference.items():
+        allowed = TOLERANCE.get(expected.dtype.name, 0.0)
+        error = relative_error(expected, found[name])
+        verdict = "agrees"
+        if not error <= allowed:
+            verdict = "DIFFERS"
+            wrong.append(name)
+        lines.append(f"  {name}  {verdict}: error {error:.1e}, allowed {allowed:.0e}")
+    return wrong, "\n".join(lines)
+
+
+def relative_error(expected: Array, found: Array) -> float:
+    """Return the largest difference, relative to the largest finite element.
+
+    It is infinite if shapes, dtypes, infinities or the places of nan differ.
+    """
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return np.inf
+    finite = np.isfinite(expected)
+    expected_odd = expected[~finite]
+    found_odd = found[~finite]
+    both_nan = (expected_odd != expected_odd) & (found_odd != found_odd)
+    same = (expected_odd == found_odd) | both_nan
+    if not same.all() or not np.isfinite(found[finite]).all():
+        return np.inf
+    if not finite.any():
+        return 0.0
+    wide = _wide_dtype(expected.dtype)
+    expected_finite = expected[finite].astype(wide)
+    difference = np.abs(expected_finite - found[finite].astype(wide)).max()
+    largest = np.abs(expected_finite).max()
+    return float(difference / largest) if largest else float(difference)
+
+
+def _wide_dtype(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype in which differences neither overflow nor lose digits."""
+    if dtype.kind == "c":
+        return np.complex128
+    if kind_of(dtype) == "f":
+        return np.float64
+    return object
+
+
+# ---- plot ----------------------------------------------------------------------------------------
+#
+# The graph of a plan as a picture for a paper or a slide (`einmpi plan --plot`): SVG or PNG.
+
+
+PIXELS_PER_INCH = 100
+POINTS_PER_PIXEL = 72 / PIXELS_PER_INCH
+PNG_SCALE = 2  # pixels in the file for each pixel of the picture
+
+
+def write_plot(file: str | os.PathLike[str], plan: Plan) -> None:
+    """Write the graph with its cuts in the format that the file's suffix names."""
+    write_picture(file, graph_picture(plan))
+
+
+def write_picture(file: str | os.PathLike[str], picture: Picture) -> None:
+    """Write a picture in the format that the file's suffix names."""
+    check_plot(file)
+    encode = ENCODERS[PurePath(file).suffix.lower()]
+    replace_file(file, [encode(picture)])
+
+
+def check_plot(file: str | os.PathLike[str]) -> None:
+    """Raise an error if `write_plot` cannot write such a file. No plan is needed to ask."""
+    suffix = PurePath(file).suffix.lower()
+    if suffix not in ENCODERS:
+        expected = f"a file name that ends in {' or '.join(ENCODERS)}"
+        raise InputError(os.fspath(file), "unknown picture format", expected)
+    if suffix == ".png" and find_spec("matplotlib") is None:
+        raise InputError(
+            os.fspath(file),
+            "PNG pictures need matplotlib, which is not installed",
+            "a file name that ends in .svg",
+            "or install einmpi[plot]",
+        )
+
+
+def _svg_file(picture: Picture) -> bytes:
+    return f"{svg(picture, standalone=True)}\n".encode()
+
+
+def _png_file(picture: Picture) -> bytes:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(picture.width / PIXELS_PER_INCH, picture.height / PIXELS_PER_INCH))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, picture.width)
+    axes.set_ylim(picture.height, 0)
+    axes.axis("off")
+    for group in picture.groups:
+        for shape in group.shapes:
+            _draw(axes, shape)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH * PNG_SCALE)
+    return drawn.getvalue()
+
+
+def _draw(axes: Any, shape: Shape) -> None:
+    if isinstance(shape, Box):
+        _draw_box(axes, shape)
+    elif isinstance(shape, Curve):
+        _draw_curve(axes, shape)
+    else:
+        _draw_text(axes, shape)
+
+
+def _draw_box(axes: Any, shape: Box) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    style = STYLES[shape.style]
+    radius = min(shape.radius, shape.height / 2)
+    box = FancyBboxPatch(
+        (shape.x, shape.y),
+        shape.width,
+        shape.height,
+        boxstyle=f"round,pad=0,rounding_size={radius}",
+        facecolor=style.fill,
+        edgecolor=style.edge,
+        linewidth=style.line * POINTS_PER_PIXEL,
+        linestyle="--" if style.dashes else "-",
+        zorder=2,
+    )
+    axes.add_patch(box)
+
+
+def _draw_curve(axes: Any, shape: Curve) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    points = [shape.points[0]]
+    for _, *controls in shape.beziers():
+        points += controls
+    codes = [Path.MOVETO, *[Path.CURVE4] * (len(points) - 1)]
+    curve = PathPatch(
+        Path(points, codes),
+        fill=False,
+        edgecolor=STYLES[shape.style].edge,
+        linewidth=shape.line * POINTS_PER_PIXEL,
+        alpha=0.8,
+        zorder=1,
+    )
+    axes.add_patch(curve)
+
+
+def _draw_text(axes: Any, shape: Text) -> None:
+    alignment = {"start": "left", "middle": "center", "end": "right"}
+    axes.text(
+        shape.x,
+        shape.y,
+        shape.text,
+        color=STYLES[shape.style].fill,
+        fontsize=shape.size * POINTS_PER_PIXEL,
+        ha=alignment[shape.anchor],
+        va="baseline",
+        family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
+        weight="bold" if shape.bold else "normal",
+        parse_math=False,
+        zorder=3,
+    )
+
+
+ENCODERS: dict[str, Callable[[Picture], bytes]] = {".svg": _svg_file, ".png": _png_file}

@@ -4,27 +4,373 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from einmpi.errors import printable
-from einmpi.files.replace import replace_file
+from einmpi.files.atomic import replace_file
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.job.loop import PREFIX as VALIDATION
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, loops_of
-from einmpi.report.curves import curves
-from einmpi.report.graph_picture import graph_picture
-from einmpi.report.page_data import layouts_data, timeline_data
+from einmpi.report.graph_picture import LayoutUse, graph_picture, layouts_of
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
-from einmpi.report.recording.timeline import Timeline
+from einmpi.report.recording.record import KINDS, Timeline
 from einmpi.units import counted, plural
 from einmpi.version import __version__
+
+# ---- page data -----------------------------------------------------------------------------------
+#
+# The data that the script of a report page draws from, in few bytes: layouts and the timeline.
+
+
+MAX_SPANS = 250_000
+MAX_LABEL_CHARACTERS = 1 << 20
+MAX_READERS_NAMED = 3
+REGION = re.compile(r"\[[^]]*:[^]]*\]")
+
+
+def layouts_data(plan: Plan) -> dict[str, Any]:
+    """Return the mesh, and of each tensor: name, dtype, bound, names of dimensions, layouts.
+
+    A layout is a text that says when the tensor has it, and the cut of each mesh axis. The script
+    works out the blocks from this as schedule/regions.py does; a test compares the two.
+    """
+    tensors = []
+    for vertex in plan.graph.vertices:
+        layouts = []
+        for cuts, use in layouts_of(plan, vertex.name).items():
+            layouts.append([_use_text(use), *cuts])
+        dimensions = _dimensions(plan.graph, vertex)
+        tensors.append([vertex.name, vertex.dtype, vertex.bound, dimensions, layouts])
+    extents: set[int] = set()
+    for vertex in plan.graph.vertices:
+        extents.update(vertex.bound)
+    return {
+        "mesh": plan.mesh.factors,
+        "windows": {str(extent): plan.mesh.windows(extent) for extent in sorted(extents)},
+        "tensors": tensors,
+    }
+
+
+def _use_text(use: LayoutUse) -> str:
+    """Return when a tensor has a layout: "made, kept; read by B, C, D and 3 more"."""
+    parts = []
+    if use.events:
+        parts.append(", ".join(use.events))
+    if use.readers:
+        readers = f"read by {', '.join(use.readers[:MAX_READERS_NAMED])}"
+        others = len(use.readers) - MAX_READERS_NAMED
+        if others > 0:
+            readers += f" and {others} more"
+        parts.append(readers)
+    return "; ".join(parts)
+
+
+def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
+    """Return the labels of a tensor's dimensions; those of an input come from its first reader."""
+    if vertex.einsum is not None:
+        return list(vertex.einsum.output)
+    names = [f"dimension {number}" for number in range(len(vertex.bound))]
+    readers = graph.consumers[vertex.name]
+    if readers:
+        reader = graph[readers[0]]
+        index = reader.computed_einsum.operands[reader.inputs.index(vertex.name)]
+        for number, entry in enumerate(index):
+            if isinstance(entry, str):
+                names[number] = entry
+    return names
+
+
+# ---- the timeline --------------------------------------------------------------------------------
+
+
+class _SpanContent(NamedTuple):
+    """What the page says about a span. Spans that do the same share it."""
+
+    kind: str
+    vertex: str
+    label: str
+    nbytes: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class _PageSpan:
+    """A span in whole microseconds."""
+
+    start: int
+    end: int
+    work: _SpanContent
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+def timeline_data(timeline: Timeline) -> dict[str, Any]:
+    """Return each distinct step once, and the spans of each rank in base 64.
+
+    A span is three numbers: the gap before it, its length, and the number of its step relative to
+    the step after that of the span before.
+    """
+    tracks, merged = _merge_down_to(_tracks(timeline), MAX_SPANS)
+    numbers_of: dict[_SpanContent, int] = {}
+    texts = []
+    for track in tracks:
+        numbers: list[int] = []
+        end_before = 0
+        step_before = -1
+        for span in track:
+            step = numbers_of.setdefault(span.work, len(numbers_of))
+            numbers.append(_zigzag(span.start - end_before))
+            numbers.append(span.length)
+            numbers.append(_zigzag(step - step_before - 1))
+            end_before = span.end
+            step_before = step
+        texts.append(base64.b64encode(_variable_length(numbers)).decode())
+    steps = []
+    for work in numbers_of:
+        kind = KINDS.index(work.kind)
+        steps.append([kind, work.vertex, work.label, work.nbytes, work.operations])
+    return {
+        "seconds": timeline.seconds,
+        "kinds": KINDS,
+        "steps": steps,
+        "tracks": texts,
+        "ranks": timeline.ranks,  # each has as many tracks; the second one is what moves meanwhile
+        "merged": merged,
+    }
+
+
+def _tracks(timeline: Timeline) -> list[list[_PageSpan]]:
+    origin = min((span.start for span in timeline.spans), default=0.0)
+    tracks_per_rank = 2 if timeline.has_background else 1
+    tracks: list[list[_PageSpan]] = [[] for _ in range(tracks_per_rank * timeline.ranks)]
+    labels = _labels(timeline)
+    for span in timeline.spans:
+        start = round((span.start - origin) * 1e6)
+        end = round((span.end - origin) * 1e6)
+        label = labels[span.label]
+        work = _SpanContent(span.kind, span.vertex, label, span.nbytes, span.operations)
+        track = tracks_per_rank * span.rank + int(span.background)
+        tracks[track].append(_PageSpan(start, max(start, end), work))
+    return tracks
+
+
+def _labels(timeline: Timeline) -> dict[str, str]:
+    """Return each label on one line, and without regions if there is too much text.
+
+    Regions make the labels of the same step differ from rank to rank.
+    """
+    lines = {span.label: " ".join(span.label.split()) for span in timeline.spans}
+    if sum(map(len, lines)) <= MAX_LABEL_CHARACTERS:
+        return lines
+    return {label: REGION.sub("[…]", line) for label, line in lines.items()}
+
+
+def _merge_down_to(tracks: list[list[_PageSpan]], most: int) -> tuple[list[list[_PageSpan]], int]:
+    """Merge neighbouring short spans until at most so many are left.
+
+    Return them, and the length in microseconds below which spans were merged.
+    """
+    limit = 0
+    found = tracks
+    while sum(map(len, found)) > most:
+        limit = max(1, 2 * limit)
+        found = [_merge_shorter_than(track, limit) for track in tracks]
+        if limit > 1 << 50:  # each rank has one span by now: there are more ranks than spans wanted
+            break
+    return found, limit
+
+
+def _merge_shorter_than(track: list[_PageSpan], limit: int) -> list[_PageSpan]:
+    found: list[_PageSpan] = []
+    for is_short, group in groupby(track, key=lambda span: span.length < limit):
+        spans = list(group)
+        if is_short and len(spans) > 1:
+            found.append(_merged(spans))
+        else:
+            found += spans
+    return found
+
+
+def _merged(spans: list[_PageSpan]) -> _PageSpan:
+    """Return one span of the kind that took longest."""
+    time = dict.fromkeys(KINDS, -1)
+    nbytes = 0
+    operations = 0
+    for span in spans:
+        time[span.work.kind] = max(0, time[span.work.kind]) + span.length
+        nbytes += span.work.nbytes
+        operations += span.work.operations
+    kind = max(KINDS, key=lambda each: time[each])
+    work = _SpanContent(kind, "", f"{len(spans)} short steps", nbytes, operations)
+    return _PageSpan(spans[0].start, spans[-1].end, work)
+
+
+def _zigzag(number: int) -> int:
+    """Map small numbers of either sign to small numbers that are not negative."""
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _variable_length(numbers: Iterable[int]) -> bytes:
+    """Encode seven bits a byte, low bits first; the high bit says that more follow."""
+    encoded = bytearray()
+    for number in numbers:
+        while number > 127:
+            encoded.append(number & 127 | 128)
+            number >>= 7
+        encoded.append(number)
+    return bytes(encoded)
+
+
+# ---- curves --------------------------------------------------------------------------------------
+#
+# Curves of the values that loops record, step by step, for the report page.
+
+
+WIDTH = 460.0  # of a picture
+HEIGHT = 190.0
+LEFT = 74.0  # of the area inside the axes
+RIGHT = 10.0
+TOP = 10.0
+BOTTOM = 26.0
+MOST_POINTS = 800  # of a curve; of more, the least and greatest of neighbours are drawn
+LOGARITHMIC_RATIO = 1e3  # between the greatest and the least value, if all are positive
+
+
+def curves(measured: Mapping[str, Any]) -> str:
+    """Return the curves of all loops, given the JSON of a run; empty if nothing was recorded."""
+    loops = measured.get("loops") or [measured.get("loop") or {}]
+    found = []
+    for number, loop in enumerate(loops, 1):
+        which = f"loop {number}: " if len(loops) > 1 else ""
+        for name, values in loop.get("history", {}).items():
+            numbers = [_plain(value) for value in values]
+            if name.startswith(VALIDATION):
+                numbers = _held(numbers)
+            found.append(_figure(f"{which}{name}", numbers))
+    if not found:
+        return ""
+    return f'<div class="curves">{"".join(found)}</div>'
+
+
+def _plain(value: Any) -> float | None:
+    """Return a recorded value as a real number: of a complex one the magnitude, None for nan."""
+    if isinstance(value, list):
+        if None in value:
+            return None
+        return math.hypot(*value)
+    return None if value is None else float(value)
+
+
+def _held(values: Sequence[float | None]) -> list[float | None]:
+    """Return the numbers of validations, each until the next one: most steps have none."""
+    found: list[float | None] = []
+    last = None
+    for value in values:
+        last = last if value is None else value
+        found.append(last)
+    return found
+
+
+def _figure(title: str, values: Sequence[float | None]) -> str:
+    """Return the curve of one tensor with its title and its last value."""
+    last = values[-1] if values else None
+    last_text = "not finite" if last is None else f"{last:.6g}"
+    caption = f"{title}, last {last_text}"
+    return (
+        f'<figure class="curve"><figcaption>{escape(caption)}</figcaption>'
+        f"{_svg(caption, values)}</figure>"
+    )
+
+
+def _svg(caption: str, values: Sequence[float | None]) -> str:
+    finite = [value for value in values if value is not None]
+    low = min(finite, default=0.0)
+    high = max(finite, default=1.0)
+    is_logarithmic = low > 0 and high / low >= LOGARITHMIC_RATIO
+    if is_logarithmic:
+        bottom = math.log10(low)
+        top = math.log10(high)
+    else:
+        bottom = low
+        top = high
+    if bottom == top:
+        margin = abs(bottom) / 10 or 1.0
+        bottom -= margin
+        top += margin
+
+    def place(step: int, value: float) -> str:
+        height = math.log10(value) if is_logarithmic else value
+        # Halves, because the difference of two large numbers may be infinite.
+        share = (height / 2 - bottom / 2) / (top / 2 - bottom / 2)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * step / max(1, len(values) - 1)
+        y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+        return f"{x:.1f},{y:.1f}"
+
+    lines = ""
+    for points in _connected(values):
+        places = " ".join(place(step, value) for step, value in points)
+        if len(points) == 1:
+            x, y = places.split(",")
+            lines += f'<circle class="curve-line" cx="{x}" cy="{y}" r="1.5"/>'
+        else:
+            lines += f'<polyline class="curve-line" points="{places}"/>'
+    base = HEIGHT - BOTTOM
+    axis = f'<path class="curve-axis" d="M{LEFT},{TOP}V{base}H{WIDTH - RIGHT}"/>'
+    scale = " (log)" if is_logarithmic else ""
+    texts = [
+        _text(LEFT - 6, TOP + 9, f"{high:.4g}", "end"),
+        _text(LEFT - 6, base, f"{low:.4g}", "end"),
+        _text(LEFT, HEIGHT - 8, "step 0", "start"),
+        _text(WIDTH - RIGHT, HEIGHT - 8, f"{len(values) - 1:,}{scale}", "end"),
+    ]
+    return (
+        f'<svg role="img" aria-label="{escape(caption)}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
+        f'width="{WIDTH:g}" height="{HEIGHT:g}">{axis}{lines}{"".join(texts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="curve-text" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
+
+
+def _connected(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Return the points of a curve, which ends and begins anew where values are not finite."""
+    found: list[list[tuple[int, float]]] = [[]]
+    width = max(1, math.ceil(2 * len(values) / MOST_POINTS))  # steps that two points stand for
+    for first in range(0, len(values), width):
+        neighbours: list[tuple[int, float]] = []
+        has_gap = False
+        for step in range(first, min(first + width, len(values))):
+            value = values[step]
+            if value is None:
+                has_gap = True
+            else:
+                neighbours.append((step, value))
+        if neighbours:
+            extremes = {min(neighbours, key=_value), max(neighbours, key=_value)}
+            found[-1] += sorted(extremes)
+        if has_gap:
+            found.append([])
+    return [points for points in found if points]
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]
+
 
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
 

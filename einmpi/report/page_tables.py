@@ -8,15 +8,19 @@ from html import escape
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
+from einmpi.planner.machine import FLOPS_PER_BYTE
 from einmpi.planner.plan import Plan
-from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.folding import folded_vertices
 from einmpi.planner.text.notes import gather_condition, one_level
-from einmpi.planner.text.tables import note_line, show_cuts, show_layout
-from einmpi.report.graph_picture import REASON_NAMES
-from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
-from einmpi.report.recording.timeline import KINDS, Timeline
+from einmpi.planner.text.summary import folded_vertices, note_line, show_cuts, show_layout
+from einmpi.report.graph_picture import (
+    REASON_NAMES,
+    EdgeMovement,
+    edge_movements,
+    main_reason,
+    total_words,
+)
+from einmpi.report.recording.record import KINDS, Timeline
 from einmpi.report.results import a_step_text
 from einmpi.units import counted, show_bytes, show_seconds
 

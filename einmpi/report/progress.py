@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.job.loop import PREFIX as VALIDATION
-from einmpi.process.abort import on_abort
-from einmpi.process.terminal import CLEAR, screen
+from einmpi.process.environment import CLEAR, screen
+from einmpi.process.signals import on_abort
 from einmpi.report.recording.record import Work, work_of
 from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule

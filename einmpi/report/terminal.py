@@ -12,10 +12,17 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, loops_of, vertex_rows
-from einmpi.planner.text.folding import Fold, vertices_and_folds
 from einmpi.planner.text.notes import totals
-from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines
-from einmpi.process.terminal import columns
+from einmpi.planner.text.summary import (
+    KEYWORD_COLUMNS,
+    Fold,
+    Note,
+    Row,
+    note_line,
+    table_lines,
+    vertices_and_folds,
+)
+from einmpi.process.environment import columns
 from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
 from einmpi.report.results import LoopReport
 from einmpi.units import counted, plural, show_seconds

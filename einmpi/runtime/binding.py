@@ -13,8 +13,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.prepared import bare_call, bound_call, stored_as
-from einmpi.kernels.updates.partial_updates import find_partial_update
-from einmpi.kernels.updates.placed_rows import find_placed_rows
+from einmpi.kernels.updates import find_partial_update, find_placed_rows
 from einmpi.runtime.actions import ACTIONS, InputSource
 from einmpi.runtime.backend import HostArray
 from einmpi.runtime.buffers import Buffers
@@ -26,7 +25,7 @@ from einmpi.runtime.host_memory import (
     aligned_empty,
 )
 from einmpi.runtime.kept_memory import KeptMemory, keep_memory
-from einmpi.runtime.messages import (
+from einmpi.runtime.transfer import (
     AtOnce,
     Gather,
     GatherInPlace,
@@ -34,11 +33,10 @@ from einmpi.runtime.messages import (
     is_box,
     messages_of,
     messages_of_reduce,
+    transfer,
 )
-from einmpi.runtime.transfer import transfer
-from einmpi.schedule.regions import Region, shape
+from einmpi.schedule.regions import Region, names_of, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import (
     Exchange,
     Free,

@@ -16,15 +16,21 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from einmpi.comm.base import Comm
-from einmpi.runtime.actions import ACTIONS, KERNEL_ERRORS, InputSource, named_error
+from einmpi.runtime.actions import (
+    ACTIONS,
+    KERNEL_ERRORS,
+    InputSource,
+    RankFailure,
+    named_error,
+    stand_in,
+)
 from einmpi.runtime.backend import Array, Backend, HostArray
+from einmpi.runtime.background import Background, OnTransfer, SharedBuffers
 from einmpi.runtime.binding import BoundCall, BoundSteps, StoredOtherwise
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.failure import RankFailure, stand_in
-from einmpi.runtime.overlap.background import Background, OnTransfer, SharedBuffers
+from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Kernel, Load, SavePoint, Step, Store
 
 Outputs: TypeAlias = tuple[dict[str, Array], Buffers]  # the blocks of outputs, and the memory used

@@ -3,27 +3,278 @@ pairs of ranks, in pieces. What is the same in every run is worked out in the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.messages import (
-    AtOnce,
-    Gather,
-    GatherInPlace,
-    buffer_elements,
-    messages_of_exchange,
-    messages_of_reduce,
-    packed_pieces,
-)
-from einmpi.runtime.pairs import Pairs, rounds, slice_of
-from einmpi.schedule.regions import Region, chunks, elements
-from einmpi.schedule.steps import Exchange, Reduce, Slot
+from einmpi.schedule.halo import HaloExchange
+from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed
+from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Exchange, Reduce, Slot
+
+# ---- pairs ---------------------------------------------------------------------------------------
+#
+# Large messages, between pairs of ranks and in pieces.
+
+
+def rounds(group: Sequence[int], me: int) -> Iterator[tuple[int, int]]:
+    """Yield rounds (to, from): in each, every member sends to one and receives from one."""
+    size = len(group)
+    for distance in range(1, size):
+        yield (me + distance) % size, (me - distance) % size
+
+
+def extents_of(slot: Slot) -> tuple[int, ...]:
+    return slot.shape or (1,)
+
+
+def slice_of(region: Region, slot: Slot) -> slice | None:
+    """Return where a region is in a slot whose elements are in a row; None if it has gaps."""
+    found = flat_range(region, extents_of(slot))
+    return None if found is None else slice(*found)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Messages between pairs of members, in pieces that fit into a buffer each."""
+
+    source: Slot
+    target: Slot
+    group: Sequence[int]
+    limit: int  # elements of a message
+    aggregation: str | None = None  # of what arrives with what is there; None: it is replaced
+
+    def send_and_receive(
+        self,
+        to: int,
+        sent: Region | None,
+        source: int,
+        received: Region | None,
+        buffers: Buffers,
+        comm: Comm,
+    ) -> None:
+        """Send one region to a member, and receive one from a member."""
+        sends: list[Region | None] = [] if sent is None else [*chunks(sent, self.limit)]
+        receives: list[Region | None] = [] if received is None else [*chunks(received, self.limit)]
+        count = max(len(sends), len(receives))
+        sends += [None] * (count - len(sends))
+        receives += [None] * (count - len(receives))
+        for send, receive in zip(sends, receives, strict=True):
+            with ExitStack() as stack:
+                outgoing = self._outgoing(send, buffers, stack)
+                incoming = self._incoming(receive, buffers, stack)
+                comm.sendrecv(
+                    None if send is None else self.group[to],
+                    outgoing,
+                    None if receive is None else self.group[source],
+                    incoming,
+                )
+                if receive is not None:
+                    self._unpack(incoming, receive, buffers)
+
+    def _outgoing(self, region: Region | None, buffers: Buffers, stack: ExitStack) -> Array:
+        """Return the part of the slot itself if it is contiguous, else a buffer with it."""
+        if region is None:
+            return None
+        place = slice_of(region, self.source)
+        if place is not None:
+            return buffers[self.source].reshape(-1)[place]
+        buffer = stack.enter_context(buffers.message_buffer(elements(region), self.source))
+        buffers.backend.pack(buffers[self.source], region, buffer)
+        return buffer
+
+    def _incoming(self, region: Region | None, buffers: Buffers, stack: ExitStack) -> Array:
+        """Return the part of the slot itself if it is contiguous and replaced, else a buffer."""
+        if region is None:
+            return None
+        place = slice_of(region, self.target)
+        if place is not None and self.aggregation is None:
+            return buffers[self.target].reshape(-1)[place]
+        return stack.enter_context(buffers.message_buffer(elements(region), self.target))
+
+    def _unpack(self, incoming: Array, region: Region, buffers: Buffers) -> None:
+        """Put a message at its place in the slot, unless it was received there."""
+        if self.aggregation is not None:
+            buffers.backend.combine(self.aggregation, buffers[self.target], region, incoming)
+        elif slice_of(region, self.target) is None:
+            buffers.backend.unpack(incoming, buffers[self.target], region)
+
+
+# ---- messages ------------------------------------------------------------------------------------
+#
+# How the members of a group send each other the pieces of an exchange or a reduction.
+
+
+class Piece(NamedTuple):
+    """A member's region of a slot, and its place in a message buffer."""
+
+    member: int
+    region: Region
+    place: slice
+
+
+class GatherInPlace(NamedTuple):
+    """All members' pieces lie in the target one after another, so they are received there."""
+
+    counts: Sequence[int]
+    place: slice  # of all pieces in the target, whose elements are taken as a row
+
+
+class Gather(NamedTuple):
+    """All members' pieces are gathered in one message buffer."""
+
+    counts: Sequence[int]
+    total: int
+    own: Sequence[Piece]
+    others: Sequence[Piece]
+
+
+class AtOnce(NamedTuple):
+    """Each member gets pieces of its own, by one call of the communicator."""
+
+    sent: Sequence[Piece]
+    send_counts: Sequence[int]
+    received: Sequence[Piece]  # in the order in which they are unpacked or aggregated
+    receive_counts: Sequence[int]
+
+
+Messages: TypeAlias = GatherInPlace | Gather | AtOnce
+
+
+def messages_of(step: Exchange | Reduce) -> Messages | None:
+    """Return the messages of a step; None if it has none, or sends them in pairs."""
+    if len(step.group) == 1:
+        return None
+    if isinstance(step, Exchange):
+        return messages_of_exchange(step)
+    return messages_of_reduce(step)
+
+
+def messages_of_exchange(step: Exchange) -> Messages | None:
+    """Return how the members of an exchange send each other their pieces; None for in pairs.
+
+    Every choice is the same on all members: it depends on nothing that differs between them.
+    """
+    moves = step.moves
+    at_once = moves.fits_at_once(buffer_elements(step, step.target))
+    if moves.same_to_all:
+        regions = _pieces_of_all(step)
+        counts = list(map(_count, regions))
+        place = _place_in_a_row(regions, step.target)
+        if place is not None:
+            return GatherInPlace(counts, place)
+        if at_once:
+            pieces = packed_pieces(regions)
+            own = [piece for piece in pieces if piece.member == moves.me]
+            others = [piece for piece in pieces if piece.member != moves.me]
+            return Gather(counts, sum(counts), own, others)
+    if at_once:
+        return _at_once(moves.sends, moves.receives)
+    return None
+
+
+def messages_of_reduce(step: Reduce) -> AtOnce | None:
+    """Return how the members of a reduction send each other their pieces; None for in pairs.
+
+    All members know all pieces, so they choose alike. A piece much larger than the others would
+    take too large a buffer. Every member aggregates what it receives in a fixed order.
+    """
+    group, me, pieces = step.reduction.group, step.reduction.me, step.reduction.pieces
+    most = (len(group) - 1) * max(map(_count, pieces))
+    fits = step.slot.nbytes <= buffer_bytes(step)
+    if not fits or most > prod(step.slot.shape) + len(group):
+        return None
+    sends = list(pieces)
+    sends[me] = None
+    receives = [pieces[me]] * len(group)
+    receives[me] = None
+    messages = _at_once(sends, receives)
+    received = {piece.member: piece for piece in messages.received}
+    in_order = [received[member] for _, member in rounds(group, me) if member in received]
+    return messages._replace(received=in_order)
+
+
+def are_boxes(messages: Messages) -> bool:
+    """Return whether all pieces that are packed or unpacked are boxes, and so views of slots."""
+    pieces: list[Piece] = []
+    if isinstance(messages, Gather):
+        pieces = [*messages.own, *messages.others]
+    elif isinstance(messages, AtOnce):
+        pieces = [*messages.sent, *messages.received]
+    return all(is_box(piece.region) for piece in pieces)
+
+
+def is_box(region: Region) -> bool:
+    return all(len(runs) == 1 for runs in region)
+
+
+def buffer_bytes(step: Exchange | Reduce) -> int:
+    return min(step.buffer_bytes, MESSAGE_BUFFER_BYTES)
+
+
+def buffer_elements(step: Exchange | Reduce, slot: Slot) -> int:
+    """Return how many elements of a slot a message buffer holds."""
+    return buffer_bytes(step) // np.dtype(slot.dtype).itemsize
+
+
+def packed_pieces(regions: Sequence[Region | None]) -> list[Piece]:
+    """Return each member's region, where there is one, one after another in a message buffer."""
+    found = []
+    start = 0
+    for member, region in enumerate(regions):
+        if region is not None:
+            stop = start + elements(region)
+            found.append(Piece(member, region, slice(start, stop)))
+            start = stop
+    return found
+
+
+def _at_once(sends: Sequence[Region | None], receives: Sequence[Region | None]) -> AtOnce:
+    return AtOnce(
+        packed_pieces(sends),
+        list(map(_count, sends)),
+        packed_pieces(receives),
+        list(map(_count, receives)),
+    )
+
+
+def _pieces_of_all(step: Exchange) -> list[Region | None]:
+    """Return the place in the target of every member's piece, where all members get all."""
+    moves = step.moves
+    pieces = list(moves.receives)
+    if step.source == step.target:
+        next_member = (moves.me + 1) % len(moves.group)
+        pieces[moves.me] = moves.sends[next_member]
+    elif moves.own is not None:
+        pieces[moves.me] = moves.own[1]
+    return pieces
+
+
+def _place_in_a_row(pieces: Sequence[Region | None], target: Slot) -> slice | None:
+    """Return where the pieces lie in the target; None unless they follow one another there."""
+    start = end = None
+    for piece in pieces:
+        if piece is None:
+            continue
+        place = flat_range(piece, extents_of(target))
+        if place is None or end not in (None, place[0]):
+            return None
+        start = place[0] if start is None else start
+        end = place[1]
+    return slice(start or 0, end or 0)
+
+
+def _count(region: Region | None) -> int:
+    return 0 if region is None else elements(region)
+
 
 # MPI's own reduction needs few messages, but aggregates slowly: on two ranks it takes 2 to 5 times
 # as long as ours for 32 MB. It is used for small slots in large groups.
@@ -237,3 +488,57 @@ def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
         if done and own is not None:
             buffers.backend.unpack(receive, buffers[step.slot], own)
     return done
+
+
+# ---- halo exchange -------------------------------------------------------------------------------
+#
+# Halos that stay beside the block: what other ranks send arrives in slots of its own.
+
+
+def exchange_halo(step: HaloExchange, buffers: Buffers, comm: Comm) -> None:
+    """Receive the halo of a block from other ranks, and send them theirs."""
+    in_shared_memory = buffers.shared.transfers_beside.get(id(step.exchange))
+    if in_shared_memory is not None:
+        in_shared_memory(step.arriving, buffers, comm)
+        return
+    for slot in step.writes:
+        buffers.make(slot)
+    buffers.backend.calls.get(step, None, lambda: _prepare_halo(step))(buffers, comm)
+
+
+def _prepare_halo(step: HaloExchange) -> Transfer:
+    """Prepare the messages of the exchange that this step stands for: other ranks may have that."""
+    exchange = step.exchange
+    moves = exchange.moves
+    messages = messages_of_exchange(exchange)
+    if messages is not None:
+        assert isinstance(messages, AtOnce), "a halo is not the same for all ranks"
+        return _prepare_at_once(step, messages)
+    limit = buffer_elements(exchange, exchange.target)
+    pairs = []
+    for slot in step.arriving:
+        pairs.append(Pairs(exchange.source, slot or exchange.target, moves.group, limit))
+
+    def exchange_in_pairs(buffers: Buffers, comm: Comm) -> None:
+        for to, source in rounds(moves.group, moves.me):
+            sent = moves.sends[to]
+            received = moves.receives[source]
+            place = None if received is None else packed(received)
+            pairs[source].send_and_receive(to, sent, source, place, buffers, comm)
+
+    return exchange_in_pairs
+
+
+def _prepare_at_once(step: HaloExchange, messages: AtOnce) -> Transfer:
+    """Prepare to exchange everything with one call of the communicator."""
+    source = step.exchange.source
+    group = step.group
+
+    def exchange_at_once(buffers: Buffers, comm: Comm) -> None:
+        with exchanged(messages, source, source, group, buffers, comm) as receive:
+            for piece in messages.received:
+                slot = step.arriving[piece.member]
+                assert slot is not None, "each message has a slot"
+                buffers[slot].reshape(-1)[...] = receive[piece.place]
+
+    return exchange_at_once

@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from einmpi.planner.memory import rows_of_block, rows_of_sparse_block, sparse_update_bytes
-from einmpi.planner.sparse_updates import (
+from einmpi.planner.memory import (
     SparseUpdate,
     find_sparse_update,
     places_filled,
+    rows_of_block,
+    rows_of_sparse_block,
     scattered_label,
+    sparse_update_bytes,
     with_given_places,
 )
-from einmpi.schedule.memory_steps import Free
-from einmpi.schedule.regions import Region, one_run, whole
-from einmpi.schedule.slots import Slot, Slots, operand_role
-from einmpi.schedule.step import Kernel, Step
+from einmpi.schedule.regions import Region, Slot, Slots, one_run, operand_role, whole
+from einmpi.schedule.step import Free, Kernel, Step
 from einmpi.schedule.steps import SavePoint
 
 

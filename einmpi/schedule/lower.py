@@ -10,23 +10,32 @@ from functools import lru_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.chains.record import FusedChain
-from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.halo import Needed, needed_of
+from einmpi.planner.memory import FusedChain, operand_cuts, output_cuts
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.blocked_updates import with_blocked_updates
-from einmpi.schedule.fused.chain import make_chain
+from einmpi.schedule.chain import make_chain
+from einmpi.schedule.cuts import with_cuts
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees, with_reuses
-from einmpi.schedule.memory_steps import Reuse
 from einmpi.schedule.moves import middle_layout
-from einmpi.schedule.overlap.cuts import with_cuts
-from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
+from einmpi.schedule.regions import (
+    FINAL_LAYOUT,
+    Region,
+    Runs,
+    Slot,
+    length,
+    locate,
+    operand_role,
+    packed,
+    share,
+    slot_for,
+)
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import FINAL_LAYOUT, Slot, operand_role, slot_for
 from einmpi.schedule.spill import with_spills
+from einmpi.schedule.step import Reuse
 from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store
 from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.schedule.two_level import exchanges, reductions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 
+from einmpi.schedule.regions import names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Begin, Free, Reuse, Slot, Step, loads_among
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import TypeAlias
@@ -11,14 +12,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.planner.halo import Runs as Runs
+from einmpi.planner.halo import intersect as intersect
+from einmpi.planner.halo import joined
+from einmpi.planner.halo import length as length
+from einmpi.planner.halo import one_run as one_run
+from einmpi.planner.halo import share as share
+from einmpi.planner.halo import whole as whole
+
 # Those with `as` belong to the vocabulary of this module too, for rooms that know no planner.
-from einmpi.planner.moving.runs import Runs as Runs
-from einmpi.planner.moving.runs import intersect as intersect
-from einmpi.planner.moving.runs import joined
-from einmpi.planner.moving.runs import length as length
-from einmpi.planner.moving.runs import one_run as one_run
-from einmpi.planner.moving.runs import share as share
-from einmpi.planner.moving.runs import whole as whole
 
 # A region has runs for each dimension, and consists of all combinations of their indices. The
 # region (((0, 4), (8, 10)), ((5, 6),)) of a matrix has six rows and one column.
@@ -218,3 +220,55 @@ def _paired_runs(one: Runs, two: Runs) -> list[tuple[slice, slice]]:
             if other_start + count < other_stop:
                 others.insert(0, (other_start + count, other_stop))
     return pairs
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+#
+# Slots: the local buffers of a rank, each with its part of a tensor.
+
+
+FINAL_LAYOUT = "'"  # role of a slot that holds a computed tensor in the layout the plan gives it
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A local buffer, which holds this rank's part of a tensor.
+
+    A tensor may have several slots: Z as its kernel leaves it, Z' in its final layout, and Z→V.0
+    in the layout in which V needs it as its operand 0.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str = ""  # FINAL_LAYOUT, or operand_role(…)
+
+    name: str = field(init=False, compare=False)  # tensor and role: unique in a schedule
+    nbytes: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Plain attributes, since every step of a run looks up slots by name.
+        object.__setattr__(self, "name", self.tensor + self.role)
+        nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
+        object.__setattr__(self, "nbytes", nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.shape)}"
+
+
+def operand_role(user: str, operand: int) -> str:
+    """Return the role of a slot that a vertex reads as the operand with this number."""
+    return f"→{user}.{operand}"
+
+
+Slots: TypeAlias = tuple[Slot, ...]
+
+
+def names_of(slots: Iterable[Slot]) -> list[str]:
+    """Return the names of some slots, in their order."""
+    return [slot.name for slot in slots]
+
+
+def slot_for(tensor: str, region: Region, dtype: str, role: str = "") -> Slot:
+    """Return the slot that holds a region of a tensor."""
+    return Slot(tensor, shape(region), dtype, role)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from einmpi.schedule.steps import SavePoint, Slot, Step
+from einmpi.schedule.steps import Fetch, Place, SavePoint, Slot, Step
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,69 @@ class Schedule:
     def __str__(self) -> str:
         shown = [str(step) for step in self.steps if not isinstance(step, SavePoint)]
         return "\n".join([f"rank {self.rank} of {self.ranks}", *shown])
+
+
+# ---- remainder -----------------------------------------------------------------------------------
+#
+# What is left of a schedule after one of its save points.
+
+
+def remaining(schedule: Schedule, done: int) -> Schedule:
+    """Return the schedule after its first `done` vertices.
+
+    The steps and their order are the same, and so is every bit of the results. The tensors of
+    earlier save points must be in their slots. Inputs that are still used are loaded again, and
+    outputs that are complete are stored again, which costs nothing.
+    """
+    end = schedule.steps.index(schedule.points[done - 1]) + 1
+    before = schedule.steps[:end]
+    after = schedule.steps[end:]
+    again = _repeated(before, after)
+    outside: list[Slot] = []
+    if any(step.places or step.evicts for step in schedule.steps):
+        # Memory is short: everything begins in the slow tier, and what was in memory is fetched.
+        valid, in_memory = _slots_after(before)
+        loaded: set[Slot] = set()
+        for step in again:
+            loaded.update(step.writes)
+        places = [Place(slot) for slot in valid if slot in loaded]
+        outside = [slot for slot in valid if slot not in loaded]
+        again = [*places, *again, *map(Fetch, in_memory)]
+    steps = (*again, *after)
+    return replace(schedule, steps=steps, outside=tuple(outside), lowered_steps=())
+
+
+def _repeated(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
+    """Return the steps to repeat: those that fill inputs still in use, and those that store."""
+    used: set[Slot] = set()
+    for step in after:
+        used.update(step.reads)
+    repeated = []
+    for step in before:
+        fills_used = step.completes_slot and used.intersection(step.writes)
+        if fills_used or step.kind == "store":
+            repeated.append(step)
+    return repeated
+
+
+def _slots_after(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
+    """Return the slots that have values after some steps, and those of them in memory.
+
+    Inputs that stay between runs are left out.
+    """
+    memory: dict[Slot, None] = {}
+    slow: dict[Slot, None] = {}
+    for step in steps:
+        for slot in (*step.places, *step.evicts):
+            slow[slot] = None
+        for slot in step.fetches:
+            memory[slot] = None
+        for slot in step.writes:
+            if slot not in slow and slot not in step.keeps:
+                memory[slot] = None
+        for slot in step.drops:
+            memory.pop(slot, None)
+        for slot in step.frees:
+            memory.pop(slot, None)
+            slow.pop(slot, None)
+    return list(memory | slow), list(memory)

@@ -10,7 +10,7 @@ import numpy as np
 
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.passes import in_passes
-from einmpi.schedule.slots import names_of
+from einmpi.schedule.regions import names_of
 from einmpi.schedule.steps import (
     Drop,
     Evict,

@@ -12,10 +12,8 @@ import numpy as np
 
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.memory_steps import Drop, Evict, Fetch, Free, Place, Reuse
-from einmpi.schedule.regions import Region, elements, show_region, whole
-from einmpi.schedule.slots import Slot, Slots
-from einmpi.schedule.step import Kernel, Step, whole_region
+from einmpi.schedule.regions import Region, Slot, Slots, elements, show_region, whole
+from einmpi.schedule.step import Drop, Evict, Fetch, Free, Kernel, Place, Reuse, Step, whole_region
 from einmpi.schedule.transfers import Cut, Moves, Part, Reduction
 from einmpi.units import plural, show_bytes
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.regions import Region, indices, packed, shape
+from einmpi.schedule.regions import Region, indices, names_of, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import names_of
 from einmpi.schedule.steps import Slot, Step, loads_among
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from einmpi.comm.base import Comm
-from einmpi.runtime.backend import Array
+from einmpi.comm.base import Comm, Group, spread_over_nodes
+from einmpi.comm.mpi import MOST_BYTES
+from einmpi.planner.machine import Prices
+from einmpi.planner.plan import Plan
+from einmpi.runtime.backend import Array, ShapeBackend, SharedArrays
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.program import Program
-from einmpi.runtime.shape_backend import ShapeBackend
-from einmpi.runtime.sharing.arrays import SharedArrays
+from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
+from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
-from einmpi.simulate.message_rounds import MessageRounds
+from einmpi.simulate.message_rounds import Message, MessageRounds
+from einmpi.units import ATTOSECONDS
 
 
 def dry_run(
@@ -82,3 +88,237 @@ class _NoInputs:
 
     def takes_messages(self, step: Load) -> bool:
         return False
+
+
+# ---- trace comm ----------------------------------------------------------------------------------
+#
+# One rank of a dry run that notes its messages: the lines of a trace that SimGrid replays.
+
+
+BYTES_OF_A_SIGNAL = 1  # of a barrier
+
+
+class Tag(IntEnum):
+    """What a message of a trace is."""
+
+    PAYLOAD = 0  # elements that one rank passes to another
+    SIGNAL = 1  # a round of a barrier, which is not counted
+    COPY = 2  # a rank copies from memory that it shares: a message to itself, which is not counted
+
+
+BYTE = 6  # the number of MPI_BYTE in a trace
+_PAYLOAD = int(Tag.PAYLOAD)  # quicker to write than a member of an Enum
+
+
+class TraceComm(MessageRounds):
+    """Writes down the messages of a rank."""
+
+    def __init__(self, rank: int, nodes: tuple[int, ...]) -> None:
+        super().__init__(rank, nodes)
+        self.lines: list[str] = []
+        self.messages = 0  # that it sends, with elements
+        self.operations = 0
+        self.steps: list[tuple[int, Step]] = []  # with the number of lines before each of them
+
+    def add(self, action: str) -> None:
+        """Add an action to the trace."""
+        self.lines.append(f"{self.rank} {action}")
+
+    def send_together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
+        """Post the messages to other nodes; exchange those inside the node meanwhile.
+
+        A rank copies what goes to its node, one message after the other. SimGrid would not let
+        these messages wait for each other.
+        """
+        here = self.nodes[self.rank]
+        for source, nbytes in receives:
+            if self.nodes[source] != here:
+                for part in parts_of(nbytes):
+                    self._receive(source, part)
+        for to, nbytes in sends:
+            if self.nodes[to] != here:
+                for part in parts_of(nbytes):
+                    self._send(to, part)
+        for received, sent in self._rounds_inside(dict(receives), dict(sends)):
+            for arriving, leaving in _parts_of_round(received, sent):
+                self._post(arriving, leaving)
+                if arriving is not None:
+                    self.add(f"wait {arriving[0]} {self.rank} {_PAYLOAD}")
+                if leaving is not None:
+                    self.add(f"wait {self.rank} {leaving[0]} {_PAYLOAD}")
+        self._wait()
+
+    def _rounds_inside(
+        self, receives: Mapping[int, int], sends: Mapping[int, int]
+    ) -> list[tuple[Message, Message]]:
+        """Return the messages inside the node in rounds, which are the same on all its ranks."""
+        here = self.nodes[self.rank]
+        members = sorted({self.rank, *(other for other in sends if self.nodes[other] == here)})
+        place = members.index(self.rank)
+        found = []
+        for step in range(1, len(members)):
+            source = members[place - step]
+            to = members[(place + step) % len(members)]
+            found.append(((source, receives[source]), (to, sends[to])))
+        return found
+
+    def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
+        for arriving, leaving in _parts_of_round(received, sent):
+            self._post(arriving, leaving)
+            self._wait()
+
+    def barrier_among(self, group: Group) -> None:
+        for source, target in self.barrier_rounds(group):
+            self.add(f"irecv {source} {Tag.SIGNAL:d} {BYTES_OF_A_SIGNAL} {BYTE}")
+            self.add(f"isend {target} {Tag.SIGNAL:d} {BYTES_OF_A_SIGNAL} {BYTE}")
+            self.add("waitall")
+
+    def copy_shared(self, nbytes: int) -> None:
+        self.add(f"irecv {self.rank} {Tag.COPY:d} {nbytes} {BYTE}")
+        self.add(f"isend {self.rank} {Tag.COPY:d} {nbytes} {BYTE}")
+        self.add("waitall")
+
+    def _post(self, arriving: Message | None, leaving: Message | None) -> None:
+        if arriving is not None:
+            self._receive(*arriving)
+        if leaving is not None:
+            self._send(*leaving)
+
+    def _receive(self, source: int, nbytes: int) -> None:
+        self.add(f"irecv {source} {_PAYLOAD} {nbytes} {BYTE}")
+
+    def _send(self, to: int, nbytes: int) -> None:
+        self.add(f"isend {to} {_PAYLOAD} {nbytes} {BYTE}")
+        self.messages += 1
+
+    def _wait(self) -> None:
+        if self.lines and not self.lines[-1].endswith("waitall"):
+            self.add("waitall")
+
+
+def _parts_of_round(
+    received: Message | None, sent: Message | None
+) -> list[tuple[Message | None, Message | None]]:
+    """Return the messages of a round in parts that MPI can count."""
+    arriving = [] if received is None else [(received[0], part) for part in parts_of(received[1])]
+    leaving = [] if sent is None else [(sent[0], part) for part in parts_of(sent[1])]
+    return list(zip_longest(arriving, leaving))
+
+
+def parts_of(nbytes: int) -> list[int]:
+    """Return the sizes of the messages in which MPI can count so many bytes."""
+    sizes = [MOST_BYTES] * (nbytes // MOST_BYTES)
+    if nbytes % MOST_BYTES:
+        sizes.append(nbytes % MOST_BYTES)
+    return sizes
+
+
+# ---- rank traces ---------------------------------------------------------------------------------
+#
+# The trace of each rank: a dry run of its schedule that notes messages and kernels.
+
+
+def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[TraceComm]:
+    """Yield what each rank has done in a dry run, with its trace, one rank after another.
+
+    Kernels take the time that a measured machine needs, or are written as operations without one.
+    `shared` says whether the ranks of a node share memory.
+    """
+    nodes = spread_over_nodes(plan.ranks, plan.nodes)
+    kernel_times = _KernelTimes(plan, prices)
+    first = 0
+    while first < plan.ranks:
+        # What the ranks of a node share depends on all of them.
+        stop = first
+        while stop < plan.ranks and nodes[stop] == nodes[first]:
+            stop += 1
+        schedules = [lower(plan, rank) for rank in range(first, stop)]
+        slots_of_ranks = [SharedSlots()] * len(schedules)
+        if shared:
+            slots_of_ranks = agreed_slots(schedules, nodes)
+        for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
+            yield _trace_of(schedule, slots, nodes, kernel_times)
+        first = stop
+
+
+def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
+    """Return what ranks of a node that follow one another share, as they would agree on it.
+
+    Other ranks of the node agree with them.
+    """
+    choices = [choose_shared_slots(schedule, nodes) for schedule in schedules]
+    first = schedules[0].rank
+    chosen = [SharedSlots()] * len(schedules)
+    questions: dict[int, tuple[tuple[int, ...], bool]] = {}
+
+    def ask(place: int, answer: bool | None) -> None:
+        try:
+            questions[place] = choices[place].send(answer)
+        except StopIteration as end:
+            questions.pop(place, None)
+            chosen[place] = end.value
+
+    for place in range(len(schedules)):
+        ask(place, None)
+    while questions:
+        members = _group_that_is_asked(questions, range(first, first + len(schedules)))
+        answer = all(questions[place][1] for place in members)
+        for place in members:
+            ask(place, answer)
+    return chosen
+
+
+def _group_that_is_asked(
+    questions: Mapping[int, tuple[tuple[int, ...], bool]], ranks: range
+) -> list[int]:
+    """Return the places of a group whose members are all at the same question."""
+    for group, _ in questions.values():
+        members = [rank - ranks.start for rank in group if rank in ranks]
+        if all(place in questions and questions[place][0] == group for place in members):
+            return members
+    raise AssertionError("the groups of a node wait for each other")
+
+
+def _trace_of(
+    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: _KernelTimes
+) -> TraceComm:
+    comm = TraceComm(schedule.rank, nodes)
+
+    def on_step(step: Step) -> None:
+        comm.steps.append((len(comm.lines), step))
+        comm.operations += kernel_times.add(step, comm)
+
+    comm.add("init")
+    dry_run(schedule, slots, comm, on_step)
+    comm.add("finalize")
+    return comm
+
+
+class _KernelTimes:
+    """Writes kernels to a trace: in seconds of a measured machine, or in operations."""
+
+    def __init__(self, plan: Plan, prices: Prices | None) -> None:
+        self.plan = plan
+        self.prices = prices
+        self.times: dict[str, int] = {}  # attoseconds of an operation, by vertex
+
+    def add(self, step: Step, comm: TraceComm) -> int:
+        """Add the kernels of a step; return their operations."""
+        operations = 0
+        attoseconds = 0
+        for kernel in step.kernels:
+            count = kernel.einsum.operations()
+            operations += count
+            if self.prices is not None:
+                attoseconds += count * self._time_of(kernel.tensor)
+        if attoseconds:
+            comm.add(f"sleep {attoseconds / ATTOSECONDS:.9g}")
+        elif operations and self.prices is None:
+            comm.add(f"compute {operations}")
+        return operations
+
+    def _time_of(self, name: str) -> int:
+        assert self.prices is not None
+        if name not in self.times:
+            self.times[name] = self.prices.operation(self.plan.graph[name])
+        return self.times[name]

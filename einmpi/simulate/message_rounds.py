@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from einmpi.comm.base import Array, Counts, Group, count_shared
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import Array, CountingComm, Counts, Group, count_shared
 from einmpi.comm.mpi import is_gathered_directly
 
 # What MPICH does with a gather or a sum that einmpi leaves to MPI: below these bytes in all, few

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -9,16 +10,53 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
+import numpy as np
+
 from einmpi.comm.base import spread_over_nodes
-from einmpi.planner.machine import Machine
+from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.plan import Plan
-from einmpi.planner.prices import Prices
-from einmpi.process.abort import on_abort
-from einmpi.report.recording.timeline import Timeline
-from einmpi.simulate.rank_traces import rank_traces
+from einmpi.process.signals import on_abort
+from einmpi.report.recording.record import OwnSpans, Record, Timeline, timeline_of
+from einmpi.simulate.dry_run import TraceComm, rank_traces
 from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
-from einmpi.simulate.timeline import StepTimes
-from einmpi.simulate.trace_comm import TraceComm
+
+# ---- timeline ------------------------------------------------------------------------------------
+#
+# When every rank did its steps in a replay: the timeline that reports and trace files show.
+
+
+# SimGrid says when each action of a rank is done, and a step is some actions in a row: it lasts
+# from the end of the action before its first one to the end of its last one. The first line of a
+# trace, init, and the last one, finalize, take no time and are not reported.
+_LINES_BEFORE = 1
+
+
+class StepTimes:
+    """Collects the steps of all ranks before a replay, and the times of their actions in it."""
+
+    def __init__(self) -> None:
+        # Spans whose times are still numbers of actions.
+        self.records: list[Record] = []
+        self.ends: list[array[float]] = []  # of each rank: when it has done so many actions
+
+    def add_rank(self, trace: TraceComm) -> None:
+        """Note the steps of the next rank."""
+        lines = [number for number, _ in trace.steps]
+        borders = np.array([*lines, len(trace.lines) - 1], float) - _LINES_BEFORE
+        own = OwnSpans()
+        own.add([step for _, step in trace.steps], borders[:-1], borders[1:])
+        self.records.append(own.record())
+        self.ends.append(array("d", [0.0]))
+
+    def on_action(self, rank: int, end: float) -> None:
+        """Note that a rank has done its next action."""
+        self.ends[rank].append(end)
+
+    def timeline(self) -> Timeline:
+        """Return the timeline, after the replay."""
+        for record, ends in zip(self.records, self.ends, strict=True):
+            record.times = np.array(ends)[record.times.astype(np.intp)]
+        return timeline_of([[record] for record in self.records])
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import element_text
+from einmpi.language.macros import GRADIENT, called_name
 from einmpi.language.syntax import Declaration, Statement, entries
-from einmpi.language.vocabulary import GRADIENT, called_name
 
 _FULL = ("float32", "float64")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.labels import Names
-from einmpi.graph.notation import element_text
+from einmpi.graph.einsum import element_text
+from einmpi.graph.scalar import Names
 from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program

@@ -11,7 +11,7 @@ from refusals import error
 import einmpi
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.calls import planning
+from einmpi.compiled import planning
 
 X = np.random.default_rng(2).standard_normal((6, 5))
 

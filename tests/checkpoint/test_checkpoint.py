@@ -23,17 +23,16 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.checkpoint import folder as checkpoint_module
 from einmpi.checkpoint.load import checksum, complete
-from einmpi.checkpoint.resume import open_checkpoints, prepare
-from einmpi.checkpoint.save import Checkpoints
+from einmpi.checkpoint.resume import Checkpoints, open_checkpoints, prepare
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.calls import planning
+from einmpi.compiled import planning
 from einmpi.compiled.inputs import Inputs
 from einmpi.errors import EinmpiError, InputError, Stopped
-from einmpi.graph.remainder import needed, rest
-from einmpi.kernels.cpu import grouping_rule
+from einmpi.graph.rewrite import needed, rest
+from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
-from einmpi.report.compare import relative_error
+from einmpi.report.describe import relative_error
 from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Exchange, Reduce

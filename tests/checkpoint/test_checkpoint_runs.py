@@ -18,7 +18,7 @@ from checkpoint_jobs import write_job
 from mpi_helpers import environment, needs_mpirun, run_mpi
 
 import einmpi
-from einmpi.report.compare import relative_error
+from einmpi.report.describe import relative_error
 
 # einmpi itself; in its fifth kernel, on some ranks, something happens. `wait` is for a signal from
 # outside.

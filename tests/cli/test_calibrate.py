@@ -24,14 +24,14 @@ from einmpi.cli.calibrate import (
     measure_figures,
 )
 from einmpi.cli.help import make_parser
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.backends import workplace_of
+from einmpi.compiled.running import workplace_of
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.planner.machine import PRODUCTS, read_machine
 from einmpi.process.variables import TRANSPORT_VARIABLE
-from einmpi.runtime.gpu.binding import TRANSPORTS
+from einmpi.runtime.gpu.backend import TRANSPORTS
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 
 

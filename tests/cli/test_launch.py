@@ -16,7 +16,9 @@ from mpi_helpers import STARTS, environment, finished, needs_mpirun
 
 from einmpi.cli import launch_output, launcher
 from einmpi.errors import EinmpiError, InputError
-from einmpi.process import abort, notes, signals
+from einmpi.process import signals
+from einmpi.process import signals as abort
+from einmpi.process import signals as notes
 from einmpi.process.environment import RANK_VARIABLES
 
 RANKS = 3
@@ -30,8 +32,9 @@ import os, signal, sys, time
 import numpy as np
 from mpi4py import MPI
 from einmpi.comm import mpi_library
-from einmpi.process import abort as process_abort
-from einmpi.process import notes, signals
+from einmpi.process import signals as process_abort
+from einmpi.process import signals
+from einmpi.process import signals as notes
 
 comm = MPI.COMM_WORLD
 rank = comm.rank
@@ -498,7 +501,8 @@ def test_fail(monkeypatch, capfd, error, message):
 
 HANGS = """
 import ctypes, os, signal, sys, time
-from einmpi.process import abort, signals
+from einmpi.process import signals
+from einmpi.process import signals as abort
 hang = ctypes.PyDLL(None).sleep  # keeps Python's lock, as mpi4py's Abort does
 abort._ABORT_TIME = 0.3
 if sys.argv[1] == "fail":

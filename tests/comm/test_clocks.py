@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from einmpi.comm import clocks
-from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
+from einmpi.comm import control_messages as clocks
+from einmpi.comm.control_messages import ClockReading, compare_clocks, on_first_clock
 from einmpi.comm.threads import run_threads
 
 

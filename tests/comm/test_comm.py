@@ -22,7 +22,7 @@ from mpi_helpers import (
     run_mpi,
 )
 
-from einmpi.comm.local import CountingComm, SelfComm
+from einmpi.comm.base import CountingComm, SelfComm
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import numpy_dtypes

@@ -16,14 +16,13 @@ from run_cases import cases, strategies
 import einmpi
 from einmpi.api import options_of
 from einmpi.cli.main import main
-from einmpi.comm.base import even_nodes
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import CountingComm, even_nodes
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
-from einmpi.runtime import messages
+from einmpi.runtime import transfer as messages
 
 CASES = cases()
 MACHINE = """measured = "in a test"

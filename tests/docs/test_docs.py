@@ -46,14 +46,14 @@ from paths import ROOT
 
 import einmpi
 from einmpi.cli.options import options_of
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
 from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
 from einmpi.job.inputs import RANDOM
-from einmpi.language.vocabulary import CONSTANTS
-from einmpi.planner.text.plan_json import as_json
+from einmpi.language.macros import CONSTANTS
+from einmpi.planner.text.explain import as_json
 
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -407,7 +407,7 @@ READERS = (
     ROOT / "einmpi/files/npy.py",
     ROOT / "einmpi/files/safetensors.py",
     ROOT / "einmpi/files/formats.py",
-    ROOT / "einmpi/files/load.py",
+    ROOT / "einmpi/files/generate.py",
     ROOT / "einmpi/files/writing.py",
     ROOT / "einmpi/arrays/dist_array.py",
     ROOT / "einmpi/arrays/record.py",
@@ -432,11 +432,11 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/simulate.py",
     ROOT / "einmpi/units.py",
     *modules_of("planner", "simulate"),
-    ROOT / "einmpi/models/checkpoint.py",
+    ROOT / "einmpi/models/programs.py",
     ROOT / "einmpi/models/llama.py",
-    ROOT / "einmpi/models/prompts.py",
     ROOT / "einmpi/models/sampling.py",
-    ROOT / "einmpi/models/tokens.py",
+    ROOT / "einmpi/models/sampling.py",
+    ROOT / "einmpi/models/sampling.py",
 )
 # Parts of errors that have no example on a page, and why.
 NOT_SHOWN = {

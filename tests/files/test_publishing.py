@@ -23,7 +23,7 @@ from paths import ROOT
 import einmpi
 from einmpi.arrays.dist_array import DistArray
 from einmpi.cli.main import main
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.files import claims, fill
@@ -78,7 +78,7 @@ import os, signal, sys, time
 from einmpi.comm.mpi_library import world
 from einmpi.compiled import outputs
 from einmpi.files.hdf5 import writing as hdf5_writing
-from einmpi.process import abort
+from einmpi.process import signals as abort
 from einmpi.cli.main import main
 
 moment = os.environ["MOMENT"]

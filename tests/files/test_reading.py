@@ -15,7 +15,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled

@@ -9,7 +9,7 @@ import pytest
 from mpi_helpers import ROOT
 
 from einmpi.errors import InputError
-from einmpi.files.replace import check_replaceable, replace_file
+from einmpi.files.atomic import check_replaceable, replace_file
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 
@@ -56,7 +56,7 @@ def test_a_pipe_stays_a_pipe():
 def test_what_is_printed_to_is_not_replaced(name, piped, tmp_path):
     """Else all that is printed later would be lost."""
     code = (
-        "from einmpi.files.replace import replace_file; print('one'); "
+        "from einmpi.files.atomic import replace_file; print('one'); "
         f"replace_file({name!r}, [b'two\\n']); "
         "print('three')"
     )

@@ -11,7 +11,7 @@ from refusals import error
 import einmpi
 from einmpi.api import options_of
 from einmpi.checkpoint.resume import identity, open_checkpoints, prepare
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.files.reading import Reading
 
 pytestmark = pytest.mark.usefixtures("in_folder")

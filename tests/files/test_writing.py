@@ -22,18 +22,18 @@ from plan_oracle import R, layouts
 from refusals import error
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files import fill, formats
 from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
+from einmpi.files.generate import describe, load_array
 from einmpi.files.hdf5 import writing as hdf5_writing
-from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.mesh import Mesh
-from einmpi.runtime import messages
+from einmpi.runtime import transfer as messages
 from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
@@ -607,7 +607,7 @@ def test_two_runs_at_once():
         draft = f".o.h5.{'0f' * 8}.part"
         open(draft, "w").close()
         code = (
-            "from einmpi.comm.local import ALONE; from einmpi.files.claims import claimed\n"
+            "from einmpi.comm.base import ALONE; from einmpi.files.claims import claimed\n"
             "with claimed({'o.h5': 'x'}, ALONE): pass"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -13,8 +13,9 @@ from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.local import ALONE
-from einmpi.files import atomic, journal, publishing, writing
+from einmpi.comm.base import ALONE
+from einmpi.files import atomic, journal, writing
+from einmpi.files import journal as publishing
 from einmpi.files.claims import claimed
 from einmpi.files.formats import HDF5, ZARR
 from einmpi.files.zarr import writing as zarr_writing

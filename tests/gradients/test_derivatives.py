@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import as_ufunc
 from einmpi.graph.operations import (
     OPERATIONS,
     Operation,
     register_operation,
     unregister_operation,
 )
-from einmpi.graph.promotion import as_ufunc
 from einmpi.kernels.reference import evaluate
 
 COUNT = 6

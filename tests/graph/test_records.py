@@ -23,18 +23,17 @@ from einmpi.graph.aggregations import (
     register_aggregation,
     unregister_aggregation,
 )
-from einmpi.graph.dtypes import DTYPES, numpy_dtypes
+from einmpi.graph.dtypes import DTYPES, as_ufunc, numpy_dtypes
 from einmpi.graph.operations import (
     OPERATIONS,
     Operation,
     register_operation,
     unregister_operation,
 )
-from einmpi.graph.promotion import as_ufunc
 from einmpi.graph.scalar import Call, Const
 from einmpi.kernels.cpu.compiled import KERNELS
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
-from einmpi.language.vocabulary import callables, is_reserved
+from einmpi.language.macros import callables, is_reserved
 
 
 def softsign(x):

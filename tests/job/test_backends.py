@@ -8,7 +8,7 @@ import pytest
 from job_text import PROGRAM, error
 
 import einmpi
-from einmpi.compiled.backends import on_host
+from einmpi.compiled.running import on_host
 from einmpi.job.settings import (
     BackendRecord,
     all_backends,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.errors import EinmpiError
-from einmpi.kernels.cpu import compiled_group, grouping_rule
+from einmpi.kernels.cpu import compiled_group
+from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.steps import Exchange, Group, Kernel, SavePoint

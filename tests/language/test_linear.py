@@ -9,7 +9,7 @@ import pytest
 from calls import calls_of
 
 import einmpi
-from einmpi.graph import labels
+from einmpi.graph import scalar as labels
 from einmpi.language import parse, syntax
 from einmpi.language.syntax import Source
 

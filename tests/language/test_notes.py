@@ -8,7 +8,7 @@ from distributed import run_on_threads
 
 import einmpi
 from einmpi.errors import EinmpiError, nearest_of, one_of
-from einmpi.language.notes import label_notes
+from einmpi.language.scope import label_notes
 from einmpi.report.describe import describe_job
 
 SHAPES = {"A": (6, 5), "B": (5, 4), "C": (5,), "S": (5, 5), "n": np.zeros(5, "int64")}

@@ -5,7 +5,7 @@ import pytest
 from refusals import error
 
 import einmpi
-from einmpi.language.numpy_names import WRITTEN_INSTEAD
+from einmpi.language.macros import WRITTEN_INSTEAD
 
 GIVEN = {
     "x": (6,),

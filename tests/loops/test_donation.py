@@ -13,8 +13,8 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels.cpu import dispatch
-from einmpi.kernels.cpu.updates import scattered_updates
-from einmpi.loops.planning import plan_loop
+from einmpi.kernels.cpu import row_updates as scattered_updates
+from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.planner import donation, memory
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate

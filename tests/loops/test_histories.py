@@ -14,8 +14,7 @@ from mpi_helpers import environment
 import einmpi
 from einmpi.compiled.outputs import check_targets
 from einmpi.errors import InputError
-from einmpi.files.hdf5.tables import check_table, draft_table
-from einmpi.files.hdf5.unclosed import lookup3
+from einmpi.files.hdf5.opening import check_table, draft_table, lookup3
 
 JOB = """
 program = '''
@@ -197,7 +196,7 @@ def test_histories_that_cannot_be_written(tmp_path):
 WRITER = """
 import os
 import numpy as np
-from einmpi.files.hdf5.tables import GrowingTable, draft_table
+from einmpi.files.hdf5.opening import GrowingTable, draft_table
 
 rows = np.zeros(5, [("step", np.int64), ("loss", float)])
 rows["step"] = np.arange(5)
@@ -214,7 +213,7 @@ import sys, time
 import h5py
 import numpy as np
 from einmpi.errors import InputError
-from einmpi.files.hdf5.tables import check_table, draft_table
+from einmpi.files.hdf5.opening import check_table, draft_table
 
 whole = open("history.h5", "rb").read()
 rows = np.zeros(1, [("step", np.int64), ("loss", float)])

@@ -16,7 +16,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError, InputError
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.language.syntax import Source
-from einmpi.loops.planning import plan_loop
+from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.report.describe import describe_job
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.kernels.cpu.updates import row_writes
+from einmpi.kernels import updates as placed_rows
+from einmpi.kernels.cpu import row_updates as row_writes
 from einmpi.kernels.prepared import address_of
-from einmpi.kernels.updates import placed_rows
-from einmpi.kernels.updates.placed_rows import find_placed_rows
+from einmpi.kernels.updates import find_placed_rows
 
 # Programs with the values that they write: at index at[b] of u, for each b.
 VALUES = {

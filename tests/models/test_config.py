@@ -11,9 +11,8 @@ import pytest
 from tiny_checkpoints import FOLDER, NAMES, tensors_of
 
 import einmpi
-from einmpi.models.config import ARCHITECTURES, NAMED, Config, read_config
+from einmpi.models.config import ARCHITECTURES, KINDS, NAMED, Config, read_config
 from einmpi.models.programs import weights_of
-from einmpi.models.rope import KINDS
 
 SIZES = {
     "model_type": "llama",

@@ -8,10 +8,10 @@ import pytest
 
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
-from einmpi.models import known_programs
+from einmpi.models import programs as known_programs
 from einmpi.models.llama import load
-from einmpi.models.prompts import rounded_length
-from einmpi.planner.text.plan_json import as_json
+from einmpi.models.sampling import rounded_length
+from einmpi.planner.text.explain import as_json
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 LLAMA = CHECKPOINTS / "llama"

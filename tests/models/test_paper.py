@@ -6,7 +6,7 @@ import numpy as np
 from distributed import run_on_threads
 
 import einmpi
-from einmpi.models.paper import Llama, llama_training_program
+from einmpi.models.config import Llama, llama_training_program
 
 SMALL = Llama(width=8, layers=2, heads=2, hidden=12)
 

@@ -11,7 +11,7 @@ from runtime.gpu.test_gpu import NO_GPU
 from tiny_checkpoints import FOLDER, NAMES, golden, job_of, weights
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.models.programs import decode_program, prefill_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]

@@ -7,7 +7,7 @@ import pytest
 from tiny_tokenizer import TEXT, write_tokenizer
 
 from einmpi.errors import InputError
-from einmpi.models.tokens import TextStream, open_tokenizer
+from einmpi.models.sampling import TextStream, open_tokenizer
 
 
 @pytest.fixture(scope="module")

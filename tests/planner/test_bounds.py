@@ -14,14 +14,13 @@ from target_graphs import attention, chain, llama
 import einmpi
 from einmpi.planner.factor import factor
 from einmpi.planner.lower_bound import words
-from einmpi.planner.lower_bound.outer_products import outer_products
-from einmpi.planner.lower_bound.words import lower_bound_words
+from einmpi.planner.lower_bound.words import lower_bound_words, outer_products
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.search import search
-from einmpi.planner.solving.solver import Solver
+from einmpi.planner.solver import Solver
 
 # ---- targets ----------------------------------------------------------------------------------
 

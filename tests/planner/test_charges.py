@@ -14,8 +14,7 @@ from target_graphs import attention, chain, llama
 import einmpi
 from einmpi.planner.lower_bound import words
 from einmpi.planner.lower_bound.charges import Charging
-from einmpi.planner.lower_bound.kept import most_kept
-from einmpi.planner.lower_bound.ways import ways_to_cut
+from einmpi.planner.lower_bound.kept import most_kept, ways_to_cut
 
 
 def best_of_scipy(charging: Charging) -> float:

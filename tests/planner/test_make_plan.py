@@ -11,14 +11,13 @@ import pytest
 from target_graphs import llama
 
 import einmpi
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
-from einmpi.planner.text.explain import explain
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.text.explain import as_json, explain
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 

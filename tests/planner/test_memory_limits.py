@@ -12,11 +12,11 @@ import pytest
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import TooLittleMemory
-from einmpi.planner.saving_memory.searches import searches_kept
+from einmpi.planner.saving_memory.mixtures import searches_kept
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes

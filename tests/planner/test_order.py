@@ -12,7 +12,7 @@ from training_programs import Step, classifier, perceptron, transformer_block, v
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.loops.updates import with_updates_in_order
+from einmpi.loops.stages import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import Cuts
 from einmpi.planner.peak_memory import bytes_at_vertices

@@ -11,15 +11,14 @@ from plan_oracle import Oracle, R, axes_of, layouts, moved_bytes, random_graph
 import einmpi
 from einmpi.errors import InputError
 from einmpi.planner.factor import factor
-from einmpi.planner.machine import Machine
+from einmpi.planner.machine import BETWEEN, BYTES, Machine, Prices
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.planning import Planning
-from einmpi.planner.prices import BETWEEN, BYTES, Prices
 from einmpi.planner.search import search
-from einmpi.planner.solving.solver import Solver
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.solver import Solver
+from einmpi.planner.text.explain import as_json
 
 MACHINE = Machine(
     latency_inside=1000,

@@ -14,12 +14,12 @@ from training_programs import Step, classifier, perceptron, transformer_block, v
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.loops.updates import with_updates_in_order
+from einmpi.loops.stages import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.saving_memory.recompute import without_copies
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.text.explain import as_json
 
 MIB = 2**20
 # A step, and tensors of it to compute again: values of functions, products, and chains of both.

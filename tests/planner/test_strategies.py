@@ -16,10 +16,8 @@ import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.paper.dynamic_program import decompose
-from einmpi.planner.paper.viable import viable
-from einmpi.planner.placement import place
+from einmpi.planner.mesh import Mesh, place
+from einmpi.planner.paper import decompose, viable
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import (
     DEFAULT_STRATEGY,

@@ -12,7 +12,7 @@ import pytest
 from mpi_helpers import OPEN_MPI, environment, needs_mpirun, run_mpi
 
 from einmpi.cli.doctor import examine_shared_memory
-from einmpi.process import segments
+from einmpi.process import names as segments
 
 needs_folder = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no /dev/shm")
 

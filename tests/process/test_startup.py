@@ -74,7 +74,7 @@ def test_names(launcher):
 
 LAST_LINE = """
 import sys
-from einmpi.process.abort import print_last_line
+from einmpi.process.signals import print_last_line
 from einmpi.process.environment import launcher_rank
 from einmpi.process.startup import startup_deadline
 with startup_deadline():

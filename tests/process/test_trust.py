@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from einmpi.process.trust import (
+from einmpi.process.environment import (
     UntrustedFileError,
     make_private_folders,
     open_own_file,

@@ -12,9 +12,9 @@ from timelines import recorded
 
 import einmpi
 from einmpi.planner.text.compare import compare
+from einmpi.report.graph_picture import PARTIAL, layouts_of
 from einmpi.report.html import write_report
-from einmpi.report.movement import PARTIAL, layouts_of
-from einmpi.report.recording.timeline import Span, Timeline
+from einmpi.report.recording.record import Span, Timeline
 from einmpi.schedule.layout import Layout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

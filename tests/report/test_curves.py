@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from in_process import einmpi_here
 from paths import ROOT
 
-from einmpi.report.curves import MOST_POINTS, curves
+from einmpi.report.html import MOST_POINTS, curves
 
 VALUES = st.lists(
     st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.none(), st.booleans()),

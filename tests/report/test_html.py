@@ -22,19 +22,23 @@ from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.paper import MODELS, Llama, llama_program
+from einmpi.models.config import MODELS, Llama, llama_program
 from einmpi.planner.mesh import Mesh, allowed_masks
 from einmpi.planner.text.compare import compare
-from einmpi.report import page_data
+from einmpi.report import html as page_data
 from einmpi.report.arrange import arrange
-from einmpi.report.graph_picture import MORE_LAYERS, graph_picture
-from einmpi.report.html import page, write_report
-from einmpi.report.movement import LayoutUse, edge_movements, layouts_of
-from einmpi.report.page_data import timeline_data
+from einmpi.report.describe import write_plot
+from einmpi.report.graph_picture import (
+    MORE_LAYERS,
+    LayoutUse,
+    edge_movements,
+    graph_picture,
+    layouts_of,
+)
+from einmpi.report.html import page, timeline_data, write_report
 from einmpi.report.page_tables import tensor_table, time_by_kind
 from einmpi.report.picture import STYLES, Box, Text, svg
-from einmpi.report.plot import write_plot
-from einmpi.report.recording.timeline import KINDS, Span, Timeline
+from einmpi.report.recording.record import KINDS, Span, Timeline
 
 JOBS = ("chain", "attention", "softmax", "distances", "shortest_path")
 
@@ -508,7 +512,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
         write_plot(tmp_path / "none" / "plan.svg", plan)
     with pytest.raises(InputError, match="No such file or directory"):
         write_report(tmp_path / "none" / "plan.html", plan)
-    monkeypatch.setattr("einmpi.report.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("einmpi.report.describe.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match=r"need matplotlib.* ends in \.svg; or install einmpi\[plot\]"
     ):

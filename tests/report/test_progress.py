@@ -16,8 +16,8 @@ from mpi_helpers import needs_mpirun
 from paths import ROOT
 
 import einmpi
-from einmpi.process import terminal as terminals
-from einmpi.process.terminal import CLEAR, columns, screen
+from einmpi.process import environment as terminals
+from einmpi.process.environment import CLEAR, columns, screen
 from einmpi.process.variables import CACHE_VARIABLE, TERMINALS_VARIABLE
 from einmpi.report import progress
 from einmpi.report.progress import Progress

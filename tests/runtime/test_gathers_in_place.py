@@ -12,7 +12,7 @@ import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
-from einmpi.runtime.messages import Gather, GatherInPlace, messages_of_exchange
+from einmpi.runtime.transfer import Gather, GatherInPlace, messages_of_exchange
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Exchange
 

@@ -16,24 +16,22 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.files.generate import fill_box
 from einmpi.kernels import halo_parts, index_sets
-from einmpi.planner.moving import overlap
-from einmpi.report.recording.record import Recorder
+from einmpi.planner import overlap
+from einmpi.report.recording.record import Recorder, events
 from einmpi.report.recording.summary import summary_rows, vertex_times
-from einmpi.report.recording.trace import events
+from einmpi.runtime import background
+from einmpi.runtime.backend import ShapeBackend
+from einmpi.runtime.background import Background
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.overlap import background
-from einmpi.runtime.overlap.background import Background
 from einmpi.runtime.program import Program
-from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.overlap.arrange import with_overlap
-from einmpi.schedule.overlap.steps import Await, KernelPart, UpdatePart
+from einmpi.schedule.overlap import Await, KernelPart, UpdatePart, with_overlap
 from einmpi.schedule.steps import Reduce
 from einmpi.schedule.verify import verify
 

@@ -27,7 +27,7 @@ from einmpi.kernels.prepared import address_of
 from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.sharing import memory as sharing_memory
-from einmpi.runtime.sharing import transfers as sharing_transfers
+from einmpi.runtime.sharing import memory as sharing_transfers
 from einmpi.runtime.sharing.memory import scheduled_bytes
 from einmpi.runtime.sharing.slots import find_shared_slots
 from einmpi.schedule.lower import lower

@@ -22,13 +22,13 @@ from paths import ROOT
 from run_cases import cases
 
 import einmpi
-from einmpi.comm.local import ALONE
-from einmpi.report import figures
+from einmpi.comm.base import ALONE
+from einmpi.report import results as figures
+from einmpi.runtime import host_memory as scratch_module
 from einmpi.runtime import passes as passes_module
-from einmpi.runtime import scratch as scratch_module
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.scratch import Scratch
+from einmpi.runtime.host_memory import Scratch
 from einmpi.schedule.lower import lower
 from einmpi.schedule.passes import in_passes
 from einmpi.schedule.steps import Kernel, Passes

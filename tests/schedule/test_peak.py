@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
-from einmpi.comm.local import CountingComm
+from einmpi.comm.base import CountingComm
 from einmpi.planner.strategies import STRATEGIES
+from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.program import Program
-from einmpi.runtime.shape_backend import ShapeBackend
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 

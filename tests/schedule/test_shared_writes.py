@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from einmpi.schedule.regions import elements, flat_range
-from einmpi.schedule.shared_writes import (
+from einmpi.schedule.shared_reads import (
     PAGE_BYTES,
     STRIPE_BYTES,
     chunk_counts,

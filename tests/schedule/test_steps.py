@@ -3,13 +3,12 @@
 import pytest
 
 import einmpi
-from einmpi.kernels.cpu import grouping_rule
+from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.actions import ACTIONS
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory_steps import SlotStep
-from einmpi.schedule.slots import FINAL_LAYOUT, operand_role
-from einmpi.schedule.step import Step
+from einmpi.schedule.regions import FINAL_LAYOUT, operand_role
+from einmpi.schedule.step import SlotStep, Step
 from einmpi.schedule.steps import Drop, Evict, Fetch, Free, Place, Slot
 from einmpi.schedule.verify import verify
 

@@ -11,7 +11,7 @@ from paths import ROOT
 from einmpi.errors import InputError
 from einmpi.planner.machine import Machine
 from einmpi.simulate.cluster import KEYS, TOPOLOGIES, make_cluster
-from einmpi.simulate.platform_file import read_platform
+from einmpi.simulate.replay import read_platform
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

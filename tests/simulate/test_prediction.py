@@ -14,9 +14,8 @@ from einmpi.planner.machine import Machine, NodeGroups, read_machine
 from einmpi.planner.make_plan import _plan, make_plan
 from einmpi.planner.plan import Options
 from einmpi.simulate.cluster import make_cluster
-from einmpi.simulate.prediction import with_predicted_times
+from einmpi.simulate.prediction import TimedComm, with_predicted_times
 from einmpi.simulate.simulation import Place, simulate_plan
-from einmpi.simulate.timed_comm import TimedComm
 
 CLUSTER = read_machine(str(ROOT / "bench" / "platforms" / "cluster.toml"))
 # In picoseconds: 2 for a byte inside a node, 10 between nodes; latencies 100 and 1000.

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from paths import ROOT
 
 import einmpi
-from einmpi.planner.machine import Machine
-from einmpi.planner.prices import Prices
-from einmpi.simulate.rank_traces import rank_traces
-from einmpi.simulate.trace_comm import MOST_BYTES, Tag, TraceComm, parts_of
+from einmpi.planner.machine import Machine, Prices
+from einmpi.simulate.dry_run import MOST_BYTES, Tag, TraceComm, parts_of, rank_traces
 
 JOBS = ("chain", "attention", "ffnn", "heat", "softmax", "convolution", "pagerank", "digits")
 
@@ -152,7 +150,7 @@ def test_parts_of_a_large_message_follow_one_another():
 
 def test_ranks_share_what_is_the_same_for_all():
     """Layouts are made once, and index sets once for ranks that have the same, not for each."""
-    from einmpi.planner.moving.runs import intersect, share
+    from einmpi.planner.halo import intersect, share
     from einmpi.schedule.lower import _layout, _pieces, lower
     from einmpi.schedule.moves import (
         _combinations,

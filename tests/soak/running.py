@@ -22,7 +22,7 @@ from einmpi.api import options_of
 from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.calls import planning
+from einmpi.compiled import planning
 from einmpi.compiled.inputs import Inputs
 from einmpi.job.job import with_settings
 from einmpi.kernels.cpu import dispatch

@@ -13,8 +13,8 @@ from paths import ROOT
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
-from einmpi.files.load import load_array
-from einmpi.loops.planning import plan_loop
+from einmpi.files.generate import load_array
+from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.schedule.blocked_updates import SparseBlockedUpdate
 

@@ -9,7 +9,7 @@ from training_jobs import BATCH, NAMES, ROWS, data, run_on, write_job
 
 import einmpi
 from einmpi.report.describe import describe_job
-from einmpi.training.optimizers import OPTIMIZERS
+from einmpi.training.settings import OPTIMIZERS
 
 STEPS = 20
 CASES = {

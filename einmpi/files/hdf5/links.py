@@ -17,9 +17,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from einmpi.errors import InputError
-from einmpi.files.datasets import is_inside
+from einmpi.files.datasets import FileIdentity, SourceFile, identity_from, is_inside
 from einmpi.files.hdf5.opening import damage_reported, look_up, opened
-from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 
 if TYPE_CHECKING:
     import h5py

@@ -3,15 +3,147 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import io
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import MOST_NAMES_COMPARED, check_file
-from einmpi.files.hdf5.scales import is_dimension_only
+from einmpi.files.specs import StorageSpec
 
 if TYPE_CHECKING:
     import h5py
+
+
+# ---- scales --------------------------------------------------------------------------------------
+#
+# Dimension labels and scales of HDF5 outputs, by which netCDF readers such as xarray name
+# dimensions. A scale is a dataset without values beside the outputs, as netCDF has it.
+
+
+# By this text netCDF recognizes a scale that is no variable.
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
+_OWN = "einmpi_scale"  # the attribute of scales that were made here; it has their label
+
+
+def is_dimension_only(dataset: h5py.Dataset) -> bool:
+    """Return whether a dataset only names a dimension and has no values."""
+    if not dataset.is_scale:
+        return False
+    name = bytes(dataset.attrs.get("NAME", b""))
+    return name.startswith(_NO_VARIABLE.encode())
+
+
+def release_parts(handle: h5py.File, names: Iterable[str]) -> None:
+    """Prepare datasets for their removal: detach scales, and free the space of long attributes.
+
+    Own scales that nothing uses any more are removed.
+    """
+    for name in names:
+        dataset = _own_dataset(handle, name)
+        if dataset is None or dataset.is_virtual:
+            continue
+        for dimension in dataset.dims:
+            for scale in list(dimension.values()):
+                dimension.detach_scale(scale)
+                if _OWN in scale.attrs and "REFERENCE_LIST" not in scale.attrs:
+                    del handle[scale.name]
+        for key, value in dataset.attrs.items():
+            if isinstance(value, str):  # HDF5 would not free its text with the dataset
+                dataset.attrs.modify(key, "")
+
+
+def make_way(handle: h5py.File, names: Iterable[str]) -> None:
+    """Rename own scales that have the names of outputs. References to them stay valid."""
+    for name in names:
+        found = _own_dataset(handle, name)
+        if found is not None and _OWN in found.attrs:
+            group = found.parent
+            label = str(found.attrs[_OWN])
+            group.move(found.name, _free_name(group, label, found.shape[0]))
+
+
+def name_dimensions(handle: h5py.File, datasets: Mapping[str, StorageSpec]) -> None:
+    """Give the dimensions of datasets their labels, and scales to those that have none.
+
+    A dimension with a scale that was not made here keeps it, and its label.
+    """
+    for name, spec in datasets.items():
+        if spec.labels is None:
+            continue
+        dataset = handle[name]
+        for dimension, label, extent in zip(dataset.dims, spec.labels, spec.shape, strict=True):
+            attached = list(dimension.values())
+            if any(_OWN not in scale.attrs for scale in attached):
+                continue
+            if dimension.label != label:
+                dimension.label = label
+            if attached and str(attached[0].attrs[_OWN]) == label:
+                continue
+            for scale in attached:
+                dimension.detach_scale(scale)
+                if "REFERENCE_LIST" not in scale.attrs:
+                    del handle[scale.name]
+            dimension.attach_scale(_scale(dataset.parent, label, extent))
+
+
+def _own_dataset(group: h5py.Group, name: str) -> h5py.Dataset | None:
+    """Return a dataset of this file, None for anything else. No link is followed."""
+    import h5py
+
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        return None
+    found = group[name]
+    return found if isinstance(found, h5py.Dataset) else None
+
+
+def _scale(group: h5py.Group, label: str, extent: int) -> h5py.Dataset:
+    """Return the scale of a label with this extent in a group, made if there is none."""
+    for candidate in _names(label, extent):
+        if group.get(candidate, getlink=True) is None:
+            return _make_scale(group, candidate, label, extent)
+        found = _own_dataset(group, candidate)
+        if found is None or found.attrs.get(_OWN) != label:
+            continue
+        if found.shape == (extent,):
+            return found
+    raise AssertionError("there is always another name")
+
+
+def _free_name(group: h5py.Group, label: str, extent: int) -> str:
+    """Return a name for a scale under which there is nothing."""
+    return next(name for name in _names(label, extent) if group.get(name, getlink=True) is None)
+
+
+def _names(label: str, extent: int) -> Iterable[str]:
+    """Yield the names that the scale of a label may have: i, i_200, i_200_2, i_200_3, …"""
+    yield label
+    yield f"{label}_{extent}"
+    number = 2
+    while True:
+        yield f"{label}_{extent}_{number}"
+        number += 1
+
+
+def _make_scale(group: h5py.Group, name: str, label: str, extent: int) -> h5py.Dataset:
+    """Make a scale as netCDF does: without values, so that it takes no space in the file."""
+    import h5py
+
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
+    properties.set_obj_track_times(False)
+    space = h5py.h5s.create_simple((extent,))
+    made = h5py.h5d.create(group.id, name.encode(), h5py.h5t.IEEE_F32BE, space, properties)
+    scale = h5py.Dataset(made)
+    scale.make_scale(f"{_NO_VARIABLE}{extent:10d}")
+    scale.attrs[_OWN] = label
+    return scale
+
 
 # What HDF5 and h5py raise for files that are damaged or use features this build cannot read.
 _DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
@@ -122,3 +254,203 @@ def datasets_in(group: h5py.Group, most: int) -> list[str]:
 
     group.visititems(visit)
     return names
+
+
+# ---- unclosed ------------------------------------------------------------------------------------
+#
+# HDF5 files that a killed writer has not closed, read as if it had closed them.
+
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_VERSION = 3  # of the superblock: the only one that notes who has the file open
+_BYTES_OF_ADDRESS = 8
+# The superblock: signature, version, bytes of an address, bytes of a length, flags, then the
+# addresses of the base, the extension, the end of the file and the root group; then a checksum.
+_SUPERBLOCK = struct.Struct("<8sBBBBQQQQ")
+_CHECKSUM = struct.Struct("<I")
+_WORD = 2**32 - 1
+
+
+class ClosedView(io.FileIO):
+    """A file whose last writer was killed, with a superblock that says that nobody writes it.
+
+    HDF5 reads the file itself only as one that is still written: it reads what looks damaged again
+    and again, and waits longer each time.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file, "r")
+        size = os.fstat(self.fileno()).st_size
+        self.superblock = _closed_superblock(self.read(_SUPERBLOCK.size + _CHECKSUM.size), size)
+        self.seek(0)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as from the file, but the superblock."""
+        start = self.tell()
+        count = super().readinto(buffer) or 0
+        changed = self.superblock[start : start + count]
+        memoryview(buffer).cast("B")[: len(changed)] = changed
+        return count
+
+
+def _closed_superblock(written: bytes, size: int) -> bytes:
+    """Return a superblock without the note that the file is open; `size` is that of the file.
+
+    The end of the file may have moved after the superblock was written.
+    """
+    if len(written) < _SUPERBLOCK.size + _CHECKSUM.size:
+        raise OSError("truncated file")
+    fields = _SUPERBLOCK.unpack_from(written)
+    signature, version, bytes_of_address, bytes_of_length, _, base, extension, end, root = fields
+    is_known = signature == _SIGNATURE and version == _VERSION
+    if not is_known or bytes_of_address != _BYTES_OF_ADDRESS:
+        raise OSError("unknown superblock")
+    if _CHECKSUM.pack(lookup3(written[: _SUPERBLOCK.size])) != written[_SUPERBLOCK.size :]:
+        raise OSError("damaged superblock")
+    closed = _SUPERBLOCK.pack(
+        signature,
+        version,
+        bytes_of_address,
+        bytes_of_length,
+        0,
+        base,
+        extension,
+        max(end, size),
+        root,
+    )
+    return closed + _CHECKSUM.pack(lookup3(closed))
+
+
+def lookup3(data: bytes) -> int:
+    """Return the checksum that HDF5 gives to its metadata: Bob Jenkins' lookup3, from 0."""
+    start = (0xDEADBEEF + len(data)) & _WORD
+    a = start
+    b = start
+    c = start
+    blocks = [data[place : place + 12] for place in range(0, len(data), 12)]
+    for number, block in enumerate(blocks):
+        words = struct.unpack("<3I", block.ljust(12, b"\0"))
+        a = (a + words[0]) & _WORD
+        b = (b + words[1]) & _WORD
+        c = (c + words[2]) & _WORD
+        if number + 1 < len(blocks):
+            a, b, c = _mixed(a, b, c)
+    return _finished(a, b, c) if data else c
+
+
+def _rotated(word: int, bits: int) -> int:
+    return ((word << bits) | (word >> (32 - bits))) & _WORD
+
+
+def _mixed(a: int, b: int, c: int) -> tuple[int, int, int]:
+    """Mix three words with one another, so that all of them depend on all bits."""
+    for bits in (4, 6, 8, 16, 19, 4):
+        a = ((a - c) & _WORD) ^ _rotated(c, bits)
+        c = (c + b) & _WORD
+        a, b, c = b, c, a
+    return a, b, c
+
+
+def _finished(a: int, b: int, c: int) -> int:
+    """Return the checksum that three words give in the end."""
+    for bits in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - _rotated(b, bits)) & _WORD
+        a, b, c = b, c, a
+    # The words have changed places seven times: the last one that was computed is in the middle.
+    return b
+
+
+# ---- tables --------------------------------------------------------------------------------------
+#
+# Tables in HDF5 files that grow row by row and can be read at any time, even after a kill.
+
+
+# HDF5's mode for one writer and many readers needs this format, which HDF5 1.10 introduced.
+_FORMAT = ("v110", "v110")
+_LEAST_SUPERBLOCK = 3
+_ROWS_OF_A_CHUNK = 1024
+_NOT_CLOSED = "file consistency flags"  # in HDF5's message, if the last writer was killed
+
+
+def check_table(file: str, path: str, place: str) -> None:
+    """Refuse a table that an existing file cannot take."""
+    import h5py
+
+    expected = "a new file, or one that only histories were written to"
+    try:
+        handle = _open_for_reading(file)
+    except (OSError, RuntimeError, ValueError) as error:
+        what = f"{file} cannot be opened as HDF5: {hdf5_reason(error)}"
+        raise InputError(place, what, expected) from None
+    with handle, damage_reported(file, path, place):
+        version = handle.id.get_create_plist().get_version()[0]
+        if version < _LEAST_SUPERBLOCK:
+            what = f"{file} is in an older format of HDF5, in which a killed run would damage it"
+            raise InputError(place, what, expected)
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts)):
+            above = "/" + "/".join(parts[:depth])
+            if above in handle and not isinstance(handle[above], h5py.Group):
+                what = f"{above} in {file} is not a group"
+                raise InputError(place, what, f"a group to hold {path}")
+        if isinstance(handle.get(path), h5py.Group):
+            raise InputError(place, f"{path} in {file} is a group", "another name for the table")
+
+
+def _open_for_reading(file: str) -> h5py.File:
+    """Open a file, also one that a killed run has not closed."""
+    import h5py
+
+    try:
+        return h5py.File(file, "r", libver=_FORMAT, locking=False)
+    except OSError as error:
+        if _NOT_CLOSED not in str(error):
+            raise
+    return h5py.File(ClosedView(file), "r")
+
+
+def draft_table(draft: str, target: str, path: str, rows: npt.NDArray[Any]) -> None:
+    """Fill an empty draft with all of the target and with a table that has these rows.
+
+    A table of the same name is replaced.
+    """
+    import h5py
+
+    with h5py.File(draft, "w", libver=_FORMAT, locking=False) as handle:
+        if os.path.exists(target):
+            with _open_for_reading(target) as old:
+                for name in old:
+                    old.copy(name, handle)
+        if path in handle:
+            del handle[path]
+        first_rows = np.zeros(1, rows.dtype)
+        first_rows["step"] = -1  # of a row that was never written
+        handle.create_dataset(
+            path,
+            data=rows,
+            maxshape=(None,),
+            chunks=(_ROWS_OF_A_CHUNK,),
+            fillvalue=first_rows[0],
+        )
+
+
+class GrowingTable:
+    """A table in a file that one process writes. Others can read it, with `swmr=True`."""
+
+    def __init__(self, file: str, path: str) -> None:
+        import h5py
+
+        self.handle = h5py.File(file, "r+", libver=_FORMAT, locking=False)
+        self.dataset = self.handle[path]
+        # From now on HDF5 writes in an order that leaves a whole file at any time.
+        self.handle.swmr_mode = True
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add rows at the end."""
+        count = len(self.dataset)
+        self.dataset.resize((count + len(rows),))
+        self.dataset[count:] = rows
+        self.dataset.flush()
+
+    def close(self) -> None:
+        self.handle.close()

@@ -15,8 +15,14 @@ from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
 from einmpi.files.hdf5.datasets import as_in_memory, offset_in_file
 from einmpi.files.hdf5.links import follow_inside
-from einmpi.files.hdf5.opening import damage_reported, hdf5_reason, opened
-from einmpi.files.hdf5.scales import make_way, name_dimensions, release_parts
+from einmpi.files.hdf5.opening import (
+    damage_reported,
+    hdf5_reason,
+    make_way,
+    name_dimensions,
+    opened,
+    release_parts,
+)
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import one_of
-from einmpi.files.identity import FileIdentity
+from einmpi.files.datasets import FileIdentity
 from einmpi.files.zarr.codecs import (
     COMPRESSORS,
     KNOWN_CODECS,

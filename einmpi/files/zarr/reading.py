@@ -12,8 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.datasets import MOST_NAMES_COMPARED, Dataset, is_inside
-from einmpi.files.identity import FileIdentity, SourceFile, identity_from
+from einmpi.files.datasets import (
+    MOST_NAMES_COMPARED,
+    Dataset,
+    FileIdentity,
+    SourceFile,
+    identity_from,
+    is_inside,
+)
 from einmpi.files.zarr.codecs import ZarrError
 from einmpi.files.zarr.metadata import (
     METADATA_FILE,

@@ -18,17 +18,15 @@ from einmpi.kernels.attention.expansion import (
     require,
 )
 from einmpi.kernels.attention.pattern import (
-    Attention,
-    aggregated_extents,
-    sort_labels,
-    weighted_sum,
-)
-from einmpi.kernels.attention.softmax import (
     COLUMN_LABEL,
     CONTRACTED_LABEL,
+    Attention,
     Mask,
     Weights,
+    aggregated_extents,
+    sort_labels,
     two_elements,
+    weighted_sum,
     weights_of,
 )
 from einmpi.schedule.step import Kernel

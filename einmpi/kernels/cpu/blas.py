@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Number
-from einmpi.kernels.boxes import part_of_array
+from einmpi.graph.scalar import Number, unique
 from einmpi.kernels.contraction import (
     Contraction,
     Labels,
@@ -25,10 +23,16 @@ from einmpi.kernels.contraction import (
     keep_labels,
     size_of,
 )
-from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
 from einmpi.kernels.cpu.blas_library.choice import matrix_product
-from einmpi.kernels.lowering import Lowering, StoredArray
-from einmpi.kernels.operands import Array
+from einmpi.kernels.lowering import (
+    Lowering,
+    Part,
+    StoredArray,
+    Summands,
+    bytes_needed,
+    split_to_fit_memory,
+)
+from einmpi.kernels.operands import Array, part_of_array
 
 numpy_einsum = np.einsum  # whatever a caller puts in its place, such as einmpi.einsum
 MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here

@@ -14,10 +14,23 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries, Scalar, labels_in, walk
-from einmpi.kernels.boxes import Box, boxes, halve_step, part_of_array
-from einmpi.kernels.operands import Array, check_index_range, expressions_of
-from einmpi.kernels.prepared import NumpyCall, PreparedCall, view_maker
-from einmpi.kernels.ufuncs import apply, prepare_expression, reduce_block
+from einmpi.kernels.operands import (
+    Array,
+    Box,
+    boxes,
+    check_index_range,
+    expressions_of,
+    halve_step,
+    part_of_array,
+)
+from einmpi.kernels.prepared import (
+    NumpyCall,
+    PreparedCall,
+    apply,
+    prepare_expression,
+    reduce_block,
+    view_maker,
+)
 
 BLOCK_ELEMENTS = 2**17  # of a temporary: a few MiB in all, so that they stay in the cache
 # Longer expressions may hold more temporaries at once, so they are computed in smaller blocks.

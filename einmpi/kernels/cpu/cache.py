@@ -23,14 +23,14 @@ import numba
 from numba import types
 
 from einmpi.kernels.cpu import intrinsics
-from einmpi.process.names import NAMES
-from einmpi.process.terminal import print_notice
-from einmpi.process.trust import (
+from einmpi.process.environment import (
     UntrustedFileError,
     make_private_folders,
     open_own_file,
+    print_notice,
     why_not_trusted,
 )
+from einmpi.process.names import NAMES
 from einmpi.process.variables import CACHE_VARIABLE
 from einmpi.version import __version__
 

@@ -23,8 +23,17 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
-from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
-from einmpi.kernels.loop_nest import BoundNest, Counter, IndexedArray, Nest, Range, counted
+from einmpi.kernels.loop_nest import (
+    MIN_PACKED_LANES,
+    PACKED_BYTES,
+    BoundNest,
+    Counter,
+    IndexedArray,
+    Nest,
+    Range,
+    bind_nest,
+    counted,
+)
 from einmpi.kernels.operands import (
     Array,
     apply_constant_indices,
@@ -33,7 +42,7 @@ from einmpi.kernels.operands import (
     number_operands,
 )
 from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of
-from einmpi.process.first_use import COMPILING, first_use
+from einmpi.process.startup import COMPILING, first_use
 
 CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
 MAX_CHUNKS = 32

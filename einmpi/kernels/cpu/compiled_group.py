@@ -16,7 +16,6 @@ import numpy as np
 from einmpi.errors import EinmpiError
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
-from einmpi.kernels.boxes import Box, part_of_array
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
@@ -30,10 +29,10 @@ from einmpi.kernels.cpu.compiled import (
     kernel_of,
     pool,
 )
-from einmpi.kernels.cpu.grouping_rule import is_product
+from einmpi.kernels.cpu.map_and_folds import is_product
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.loop_nest import Counter, counted
-from einmpi.kernels.operands import Array, number_operands
+from einmpi.kernels.operands import Array, Box, number_operands, part_of_array
 from einmpi.kernels.prepared import PreparedCall, address_of
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group

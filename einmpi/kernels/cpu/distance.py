@@ -13,12 +13,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg, Call, Const
-from einmpi.kernels.boxes import Box, boxes, part_of_array
 from einmpi.kernels.contraction import required_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.compiled import compute_by_compiled_loops
 from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
-from einmpi.kernels.operands import Array
+from einmpi.kernels.operands import Array, Box, boxes, part_of_array
 
 MAX_NORMS = 2**17  # squared norms of an operand that exist at a time
 BLOCK_ELEMENTS = 2**15  # of the output, to which more is added while it is in the cache

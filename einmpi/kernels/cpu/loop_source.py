@@ -9,24 +9,130 @@ and `je` those of a block of steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation, aggregate_type
 from einmpi.graph.arithmetic import compute_types
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.scalar import Call, Const, Scalar
+from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.cpu.scattering.scatter_source import write_scatter
-from einmpi.kernels.cpu.source_lines import (
-    SourceLines,
-    loaded,
-    open_loops,
-    stored,
-    stored_dtype,
-)
 from einmpi.kernels.loop_nest import Nest
+
+# ---- source lines --------------------------------------------------------------------------------
+#
+# Lines of source, nested loops, and how values are kept in memory: what the sources of all
+# compiled CPU kernels share.
+
+
+# Outer loops of the output, and as many aggregated ones, that are written one inside another. With
+# the six loops of tiles and lanes these are 20, the most that Python allows.
+MAX_NESTED_LOOPS = 7
+
+
+@dataclass
+class SourceLines:
+    """Lines of source with their indentation."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+
+    def add(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + line for line in lines]
+
+    def open(self, line: str) -> None:
+        """Add a line that begins a block."""
+        self.add(line)
+        self.depth += 1
+
+    def close(self) -> None:
+        """End the innermost block."""
+        self.depth -= 1
+
+    def add_lane_loop(self, count: str | int, *lines: str) -> None:
+        """Add a loop over lanes; {v} in its lines stands for the lane.
+
+        Every loop has a variable of its own: numba compiles that fastest.
+        """
+        variable = f"v{len(self.lines)}"
+        self.open(f"for {variable} in range({count}):")
+        self.add(*(line.replace("{v}", variable) for line in lines))
+        self.close()
+
+
+def open_loops(loops: Sequence[int], text: SourceLines) -> None:
+    """Open loops, one inside another; if there are too many, one loop counts for the outermost.
+
+    The digits of its counter, in the mixed radix of the extents, are the indices of those loops.
+    """
+    surplus = len(loops) - MAX_NESTED_LOOPS
+    counted = loops[: surplus + 1] if surplus > 0 else []
+    nested = loops[len(counted) :]
+    if counted:
+        for loop in counted:
+            text.add(f"e{loop} = b{loop}_0 - a{loop}_0")
+        counter = f"q{counted[0]}"
+        total = " * ".join(f"e{loop}" for loop in counted)
+        text.open(f"for {counter} in range({total}):")
+        text.add(f"{counter}_left = {counter}")
+        for loop in reversed(counted):
+            text.add(f"i{loop} = a{loop}_0 + {counter}_left % e{loop}")
+            text.add(f"{counter}_left //= e{loop}")
+    for loop in nested:
+        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
+
+
+def stored_dtype(dtype: str) -> str:
+    """Return the dtype in which numbers are kept in memory."""
+    return DTYPES[dtype].numba_stored
+
+
+def loaded(text: str, dtype: str) -> str:
+    """Return a value from memory; truth values are kept as bytes."""
+    return f"({text} != 0)" if dtype == "bool" else text
+
+
+def stored(text: str, dtype: str) -> str:
+    """Return a value as it is kept in memory."""
+    return f"uint8({text})" if dtype == "bool" else text
+
+
+# ---- scatter source ------------------------------------------------------------------------------
+#
+# The source of a compiled kernel that scatters: each value of ⊗ joins the total at its place.
+
+
+def write_scatter(nest: Nest, text: SourceLines) -> None:
+    """Write the loops: aggregated labels outside, in order, and the labels of the output inside.
+
+    The place does not depend on the lane. Values whose place is not this kernel's are not computed.
+    """
+    assert nest.aggregation is not None and nest.place is not None
+    rule = AGGREGATIONS[nest.aggregation]
+    dtype = nest.out.dtype
+    if nest.step is not None:
+        open_loops(range(nest.output_loops, nest.step), text)
+        text.open(f"for tj0 in range(a{nest.step}_0, b{nest.step}_0):")
+    open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
+    lanes = Lanes(nest, "t")
+    place = lanes.value(Arg(nest.place), "int64")
+    text.add(f"c = a{nest.lane}_0", f"n = b{nest.lane}_0 - c", *lanes.before)
+    # One comparison: what is below K0_0 becomes a huge number.
+    text.open(f"if uint64({place} - K0_0) < uint64(K0_1 - K0_0):")
+    written = len(lanes.before)
+    target, lane = lanes.pointer(len(nest.reads))
+    value = lanes.value(nest.function, dtype)
+    total = f"{target}[{lane}]"
+    joined = operation(Call(rule.operation, ()), dtype, [loaded(total, dtype), value])
+    if "; " in joined:  # an operation of several statements needs names for its values
+        joined = lanes.keep(joined, True)
+    text.add(*lanes.before[written:])
+    # A loop that is known to end at once is not compiled as a loop.
+    lane_count = 1 if nest.width == 1 else "n"
+    text.add_lane_loop(lane_count, *lanes.inside, f"{total} = {stored(joined, dtype)}")
+
 
 BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 TILE_ROWS = 64  # rows that share a tile of lanes

@@ -14,7 +14,7 @@ from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.operations import OPERATIONS, Operation
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
 from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
-from einmpi.kernels.powers import whole_power
+from einmpi.kernels.prepared import whole_power
 
 MAX_NODES = 256
 

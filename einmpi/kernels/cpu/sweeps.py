@@ -10,9 +10,8 @@ from functools import cached_property
 
 from einmpi.kernels.halo_parts import split_at_halos
 from einmpi.schedule.halo import HaloBlock, HaloExchange, Sweep
-from einmpi.schedule.regions import Region, elements, shape
+from einmpi.schedule.regions import Region, Slot, elements, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Exchange, Free, Kernel, Reuse, SavePoint, Step, Store
 
 MIN_SWEPT_BYTES = 2**22  # of the tensor: a smaller one stays in the cache anyway

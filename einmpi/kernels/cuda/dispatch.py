@@ -7,41 +7,137 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, IndexEntries
-from einmpi.kernels.contraction import exact_contraction
-from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
-from einmpi.kernels.cuda import driver
-from einmpi.kernels.cuda.blas import prepare_product
-from einmpi.kernels.cuda.capture import watch
-from einmpi.kernels.cuda.distance import prepare_sum_with_product
+from einmpi.graph.scalar import Arg, Call, IndexEntries
+from einmpi.kernels.contraction import Contraction, exact_contraction, required_contraction
+from einmpi.kernels.cuda import capture, driver
+from einmpi.kernels.cuda.blas import Generate, prepare_product
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import (
+from einmpi.kernels.cuda.nest import (
+    BLOCK_THREADS,
+    PACK_BYTES,
     LabelRuns,
     Options,
     PreparedCall,
+    WorkSplit,
     compile_kernel,
     is_in_place,
     key_of,
     prepare_launch,
 )
-from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, WorkSplit
 from einmpi.kernels.cuda.problem import Problem
 from einmpi.kernels.cuda.scalar_source import Fold
 from einmpi.kernels.cuda.scan import prepare_scan
 from einmpi.kernels.cuda.scatter import SortedScatter
 from einmpi.kernels.cuda.source import kernel_source
 from einmpi.kernels.cuda.work_split import split_work
+from einmpi.kernels.distances import (
+    DISTANCE_DTYPES,
+    as_gather,
+    out_of_range,
+    recognise_distance,
+    recognise_weighted_difference,
+    squared_norms,
+)
 from einmpi.kernels.loop_nest import IndexedArray
+from einmpi.kernels.lowering import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
-from einmpi.kernels.picks import as_gather, out_of_range
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.schedule.regions import indices, length, whole
+
+# ---- distance ------------------------------------------------------------------------------------
+#
+# Sums of differences by cuBLAS, where the user allows more rounding: sums that contain a
+# product.
+#
+# Squared distances are |x|² + |y|² − 2 x·y, weighted sums of differences are x·Σw − w·y.
+# Generated kernels compute what comes before the matrix product, which is then added to it.
+
+
+# With fewer terms, a kernel that adds up the differences is faster: it writes the output once.
+MIN_TERMS = 64
+
+
+class _SumWithProduct(NamedTuple):
+    """An EinSum as other EinSums, of which the last gives the target, plus a matrix product."""
+
+    # Each with the numbers of its operands: those of the whole EinSum, then earlier results.
+    before: tuple[tuple[EinSum, tuple[int, ...]], ...]
+    product: Contraction
+    factors: tuple[int, int]  # of the product
+    is_positive: bool  # rounding may leave less than 0, which becomes 0
+
+
+def prepare_sum_with_product(
+    einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, generate: Generate
+) -> PreparedCall | None:
+    """Return a function that fills the target.
+
+    Return None if the EinSum is not such a sum, or if a generated kernel is the better way to
+    compute it.
+    """
+    dtype = target.dtype
+    if dtype.name not in DISTANCE_DTYPES or any(array.dtype != dtype for array in operands):
+        return None
+    form = _as_distance(einsum, dtype.kind == "f") or _as_weighted_difference(einsum)
+    if form is None or prod(einsum.extent[label] for label in einsum.aggregated) < MIN_TERMS:
+        return None
+    factors = [operands[number] for number in form.factors]
+    # No TF32: between near points, it would not leave enough digits.
+    product = prepare_product(form.product, factors, target, tf32=False, add_to_target=True)
+    if product is None or product.copies[2] or product.temporary_bytes > MAX_TEMPORARY_BYTES:
+        return None
+    multiply = product.prepared(generate)
+    cupy = driver.cupy()
+
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        arrays = list(operands)
+        *sums, (last, last_numbers) = form.before
+        for each, numbers in sums:
+            result = cupy.empty(each.bound, dtype)
+            generate(each, [arrays[number] for number in numbers], result)
+            arrays.append(result)
+        generate(last, [arrays[number] for number in last_numbers], target)
+        multiply([operands[number] for number in form.factors], target)
+        if form.is_positive:
+            cupy.maximum(target, 0, out=target)  # nan stays
+
+    return call
+
+
+def _as_distance(einsum: EinSum, is_real: bool) -> _SumWithProduct | None:
+    distance = recognise_distance(einsum)
+    if distance is None or (distance.absolute and not is_real):
+        return None
+    x, y = [squared_norms(distance.product, operand) for operand in (0, 1)]
+    extents = tuple((label, einsum.extent[label]) for label in einsum.output)
+    function = Call("+", (Arg(0), Arg(1)))
+    total = EinSum(einsum.output, (x.output, y.output), function, None, (), extents)
+    product = required_contraction(distance.product)
+    product = replace(product, scale=-2 * product.scale)
+    return _SumWithProduct(((x, (0, 0)), (y, (1, 1)), (total, (2, 3))), product, (0, 1), is_real)
+
+
+def _as_weighted_difference(einsum: EinSum) -> _SumWithProduct | None:
+    difference = recognise_weighted_difference(einsum)
+    if difference is None:
+        return None
+    product = required_contraction(difference.product)
+    scaled = difference.scaled
+    if difference.is_positive:
+        scaled = replace(scaled, function=Call("neg", (scaled.function,)))
+    else:
+        product = replace(product, scale=-product.scale)
+    weights = difference.weights
+    before = ((difference.sums, (weights,)), (scaled, (difference.kept, 3)))
+    return _SumWithProduct(before, product, (weights, difference.summed), is_positive=False)
+
 
 CALLS = PreparedCalls()
 PARTS_LABEL = "parts, joined"  # no label of a program can look like this
@@ -70,7 +166,7 @@ def prepare_einsum(
     einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, options: Options
 ) -> PreparedCall:
     """Return the call for all arrays with the dtypes, extents, strides and alignment of these."""
-    watch.prepare_calls()
+    capture.prepare_calls()
     if 0 in einsum.bound:
         return lambda operands, target: None
     if any(einsum.extent[label] == 0 for label in einsum.aggregated):
@@ -198,7 +294,7 @@ def _prepare_scatter(
     prepared: list[PreparedCall] = []
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        watch.need_host()
+        capture.need_host()
         places = []
         for index_einsum, used in scatter.index_einsums:
             values = driver.cupy().empty(index_einsum.bound, np.int64)
@@ -238,7 +334,7 @@ def _prepare_generated(
     Labels whose values are used become further operands: a counter if the values are consecutive,
     else an array of indices.
     """
-    watch.prepare_calls()
+    capture.prepare_calls()
     function, entries, labels = number_operands(einsum)
     layouts = []
     offsets = []  # in bytes, from an operand to what is left of it without constant indices
@@ -331,7 +427,7 @@ def _prepare_kernel(split: WorkSplit, fast_math: bool, in_place: bool = False) -
     cupy = driver.cupy()
 
     def checked(addresses: list[int], target: DeviceArray) -> None:
-        watch.need_host()
+        capture.need_host()
         addresses = [*addresses, target.data.ptr]
         # Whether an index is out of range, then the lowest and the highest index of each gather.
         report = cupy.zeros(1 + 2 * len(nest.checked), np.int64)

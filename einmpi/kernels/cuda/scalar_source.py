@@ -14,7 +14,7 @@ from einmpi.graph.arithmetic import compute_types, infer
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
-from einmpi.kernels.powers import whole_power
+from einmpi.kernels.prepared import whole_power
 
 # The C++ type in which numbers of a dtype are computed, and the type that they have in memory. Half
 # precision is computed in single precision and rounded when it is stored, once for each vertex.

@@ -16,6 +16,7 @@ from einmpi.kernels.cuda.source_parts import (
     add_loop_indices,
     add_part_bounds,
     add_team_total,
+    add_tile,
     extent_product,
     fold_of,
     offset_text,
@@ -23,7 +24,6 @@ from einmpi.kernels.cuda.source_parts import (
     steps_of,
     whole_text,
 )
-from einmpi.kernels.cuda.tile.source import add_tile
 
 # Values that a thread adds up before it adds their sum to its total, which may be of a wider type.
 SUMMED_TOGETHER = 128

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from einmpi.planner.chains.order import with_chains_together
-from einmpi.planner.chains.record import FusedChain
+from einmpi.planner.machine import FLOPS_PER_BYTE
+from einmpi.planner.memory import FusedChain
 from einmpi.planner.plan import Options
-from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.order import other_orders
+from einmpi.planner.saving_memory.order import other_orders, with_chains_together
 from einmpi.planner.saving_memory.recompute import AUTO, CutGraph, with_copies
 
 

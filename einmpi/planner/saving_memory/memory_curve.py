@@ -10,8 +10,8 @@ from typing import Any
 
 from einmpi.planner.plan import Plan
 from einmpi.planner.planning import TooLittleMemory
-from einmpi.planner.saving_memory.searches import searches_kept
-from einmpi.planner.text.tables import Row, table_lines
+from einmpi.planner.saving_memory.mixtures import searches_kept
+from einmpi.planner.text.summary import Row, table_lines
 from einmpi.units import show_bytes
 
 POINTS = 16  # of a curve, at first

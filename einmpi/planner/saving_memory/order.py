@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.memory import FusedChain
 
 # For a unit, the key by which it is chosen among those that are ready: the least is computed next.
 Priority = tuple[int, int]
@@ -236,3 +237,21 @@ class _Ordering:
                 self.growth[other] -= self.nbytes[name]
             if not self.waiting_for[other]:
                 self._push(other)
+
+
+# ---- order ---------------------------------------------------------------------------------------
+#
+# Orders of a graph in which the vertices of each chain follow one another.
+
+
+def with_chains_together(graph: EinGraph, chains: Sequence[FusedChain]) -> EinGraph | None:
+    """Return the graph with the vertices of each chain one after another, in their order.
+
+    Everything else stays as near to the given order as it can. None if there is no such order,
+    because two chains need results of each other.
+    """
+    chain_of = {name: chain.vertices for chain in chains for name in chain.vertices}
+    groups: dict[tuple[str, ...], None] = {}  # in the order of their first vertices
+    for vertex in graph.computed:
+        groups[chain_of.get(vertex.name, (vertex.name,))] = None
+    return with_groups_together(graph, groups)

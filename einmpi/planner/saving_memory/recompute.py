@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.chains.order import with_chains_together
 from einmpi.planner.memory import Cuts
+from einmpi.planner.saving_memory.order import with_chains_together
 
 AUTO = "auto"
 NONE = "none"

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from einmpi.errors import InputError
+from einmpi.planner.machine import BYTES
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import PlanData
-from einmpi.planner.prices import BYTES
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import loops_of
 from einmpi.planner.text.notes import gap
-from einmpi.planner.text.summary import in_words
-from einmpi.planner.text.tables import Note, Row, note_line, table_lines
+from einmpi.planner.text.summary import Note, Row, in_words, note_line, table_lines
 from einmpi.units import show_bytes, show_count, show_seconds
 
 REPEATED_WORK = 1.25  # times the fewest operations of a rank; more are pointed out

@@ -11,11 +11,9 @@ from math import prod
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.einsum import EinSum
-from einmpi.graph.notation import element_text
-from einmpi.planner.paper.costs import Cost, cost_repartition, needs, vertex_cost
-from einmpi.planner.paper.viable import Parts
-from einmpi.planner.text.tables import show_parts
+from einmpi.graph.einsum import EinSum, element_text
+from einmpi.planner.paper import Cost, Parts, cost_repartition, needs, vertex_cost
+from einmpi.planner.text.summary import show_parts
 from einmpi.units import counted
 
 Key = tuple[int, ...]  # of a tile: the number of its part in each dimension, or of each label

@@ -16,13 +16,13 @@ from einmpi.report.recording.record import (
     OwnSpans,
     Record,
     StepTimes,
+    Timeline,
     Times,
     TransferTime,
     gather_records,
     timeline_of,
 )
 from einmpi.report.recording.summary import VertexTimes, vertex_times
-from einmpi.report.recording.timeline import Timeline
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from einmpi.checkpoint.save import Checkpoints
+from einmpi.checkpoint.resume import Checkpoints
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
-from einmpi.process.terminal import columns
+from einmpi.process.environment import columns
 from einmpi.report.progress import Progress, shown
-from einmpi.report.recording.record import Recorder
-from einmpi.report.recording.timeline import Timeline
-from einmpi.runtime.overlap.background import OnTransfer
+from einmpi.report.recording.record import Recorder, Timeline
+from einmpi.runtime.background import OnTransfer
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 

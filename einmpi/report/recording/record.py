@@ -3,20 +3,91 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.checkpoint.save import Checkpoints
+from einmpi.checkpoint.resume import Checkpoints
 from einmpi.comm.base import Comm, uncounted
-from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
-from einmpi.process.first_use import first_use_seconds
-from einmpi.report.recording.timeline import KINDS, Span, Timeline
+from einmpi.comm.control_messages import ClockReading, compare_clocks, on_first_clock
+from einmpi.files.atomic import replace_file
+from einmpi.process.startup import first_use_seconds
 from einmpi.schedule.steps import Step
+
+# ---- timeline ------------------------------------------------------------------------------------
+#
+# What every rank did and when: the steps of a run on a common clock.
+
+
+# "wait" is the time in which a rank waits for transfers in the background.
+KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill", "wait")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One step on one rank. Times are seconds since the run began, on a common clock."""
+
+    rank: int
+    kind: str  # one of KINDS
+    vertex: str  # the tensor that is loaded, moved or made; of fused kernels the last one
+    label: str  # the step on one line
+    start: float
+    end: float
+    nbytes: int = 0  # received from others, read, written, or copied to or from scratch
+    operations: int = 0  # of a kernel
+    group: tuple[int, ...] = ()  # the ranks that exchange or reduce together
+    to: int | None = None  # the next of them, in a ring, that gets something from this rank
+    during: str = ""  # in which step of a loop, as text
+    background: bool = False  # a transfer, while other spans of the rank went on
+
+
+class _Meeting(NamedTuple):
+    """One exchange or reduction of a group of ranks."""
+
+    kind: str
+    vertex: str
+    group: tuple[int, ...]
+    number: int  # the group may do the same several times
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of all ranks."""
+
+    ranks: int
+    seconds: float  # from the first start to the last end
+    # By rank; of each rank those in the background come last, and both are sorted by start. In a
+    # loop, this holds for each of its steps.
+    spans: tuple[Span, ...]
+
+    @property
+    def has_background(self) -> bool:
+        """Whether transfers went on in the background."""
+        return any(span.background for span in self.spans)
+
+    def meetings(self) -> list[dict[int, int]]:
+        """Find the spans that belong to the same exchange or reduction of a group.
+
+        Return a dictionary for each: from the ranks to the places of their spans in `spans`.
+        """
+        found: dict[_Meeting, dict[int, int]] = {}
+        counts: Counter[tuple[int, str, str, tuple[int, ...]]] = Counter()
+        for place, span in enumerate(self.spans):
+            if len(span.group) < 2:
+                continue
+            # The members of a group meet in the same order, so counting on each rank matches them.
+            key = span.rank, span.kind, span.vertex, span.group
+            meeting = _Meeting(span.kind, span.vertex, span.group, counts[key])
+            counts[key] += 1
+            found.setdefault(meeting, {})[span.rank] = place
+        return list(found.values())
+
 
 Times: TypeAlias = npt.NDArray[np.float64]
 
@@ -282,3 +353,118 @@ def _spans_of(
         )
         spans.append(span)
     return spans
+
+
+# ---- trace ---------------------------------------------------------------------------------------
+#
+# A timeline as a trace file for Perfetto or Chrome: a track for each rank, arrows for messages.
+
+
+PROCESS = 1  # viewers take process 0 for the idle task of a system
+
+
+@dataclass(frozen=True)
+class _TraceTimes:
+    """When a span starts and ends, in whole nanoseconds."""
+
+    start: int
+    end: int
+
+
+def write_trace(file: str | os.PathLike[str], timeline: Timeline) -> None:
+    """Write one event per line, so that a large trace need not be held in memory as a whole."""
+    replace_file(file, (line.encode() for line in _lines(timeline)))
+
+
+def _lines(timeline: Timeline) -> Iterator[str]:
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    separator = ""
+    for event in events(timeline):
+        yield separator + json.dumps(event, ensure_ascii=False)
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace: names of tracks, then spans, then arrows."""
+    yield _event("M", "process_name", 0, args={"name": "einmpi"})
+    for rank in range(timeline.ranks):
+        yield _event("M", "thread_name", rank, args={"name": f"rank {rank}"})
+        yield _event("M", "thread_sort_index", rank, args={"sort_index": rank})
+    if timeline.has_background:
+        for rank in range(timeline.ranks):
+            track = timeline.ranks + rank
+            yield _event("M", "thread_name", track, args={"name": f"rank {rank}, moving"})
+            yield _event("M", "thread_sort_index", track, args={"sort_index": rank})
+    ticks = _ticks(timeline)
+    for span, tick in zip(timeline.spans, ticks, strict=True):
+        yield _span_event(span, tick, _track_of(span, timeline))
+    yield from _arrows(timeline, ticks)
+
+
+def _track_of(span: Span, timeline: Timeline) -> int:
+    """Return the track of a span: that of its rank, or the second one of its rank."""
+    return span.rank + timeline.ranks if span.background else span.rank
+
+
+def _span_event(span: Span, tick: _TraceTimes, track: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"step": span.label}
+    if span.during:
+        args["loop"] = span.during
+    if span.nbytes:
+        args["bytes"] = span.nbytes
+    if span.operations:
+        args["operations"] = span.operations
+    return _event(
+        "X",
+        span.vertex,
+        track,
+        cat=span.kind,
+        ts=tick.start / 1000,
+        dur=(tick.end - tick.start) / 1000,
+        args=args,
+    )
+
+
+def _ticks(timeline: Timeline) -> list[_TraceTimes]:
+    """Round times so that spans on a track do not overlap: viewers leave out those that do."""
+    found = []
+    end_before: dict[int, int] = {}  # of the last span on each track
+    for span in timeline.spans:
+        track = _track_of(span, timeline)
+        start = max(end_before.get(track, 0), round(span.start * 1e9))
+        end = max(start, round(span.end * 1e9))
+        end_before[track] = end
+        found.append(_TraceTimes(start, end))
+    return found
+
+
+def _arrows(timeline: Timeline, ticks: list[_TraceTimes]) -> Iterator[dict[str, Any]]:
+    """Yield an arrow from each step that sends to one rank that receives, not to all of them.
+
+    An arrow leaves at the start of its step. It arrives just before the end of the other step,
+    because at the end itself the next step begins.
+    """
+    number = 0
+    for members in timeline.meetings():
+        for place in members.values():
+            span = timeline.spans[place]
+            if span.to is None or span.to not in members:
+                continue
+            sender = ticks[place]
+            receiver = ticks[members[span.to]]
+            leaves = sender.start
+            arrives = receiver.end - 1
+            clocks_agree = leaves < sender.end and max(receiver.start, leaves) <= arrives
+            if not clocks_agree:
+                continue
+            number += 1
+            shared = {"cat": span.kind, "id": number}
+            track = _track_of(span, timeline)
+            other = _track_of(timeline.spans[members[span.to]], timeline)
+            yield _event("s", span.vertex, track, ts=leaves / 1000, **shared)
+            yield _event("f", span.vertex, other, ts=arrives / 1000, bp="e", **shared)
+
+
+def _event(phase: str, name: str, rank: int, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": PROCESS, "tid": rank, **more}

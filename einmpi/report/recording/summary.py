@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from einmpi.planner.text.tables import Note, Row
-from einmpi.report.recording.timeline import Span, Timeline
+from einmpi.planner.text.summary import Note, Row
+from einmpi.report.recording.record import Span, Timeline
 from einmpi.units import show_bytes, show_count
 
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest

@@ -12,24 +12,30 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS, IN_LOOPS
-from einmpi.kernels.cpu.grouping_rule import cpu_grouping
-from einmpi.kernels.cpu.map_and_folds import is_fold, is_map
+from einmpi.kernels.cpu.map_and_folds import cpu_grouping, is_fold, is_map
+from einmpi.kernels.cpu.product_updates import prepare_product_update, with_product_updates
+from einmpi.kernels.cpu.row_updates import prepare_row_writes
 from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
-from einmpi.kernels.cpu.updates.product_updates import prepare_product_update, with_product_updates
-from einmpi.kernels.cpu.updates.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
-from einmpi.kernels.updates.placed_rows import find_placed_rows
-from einmpi.runtime.array_parts import as_region, first_rows, region_indices
-from einmpi.runtime.backend import Copy, HostArray
-from einmpi.runtime.cpu.kernels import KernelOptions, prepare_kernel
-from einmpi.runtime.cpu.scattered_updates import prepare_scattered_update
-from einmpi.runtime.cpu.sweeps import prepare_sweep
-from einmpi.runtime.host_memory import RecycledMemory
-from einmpi.runtime.scratch import Scratch
-from einmpi.runtime.sharing.arrays import NOTHING_SHARED
+from einmpi.kernels.updates import find_placed_rows
+from einmpi.runtime.backend import (
+    NOTHING_SHARED,
+    Copy,
+    HostArray,
+    as_region,
+    first_rows,
+    region_indices,
+)
+from einmpi.runtime.cpu.kernels import (
+    KernelOptions,
+    prepare_kernel,
+    prepare_scattered_update,
+    prepare_sweep,
+)
+from einmpi.runtime.host_memory import RecycledMemory, Scratch
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region
 from einmpi.schedule.schedule import Schedule

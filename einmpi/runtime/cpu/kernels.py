@@ -3,15 +3,26 @@ once for all calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from math import prod
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum
+from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum, worth_compiling
+from einmpi.kernels.cpu.map_and_folds import ChunkedFold, MapAndFolds, MapRows
+from einmpi.kernels.cpu.product_updates import number_operands
+from einmpi.kernels.cpu.row_updates import (
+    ScatteredUpdate,
+    can_change,
+    changed_rows,
+    find_row_update,
+    prepare_factor,
+)
+from einmpi.kernels.halo_parts import HaloPart, split_at_halos, view_operands
 from einmpi.kernels.index_sets import Part, split_index_sets
 from einmpi.kernels.prepared import (
     NumpyCall,
@@ -21,10 +32,10 @@ from einmpi.kernels.prepared import (
     bound_call,
     view_maker,
 )
-from einmpi.kernels.views import view_operands
-from einmpi.runtime.array_parts import select_operands
-from einmpi.runtime.backend import HostArray
-from einmpi.schedule.regions import indices
+from einmpi.runtime.backend import HostArray, select_operands
+from einmpi.schedule.blocked_updates import SparseBlockedUpdate
+from einmpi.schedule.halo import Sweep
+from einmpi.schedule.regions import indices, names_of
 from einmpi.schedule.steps import Kernel
 
 
@@ -142,3 +153,231 @@ def _on_views(
 def as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
     """Return a view that is only read."""
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+
+
+# ---- sweeps --------------------------------------------------------------------------------------
+#
+# Sweeps: elementwise kernels that read blocks and halos where they are, and aggregates of their
+# results, prepared once.
+
+
+SweepCall: TypeAlias = Callable[[Mapping[str, HostArray]], None]  # on the arrays of all slots
+
+MIN_PARTS_OF_A_THIN_PART = 16  # a part with fewer values than this share of all is thin
+
+
+def prepare_sweep(
+    step: Sweep,
+    arrays: Mapping[str, HostArray],
+    options: KernelOptions,
+) -> SweepCall:
+    """Return a sweep as a function of arrays that are stored as these are, by their slots."""
+    parts = split_at_halos(step)
+    assert parts is not None, f"{step} is no sweep"
+    operands = [arrays[slot.name] for slot in step.map_reads]
+    target = arrays[step.kernel.target.name]
+    if step.folds:
+        together = _prepare_together(step, parts, arrays, options)
+        if together is not None:
+            return together
+    calls = [_prepare_part(step, part, operands, target, options).compute for part in parts]
+    folds = []
+    for fold in step.folds:
+        fold_operands = [arrays[slot.name] for slot in fold.operands]
+        call = prepare_kernel(fold, fold_operands, arrays[fold.target.name], options)
+        folds.append((fold, call))
+
+    def sweep(arrays: Mapping[str, HostArray]) -> None:
+        operands = [arrays[slot.name] for slot in step.map_reads]
+        target = arrays[step.kernel.target.name]
+        for compute in calls:
+            compute(operands, target)
+        for fold, compute in folds:
+            compute([arrays[slot.name] for slot in fold.operands], arrays[fold.target.name])
+
+    return sweep
+
+
+def _prepare_together(
+    step: Sweep,
+    halo_parts: Sequence[HaloPart],
+    arrays: Mapping[str, HostArray],
+    options: KernelOptions,
+) -> SweepCall | None:
+    """Prepare map and folds in turns; None if they are better computed one after another.
+
+    Thin parts of the map are computed first. Several threads share each part, one after another.
+    """
+    if options.threads > 1:
+        return None
+    operands = [arrays[slot.name] for slot in step.map_reads]
+    target = arrays[step.kernel.target.name]
+    label = step.kernel.einsum.output[0]
+    thin = []
+    large = []
+    maps = []
+    for halo_part in halo_parts:
+        part = _prepare_part(step, halo_part, operands, target, options)
+        if halo_part.part.einsum.calls() * MIN_PARTS_OF_A_THIN_PART <= target.size:
+            thin.append(part)
+            continue
+        einsum, views, out = _views_of_sweep(step, halo_part, operands, target)
+        first, _ = dict(halo_part.part.positions).get(label, (0, 0))
+        rows = MapRows(einsum, views, out, _label_values(halo_part, einsum), first)
+        if not rows.is_possible:
+            return None
+        large.append(part)
+        maps.append(rows)
+    folds = []
+    for fold in step.folds:
+        fold_operands = [arrays[slot.name] for slot in fold.operands]
+        sources = [k for k, slot in enumerate(fold.operands) if slot == step.kernel.target]
+        index = {name: indices(runs) for name, runs in fold.index}
+        prepared = ChunkedFold(fold.einsum, fold_operands, arrays[fold.target.name], index, sources)
+        if not prepared.is_possible:
+            return None
+        folds.append(prepared)
+    together = MapAndFolds(maps, folds)
+
+    def sweep(arrays: Mapping[str, HostArray]) -> None:
+        operands = [arrays[slot.name] for slot in step.map_reads]
+        target = arrays[step.kernel.target.name]
+        for part in thin:
+            part.compute(operands, target)
+        part_arrays = [part.views(operands, target) for part in large]
+        fold_arrays = []
+        for fold in step.folds:
+            fold_operands = [arrays[slot.name] for slot in fold.operands]
+            fold_arrays.append((fold_operands, arrays[fold.target.name]))
+        together.compute(part_arrays, fold_arrays)
+
+    return sweep
+
+
+class _PreparedPart(NamedTuple):
+    """A part of a sweep: a function that computes it, and one that makes its views."""
+
+    compute: PreparedCall
+    views: Callable[[Sequence[HostArray], HostArray], tuple[list[HostArray], HostArray]]
+
+
+def _label_values(halo_part: HaloPart, einsum: EinSum) -> dict[str, HostArray]:
+    """Return the indices of labels that are used as numbers."""
+    numbers = einsum.labels_as_numbers
+    return {label: indices(runs) for label, runs in halo_part.part.index if label in numbers}
+
+
+def _prepare_part(
+    step: Sweep,
+    halo_part: HaloPart,
+    operands: Sequence[HostArray],
+    target: HostArray,
+    options: KernelOptions,
+) -> _PreparedPart:
+    """Prepare a part of a sweep for the arrays that its map reads and writes."""
+    einsum, views, out = _views_of_sweep(step, halo_part, operands, target)
+    index = _label_values(halo_part, einsum)
+    compute = prepare_einsum(
+        einsum,
+        views,
+        out,
+        index,
+        options.threads,
+        options.fast_math,
+        options.strict,
+        options.repetition,
+    )
+    makers: list[tuple[int, ViewMaker]] = []
+    for slot, view in zip(halo_part.slots, views, strict=True):
+        position = step.map_reads.index(slot)
+        make_view = view_maker(operands[position], view)
+        if make_view is not None:
+            makers.append((position, make_view))
+    make_out = view_maker(target, out)
+
+    def make_views(
+        operands: Sequence[HostArray], target: HostArray
+    ) -> tuple[list[HostArray], HostArray]:
+        if make_out is None or len(makers) < len(views):
+            _, again, out = _views_of_sweep(step, halo_part, operands, target)
+            return again, out
+        return [make_view(operands[position]) for position, make_view in makers], make_out(target)
+
+    def compute_part(operands: Sequence[HostArray], target: HostArray) -> None:
+        compute(*make_views(operands, target))
+
+    return _PreparedPart(compute_part, make_views)
+
+
+def _views_of_sweep(
+    step: Sweep, halo_part: HaloPart, operands: Sequence[HostArray], target: HostArray
+) -> tuple[EinSum, list[HostArray], HostArray]:
+    """Return what a part computes, what it reads of the arrays of the step, and what it writes."""
+    part = halo_part.part
+    kernel = step.kernel
+    taken = []
+    for number, slot in enumerate(halo_part.slots):
+        array = operands[step.map_reads.index(slot)]
+        if slot == kernel.operands[part.taken[number]]:  # it has no halo
+            array = _selected(kernel, part.taken[number], array)
+        taken.append(part.select(array, part.einsum.operands[number]))
+    einsum, views = view_operands(part.einsum, taken, part.index, as_strided)
+    return einsum, views, part.output(kernel.einsum, target)
+
+
+def _selected(kernel: Kernel, operand: int, array: HostArray) -> HostArray:
+    """Return what a kernel takes of an operand."""
+    for chosen, dimension, runs in kernel.select:
+        if chosen == operand:
+            array = array[(slice(None),) * dimension + (slice(*runs[0]),)]
+    return array
+
+
+# ---- scattered updates ---------------------------------------------------------------------------
+#
+# Updates of the rows that a scattered sum has values for, as one compiled pass.
+
+
+# An update of rows of a target, given the arrays of slots, and the row that each value goes to.
+ScatteredUpdateCall: TypeAlias = Callable[[Mapping[str, HostArray], HostArray, HostArray], bool]
+
+
+def prepare_scattered_update(
+    step: SparseBlockedUpdate,
+    arrays: Mapping[str, HostArray],
+    places: HostArray,
+    target: HostArray,
+    options: KernelOptions,
+) -> ScatteredUpdateCall | None:
+    """Return an update of the rows that get values as one compiled pass; None if there is none."""
+    product = step.product
+    form = step.form
+    dtype = step.update.target.dtype
+    dtypes = {dtype, product.target.dtype, step.update.operands[form.old].dtype}
+    einsum = product.einsum
+    if dtypes not in ({"float32"}, {"float64"}) or step.dimension != 0 or product.select:
+        return None
+    values = places.size * prod(product.target.shape[1:])
+    if values < worth_compiling(options.repetition) or not can_change(target, target.shape[-1]):
+        return None
+    update = find_row_update(form.operation, form.multiple, form.change, step.update.einsum)
+    if update is None:
+        return None
+    operands = [arrays[slot.name] for slot in product.operands]
+    index = {label: indices(runs) for label, runs in product.index if label != step.label}
+    prepared = ScatteredUpdate(einsum, operands, index, places, update, dtype, options.threads)
+    if not prepared.is_possible:
+        return None
+    factor_of = prepare_factor(update, dtype)
+    names = names_of(product.operands)
+    extent = product.target.shape[0]
+
+    def compute(arrays: Mapping[str, HostArray], places: HostArray, target: HostArray) -> bool:
+        factor = factor_of(number_operands(step.update, arrays))
+        if factor is None:
+            return False
+        operands = [arrays[name] for name in names]
+        prepared.compute(operands, changed_rows(places, extent), target, factor)
+        return True
+
+    return compute

@@ -6,39 +6,172 @@ Its slow tier, for what does not fit on the GPU, is pinned host memory, then scr
 from __future__ import annotations
 
 import os
+import platform
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
+from einmpi.errors import InputError, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cuda import dispatch, driver, group
-from einmpi.kernels.cuda.capture import watch
-from einmpi.kernels.cuda.capture.blas import CapturedBlas, load_blas
-from einmpi.kernels.cuda.chains import whole_chain
-from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.launch import LabelRuns, Options, PreparedCall, is_in_place, key_of
-from einmpi.kernels.cuda.nest import PACK_BYTES
-from einmpi.kernels.cuda.updates.row_writes import prepare_row_writes
+from einmpi.kernels.cuda import capture, dispatch, driver, group
+from einmpi.kernels.cuda.attention.chain import compute_chain
+from einmpi.kernels.cuda.capture import CapturedBlas, load_blas
+from einmpi.kernels.cuda.driver import DeviceArray, cupy, nccl
+from einmpi.kernels.cuda.nest import (
+    PACK_BYTES,
+    LabelRuns,
+    Options,
+    PreparedCall,
+    is_in_place,
+    key_of,
+)
+from einmpi.kernels.cuda.row_writes import prepare_row_writes
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.halo_parts import view_operands
 from einmpi.kernels.prepared import PreparedCalls
-from einmpi.kernels.updates.placed_rows import find_placed_rows
-from einmpi.kernels.views import view_operands
-from einmpi.runtime.array_parts import as_region, first_rows, region_indices, select_operands
+from einmpi.kernels.updates import find_placed_rows
+from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.runtime.backend import (
+    NOTHING_SHARED,
+    as_region,
+    first_rows,
+    region_indices,
+    select_operands,
+)
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
-from einmpi.runtime.sharing.arrays import NOTHING_SHARED
 from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.chain import Chain
 from einmpi.schedule.halo import Sweep
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Group, Kernel
+from einmpi.units import show_bytes
+
+# ---- binding -------------------------------------------------------------------------------------
+#
+# Which GPU a rank uses, which ranks share it, and how messages travel between GPUs.
+
+
+# How messages travel: the MPI library takes device memory; NCCL; through pinned host memory.
+TRANSPORTS = ("mpi", "nccl", "host")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU of a rank."""
+
+    number: int  # among those that the process sees
+    name: str
+    memory: int  # bytes
+    identity: str  # unique among all GPUs of all nodes
+    # What a rank does not know without asking the others.
+    ranks: int = 1  # that share it
+    transport: str = ""  # of messages: one of TRANSPORTS
+
+    def __str__(self) -> str:
+        shared = f", shared by {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.name}{shared}"
+
+
+def count_gpus(place: str = "GPU") -> int:
+    """Return how many GPUs this process sees. Raise an InputError at `place` if there are none."""
+    runtime = cupy(place).cuda.runtime
+    try:
+        count = int(runtime.getDeviceCount())
+        reason = "CUDA sees none; CUDA_VISIBLE_DEVICES may hide them"
+    except runtime.CUDARuntimeError as error:
+        count = 0
+        reason = " ".join(str(error).split())
+    if not count:
+        raise InputError(
+            place,
+            f"backend cupy needs a GPU: {reason:.200}",
+            "an NVIDIA GPU with its driver, or backend numpy",
+        )
+    return count
+
+
+def bind(comm: Comm, place: str) -> Gpu:
+    """Choose this rank's GPU and make it the current one. All ranks call this together."""
+    own = together(comm, lambda: _select_gpu(comm, place))
+    wish = together(comm, _wished_transport, lambda wish: wish or "none")
+    has_nccl = nccl() is not None
+    texts = comm.allgather_text(f"{own.identity} {int(comm.cuda_aware)} {int(has_nccl)}")
+    facts = [text.split() for text in texts]
+    ranks_on_gpu = Counter(identity for identity, _, _ in facts)
+    # NCCL needs at least two ranks, and a GPU for each of them.
+    own_gpus = comm.size > 1 and max(ranks_on_gpu.values()) == 1
+    all_aware = all(aware == "1" for _, aware, _ in facts)
+    all_nccl = all(available == "1" for _, _, available in facts)
+    transport = together(comm, lambda: choose_transport(wish, own_gpus, all_aware, all_nccl))
+    return replace(own, ranks=ranks_on_gpu[own.identity], transport=transport)
+
+
+def choose_transport(wish: str, own_gpus: bool, cuda_aware: bool, has_nccl: bool) -> str:
+    """Return how messages travel between GPUs.
+
+    `own_gpus` says that no two ranks share a GPU, which NCCL refuses. An MPI library that does not
+    report to be CUDA-aware would crash on device memory, so it never gets any.
+    """
+    nccl_works = own_gpus and has_nccl
+    if wish == "nccl" and not nccl_works:
+        reason = "each rank needs a GPU of its own" if has_nccl else "CuPy finds no NCCL library"
+        raise InputError(
+            TRANSPORT_VARIABLE, f"nccl does not work here: {reason}", one_of(TRANSPORTS)
+        )
+    if wish:
+        return wish
+    if cuda_aware:
+        return "mpi"
+    return "nccl" if nccl_works else "host"
+
+
+def check_gpu_memory(place: str, gpu: Gpu, needed: int) -> None:
+    """Raise an InputError if the ranks that share a GPU need more memory than it has."""
+    total = needed * gpu.ranks
+    if total > gpu.memory:
+        ranks = f" for {gpu.ranks} ranks" if gpu.ranks > 1 else ""
+        raise InputError(
+            place,
+            f"this needs {show_bytes(total)}{ranks} on one GPU",
+            f"at most the {show_bytes(gpu.memory)} of the {gpu.name}",
+            'use more GPUs, or limit the memory with [plan] memory = "…"',
+        )
+
+
+def _select_gpu(comm: Comm, place: str) -> Gpu:
+    """Make a GPU the current one: the ranks of a node take its GPUs in turn."""
+    runtime = cupy(place).cuda.runtime
+    # If the batch system shows each rank a single GPU, every rank takes number 0.
+    number = comm.rank_on_node % count_gpus(place)
+    runtime.setDevice(number)
+    properties = runtime.getDeviceProperties(number)
+    # A slice of a GPU (MIG) has a UUID of its own, but the bus id of the whole GPU.
+    identity = bytes(properties.get("uuid", b"")).hex()
+    if not identity:
+        identity = f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
+    name = properties["name"].decode()
+    memory = int(properties["totalGlobalMem"])
+    return Gpu(number, name, memory, identity.replace(" ", "_"))
+
+
+def _wished_transport() -> str:
+    """Return the transport that the user asks for, or ""."""
+    wish = os.environ.get(TRANSPORT_VARIABLE, "")
+    if wish and wish not in TRANSPORTS:
+        raise InputError(
+            TRANSPORT_VARIABLE, f"there is no transport {wish!r}", one_of(TRANSPORTS, wish)
+        )
+    return wish
 
 
 class GpuContext:
@@ -206,7 +339,7 @@ class CupyBackend:
             places = []
             for place in both:
                 if not all(isinstance(side, slice) for side in place):
-                    watch.need_host()
+                    capture.need_host()
                     place = tuple(
                         side if isinstance(side, slice) else self.cupy.asarray(side)
                         for side in place
@@ -219,7 +352,7 @@ class CupyBackend:
     def take_rows(
         self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
     ) -> None:
-        watch.need_host()
+        capture.need_host()
         every = (slice(None),) * dimension
         values = array[(*every, self.cupy.asarray(rows))]
         first_rows(taken, dimension, len(rows))[...] = values
@@ -227,7 +360,7 @@ class CupyBackend:
     def put_rows(
         self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray
     ) -> None:
-        watch.need_host()
+        capture.need_host()
         every = (slice(None),) * dimension
         array[(*every, self.cupy.asarray(rows))] = first_rows(taken, dimension, len(rows))
 
@@ -251,7 +384,7 @@ class CupyBackend:
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             if step.select:
-                watch.need_host()
+                capture.need_host()
             chosen = select_operands(step, operands, self.cupy.asarray)
             as_strided = self.cupy.lib.stride_tricks.as_strided
             einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)
@@ -278,7 +411,7 @@ class CupyBackend:
     def compute_chain(self, step: Chain, arrays: Mapping[str, DeviceArray]) -> int | None:
         if self.strict:
             return None  # kernels of whole chains leave out what a mask hides, inf and nan included
-        return whole_chain.compute_chain(step, arrays, self.calls)
+        return compute_chain(step, arrays, self.calls)
 
     def compute_update(
         self, step: BlockedUpdate, arrays: Mapping[str, DeviceArray], target: DeviceArray

@@ -9,9 +9,9 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.fused.chain import Chain
+from einmpi.schedule.chain import Chain
 from einmpi.schedule.memory import bytes_needed
-from einmpi.schedule.slots import names_of
+from einmpi.schedule.regions import names_of
 from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, SavePoint, Slot, Step, Store
 
 LAUNCHING_STEPS = (Kernel, Group, Chain, Exchange)

@@ -10,8 +10,8 @@ import numpy as np
 
 from einmpi.schedule.layout import Layout, axes_that_cut, split_further
 from einmpi.schedule.moves import group_of
+from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Load
 
 # Smaller slots are not shared. Their messages take a few microseconds more, but no rank waits for

@@ -12,14 +12,12 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.runtime.host_memory import ALIGNMENT
-from einmpi.runtime.messages import is_box
 from einmpi.runtime.sharing import inputs
 from einmpi.runtime.sharing.inputs import Group, is_inside_node
-from einmpi.runtime.transfer import is_left_to_communicator
-from einmpi.schedule.memory_steps import Reuse
-from einmpi.schedule.regions import whole
+from einmpi.runtime.transfer import is_box, is_left_to_communicator
+from einmpi.schedule.regions import names_of, whole
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.slots import names_of
+from einmpi.schedule.step import Reuse
 from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Slot, Step
 
 # A gathered slot is one block for the whole group: each member writes its piece at its place, or

@@ -17,8 +17,7 @@ from attention_cases import (
 )
 
 from einmpi.kernels.attention.gradients import find_gradients
-from einmpi.kernels.attention.mask import NO_BOUND
-from einmpi.kernels.attention.pattern import find_attention
+from einmpi.kernels.attention.pattern import NO_BOUND, find_attention
 
 SIZES = {"Q": (2, 12, 3, 8), "K": (2, 20, 3, 8), "V": (2, 20, 3, 8)}
 ALL = (-NO_BOUND, NO_BOUND)

@@ -19,12 +19,13 @@ from language.test_property import settled
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.einsum import EinSum, einsum_type
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar
-from einmpi.kernels import contraction_split, lowering
+from einmpi.kernels import lowering
+from einmpi.kernels import lowering as contraction_split
 from einmpi.kernels.contraction import recognise_contraction
-from einmpi.kernels.cpu import blas, temporaries
+from einmpi.kernels.cpu import blas
+from einmpi.kernels.cpu import prepared_products as temporaries
 from einmpi.kernels.cpu.blas import compute_by_blas, workspace_bytes
-from einmpi.kernels.cpu.prepared_products import prepare_by_blas
-from einmpi.kernels.cpu.temporaries import temporary_arrays
+from einmpi.kernels.cpu.prepared_products import prepare_by_blas, temporary_arrays
 from einmpi.kernels.prepared import NumpyCall, address_of
 from einmpi.kernels.reference import evaluate_einsum
 

@@ -24,18 +24,24 @@ from einmpi.errors import InputError
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.blas_library import choice as blas_choice
-from einmpi.kernels.cpu.blas_library import products, records
+from einmpi.kernels.cpu.blas_library import choice as products
+from einmpi.kernels.cpu.blas_library import records
 from einmpi.kernels.cpu.blas_library.choice import (
     BlasChoice,
     matrix_product,
     one_blas_thread,
+    prepare_product,
     set_blas_threads,
     use_blas,
 )
-from einmpi.kernels.cpu.blas_library.loading import UnusableLibraryError, load_blas
-from einmpi.kernels.cpu.blas_library.products import prepare_product
-from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES, FoundFile, find_file
-from einmpi.kernels.cpu.updates.added_products import add_product
+from einmpi.kernels.cpu.blas_library.records import (
+    BLAS_LIBRARIES,
+    FoundFile,
+    UnusableLibraryError,
+    find_file,
+    load_blas,
+)
+from einmpi.kernels.cpu.product_updates import add_product
 
 OPENBLAS = next(library for library in BLAS_LIBRARIES if library.name == "openblas")
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.compiled.program import Compiled
 from einmpi.kernels.cpu import broadcast, prepared_products
 from einmpi.kernels.prepared import bare_call, bound_call, view_maker

@@ -12,7 +12,8 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.job.loop import StepProgram, make_loop
-from einmpi.kernels.cpu.updates import added_products, product_updates
+from einmpi.kernels.cpu import product_updates
+from einmpi.kernels.cpu import product_updates as added_products
 from einmpi.loops.running import LoopRun
 from einmpi.planner import memory
 from einmpi.runtime.buffers import Buffers

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.cpu import dispatch, weighted_difference
-from einmpi.kernels.weighted_differences import recognise_weighted_difference
+from einmpi.kernels.cpu import dispatch
+from einmpi.kernels.cpu import dispatch as weighted_difference
+from einmpi.kernels.distances import recognise_weighted_difference
 
 GRADIENTS = """
 Z[i,j] = sum((x[i,k] - y[j,k])**2)

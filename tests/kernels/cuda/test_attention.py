@@ -19,11 +19,13 @@ from einmpi.kernels.cuda.attention.backward import (
     row_gradients_text,
     row_numbers_text,
 )
-from einmpi.kernels.cuda.attention.chain import prepare_attention_chain, prepare_gradient_chain
-from einmpi.kernels.cuda.attention.compiled import AttentionLaunch
+from einmpi.kernels.cuda.attention.chain import (
+    Storage,
+    prepare_attention_chain,
+    prepare_gradient_chain,
+)
 from einmpi.kernels.cuda.attention.forward import forward_bytes, forward_text
-from einmpi.kernels.cuda.attention.launches import Scores, Stored, supports
-from einmpi.kernels.cuda.attention.storage import Storage
+from einmpi.kernels.cuda.attention.launches import AttentionLaunch, Scores, Stored, supports
 from einmpi.kernels.cuda.attention.tiles import TileSizes
 
 # The most shared memory of a block with compute capability 8.6 and 8.9, and with 9.0.

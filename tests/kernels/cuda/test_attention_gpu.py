@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.kernels.cuda.attention import launches
 from einmpi.kernels.cuda.attention.chain import prepare_attention_chain, prepare_gradient_chain
-from einmpi.planner.chains import find
+from einmpi.planner import chains as find
 
 
 def _missing():

@@ -51,7 +51,7 @@ import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
-from einmpi.kernels.cuda.launch import EXACT_OPTIONS, compile_kernel
+from einmpi.kernels.cuda.nest import EXACT_OPTIONS, compile_kernel
 from einmpi.kernels.cuda.problem import Problem
 from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.grouping import group_kernels

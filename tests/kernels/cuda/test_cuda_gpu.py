@@ -35,7 +35,7 @@ import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch
 from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
-from einmpi.kernels.cuda.launch import EXACT_OPTIONS
+from einmpi.kernels.cuda.nest import EXACT_OPTIONS
 
 
 def _missing():

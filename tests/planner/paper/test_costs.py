@@ -12,16 +12,16 @@ from paper_helpers import chain, graph_of, matmul
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg
-from einmpi.planner.paper.costs import (
+from einmpi.planner.paper import (
     cost_aggregate,
     cost_join,
     cost_repartition,
+    decompose,
     graph_cost,
     needs,
     vertex_cost,
+    viable,
 )
-from einmpi.planner.paper.dynamic_program import decompose
-from einmpi.planner.paper.viable import viable
 
 
 def test_the_papers_examples_of_join_and_aggregation() -> None:

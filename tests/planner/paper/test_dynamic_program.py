@@ -15,11 +15,9 @@ from paper_helpers import ROOT, chain, eliminated, exhaustive, factors, graph_of
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.paper import MODELS, llama_program
-from einmpi.planner.paper import dynamic_program as paper
-from einmpi.planner.paper.costs import graph_cost
-from einmpi.planner.paper.dynamic_program import decompose, is_tree, longest_paths
-from einmpi.planner.paper.viable import viable
+from einmpi.models.config import MODELS, llama_program
+from einmpi.planner import paper
+from einmpi.planner.paper import decompose, graph_cost, is_tree, longest_paths, viable
 from einmpi.planner.strategies import STRATEGIES
 
 GOLDEN = [

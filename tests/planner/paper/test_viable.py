@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paper_helpers import elementwise, matmul
 
 from einmpi.planner.mesh import prime_factors
-from einmpi.planner.paper.viable import MAX_VECTORS, fullest, viable
+from einmpi.planner.paper import MAX_VECTORS, fullest, viable
 
 
 def test_paper_counts_3003_partitionings_of_six_labels_at_1024_ranks() -> None:

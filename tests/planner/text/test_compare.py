@@ -9,7 +9,7 @@ import einmpi
 from einmpi.errors import InputError
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.compare import compare
-from einmpi.planner.text.plan_json import as_json
+from einmpi.planner.text.explain import as_json
 from einmpi.report.page_tables import comparison_table
 from einmpi.schedule.lower import lower
 

@@ -8,18 +8,16 @@ import pytest
 from in_process import einmpi_here
 
 import einmpi
-from einmpi.models.config import NAMED
-from einmpi.models.paper import Llama, llama_program
+from einmpi.models.config import NAMED, Llama, llama_program
 from einmpi.models.programs import decode_program, prefill_program
-from einmpi.planner.text.explain import explain, vertex_rows
-from einmpi.planner.text.folding import (
+from einmpi.planner.text.explain import as_json, explain, vertex_rows
+from einmpi.planner.text.summary import (
     LEAST_FOLDED,
     MOST_UNFOLDED,
     Fold,
     folded_vertices,
     vertices_and_folds,
 )
-from einmpi.planner.text.plan_json import as_json
 from einmpi.report.graph_picture import graph_picture
 
 LAYERS = 12

@@ -8,7 +8,7 @@ import pytest
 import run_cases
 
 import einmpi
-from einmpi.models.paper import MODELS, llama_program
+from einmpi.models.config import MODELS, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES

@@ -18,15 +18,14 @@ from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.cli.main import main
-from einmpi.comm.base import Comm
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE, Comm
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
 from einmpi.kernels.cuda import driver
 from einmpi.planner import memory
 from einmpi.process.variables import GRAPHS_VARIABLE, TRANSPORT_VARIABLE
-from einmpi.runtime.gpu import binding
+from einmpi.runtime.gpu import backend as binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies
 from einmpi.runtime.gpu.backend import CupyBackend, gpu_context

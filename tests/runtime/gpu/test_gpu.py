@@ -14,12 +14,12 @@ from run_cases import batches_job, cases, updated_by_numpy, updates_job
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda import driver
 from einmpi.planner import memory
-from einmpi.report.compare import TOLERANCE, relative_error
-from einmpi.runtime.gpu import binding
+from einmpi.report.describe import TOLERANCE, relative_error
+from einmpi.runtime.gpu import backend as binding
 
 try:
     binding.count_gpus()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from run_cases import JOBS, cases
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.kernels.cuda import driver
 from einmpi.process.variables import GRAPHS_VARIABLE
 from einmpi.runtime.gpu import graphs as gpu_graphs
-from einmpi.runtime.gpu.arena import ArenaLayout, Place, aligned
+from einmpi.runtime.gpu.graphs import ArenaLayout, Place, aligned
 from einmpi.runtime.program import Program
 
 CASES = cases()

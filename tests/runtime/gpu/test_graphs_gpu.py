@@ -9,9 +9,9 @@ from run_cases import cases
 from runtime.gpu.test_gpu import NO_GPU
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.kernels.cuda import driver
-from einmpi.models.paper import Llama, llama_program, llama_training_program
+from einmpi.models.config import Llama, llama_program, llama_training_program
 from einmpi.process.variables import GRAPHS_VARIABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]

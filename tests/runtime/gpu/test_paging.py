@@ -16,12 +16,12 @@ from run_cases import cases
 from runtime.test_spill import with_files
 
 import einmpi
-from einmpi.comm.local import ALONE
+from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import gpu_inputs
 from einmpi.files.reading import Reading
 from einmpi.runtime.gpu import copies as gpu_copies
-from einmpi.runtime.gpu import pinned
+from einmpi.runtime.gpu import copies as pinned
 
 LAYERS = 6
 SIZE = 16

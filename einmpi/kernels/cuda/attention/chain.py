@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
 from einmpi.graph.scalar import Element
 from einmpi.kernels.attention.gradients import find_gradients
-from einmpi.kernels.attention.pattern import Attention, find_attention
-from einmpi.kernels.attention.softmax import COLUMN_LABEL, CONTRACTED_LABEL
-from einmpi.kernels.cuda import driver
+from einmpi.kernels.attention.pattern import (
+    COLUMN_LABEL,
+    CONTRACTED_LABEL,
+    Attention,
+    Labels,
+    find_attention,
+)
+from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.attention.backward import (
     PRODUCTS_GIVEN,
     PRODUCTS_IN_A_PASS,
@@ -28,10 +35,110 @@ from einmpi.kernels.cuda.attention.launches import (
     prepare_row_numbers,
     supports,
 )
-from einmpi.kernels.cuda.attention.storage import Storage
-from einmpi.kernels.cuda.chains.prepared import Arrays, PreparedChain
-from einmpi.schedule.fused.chain import Chain
-from einmpi.schedule.slots import names_of
+from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.kernels.cuda.nest import key_of
+from einmpi.kernels.prepared import PreparedCalls
+from einmpi.schedule.chain import Chain
+from einmpi.schedule.regions import names_of
+
+# ---- storage -------------------------------------------------------------------------------------
+#
+# How the tensors of attention lie in memory, with at most three dimensions of batches.
+
+
+# An extent, and for each tensor, by its name in the kernels, a stride in bytes.
+Dimension: TypeAlias = tuple[int, dict[str, int]]
+NO_DIMENSION: Dimension = (1, {})
+
+
+class Storage:
+    """The arrays of some elements, which are named as kernels name them: q, k, v, …"""
+
+    def __init__(
+        self, elements: Mapping[str, Element], arrays: Mapping[str, DeviceArray], labels: Labels
+    ) -> None:
+        self.elements = elements
+        self.arrays = {name: arrays[element.tensor] for name, element in elements.items()}
+        self.labels = labels
+        self.extent = dict(labels.extents)
+
+    def stride(self, name: str, label: str | None) -> int:
+        """Return the stride of a label in an array: 0 where the array does not have it."""
+        index = self.elements[name].index
+        if label is None or label not in index or self.extent[label] == 1:
+            return 0
+        return int(self.arrays[name].strides[index.index(label)])
+
+    def batches(self, most_own: int) -> list[Dimension] | None:
+        """Return three dimensions of batches; those whose members share K and V are the last.
+
+        Return None if batches do not lie in so few dimensions, with at most `most_own` others.
+        """
+        own = self._merged(self.labels.own_batches)
+        shared = self._merged(self.labels.shared_batches)
+        if not shared and len(own) < BATCH_DIMENSIONS:
+            shared = [NO_DIMENSION]
+        missing = BATCH_DIMENSIONS - len(own) - len(shared)
+        if missing < 0 or len(own) > most_own:
+            return None
+        return [NO_DIMENSION] * missing + own + shared
+
+    def _merged(self, labels: Sequence[str]) -> list[Dimension]:
+        """Return the dimensions of labels; labels that lie like one are one."""
+        found: list[Dimension] = []
+        for label in labels:
+            size = self.extent[label]
+            if size == 1:
+                continue
+            strides = {name: self.stride(name, label) for name in self.elements}
+            whole = {name: stride * size for name, stride in strides.items()}
+            if found and found[-1][1] == whole:
+                found[-1] = found[-1][0] * size, strides
+            else:
+                found.append((size, strides))
+        return found
+
+    def stored(self, name: str, batches: Sequence[Dimension], row: str | None, head: str) -> Stored:
+        """Return an array as three dimensions of batches, rows and a head, given by labels."""
+        array = self.arrays[name]
+        rows = 1 if row is None else self.extent[row]
+        shape = [size for size, _ in batches]
+        head_stride = array.strides[self.elements[name].index.index(head)]
+        return Stored(
+            array.dtype.name,
+            (*shape, rows, self.extent[head]),
+            (*self.number_strides(name, batches, row), head_stride),
+            array.data.ptr,
+        )
+
+    def number_strides(
+        self, name: str, batches: Sequence[Dimension], row: str | None
+    ) -> tuple[int, ...]:
+        """Return the strides of an array along batches and rows."""
+        strides = [each.get(name, 0) for _, each in batches]
+        return (*strides, self.stride(name, row))
+
+
+# ---- prepared ------------------------------------------------------------------------------------
+#
+# What a CUDA kernel for whole chains answers when it is asked to prepare one.
+
+
+# The arrays of all slots that a chain reads and writes, by the name of the slot.
+Arrays: TypeAlias = Mapping[str, DeviceArray]
+
+
+@dataclass(frozen=True)
+class PreparedChain:
+    """A chain prepared for arrays that are stored as some are."""
+
+    compute: Callable[[Arrays], None]  # on arrays with the same shapes, strides and dtypes
+    workspace: int = 0  # bytes of memory that it takes besides
+
+
+# Returns None if the kernel does not support the chain, or arrays that are stored in this way.
+PrepareChain: TypeAlias = Callable[[Chain, Arrays], PreparedChain | None]
+
 
 # Tensors with the columns of the scores as their rows, and those with the head of V.
 COLUMN_TENSORS = ("k", "v", "d_k", "d_v")
@@ -143,3 +250,33 @@ def _number_dtype(storage: Storage) -> str | None:
     if len(found) > 1 or not found <= {"float32", storage.arrays["q"].dtype.name}:
         return None
     return str(found.pop())
+
+
+# ---- whole chain ---------------------------------------------------------------------------------
+#
+# CUDA kernels that compute a whole chain at once, such as attention.
+#
+# Each is asked whether it can; chains that none of them computes go block by block.
+
+
+# Asked in this order.
+CHAIN_KERNELS: list[PrepareChain] = [prepare_attention_chain, prepare_gradient_chain]
+
+
+def compute_chain(step: Chain, arrays: Arrays, calls: PreparedCalls) -> int | None:
+    """Compute a chain by the first kernel that can; return the bytes it took, None if none can."""
+    key = ("chain", *(key_of(array) for array in arrays.values()))
+    prepared = calls.get(step, key, lambda: _prepare(step, arrays))
+    if prepared is None:
+        return None
+    prepared.compute(arrays)
+    return prepared.workspace
+
+
+def _prepare(step: Chain, arrays: Arrays) -> PreparedChain | None:
+    capture.prepare_calls()
+    for prepare in CHAIN_KERNELS:
+        prepared = prepare(step, arrays)
+        if prepared is not None:
+            return prepared
+    return None

@@ -1,1 +1,0 @@
-"""How a compiled job is called: planned once, run many times."""

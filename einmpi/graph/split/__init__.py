@@ -1,1 +1,0 @@
-"""Products under ⊕ to smaller vertices, where that saves operations."""

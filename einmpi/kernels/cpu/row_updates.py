@@ -1,0 +1,364 @@
+"""Rows of a tensor that scattered sums change, W[i] − rate · Σ values, in one compiled pass.
+
+The sum of a row is in a buffer of the kernel's until the row is changed; it is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Const, Scalar
+from einmpi.kernels import updates
+from einmpi.kernels.contraction import dense_strides
+from einmpi.kernels.cpu.broadcast import operand_view
+from einmpi.kernels.cpu.compiled import (
+    MIN_THREADED_VALUES,
+    built_kernel,
+    even_ranges,
+    is_addressable,
+    jobs_of,
+    run_jobs,
+)
+from einmpi.kernels.cpu.dispatch import prepare_einsum
+from einmpi.kernels.cpu.loop_source import HEAD, SourceLines
+from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
+from einmpi.kernels.cpu.scatter import Scatter, bind_values, supports_scatter_loops
+from einmpi.kernels.loop_nest import BoundNest, Nest
+from einmpi.kernels.operands import Array, apply_constant_indices
+from einmpi.kernels.prepared import PreparedCall, address_of, apply
+from einmpi.kernels.updates import PlacedRows, find_placed_rows
+from einmpi.schedule.regions import indices, one_run
+from einmpi.schedule.steps import Kernel
+
+# ---- row writes ----------------------------------------------------------------------------------
+#
+# Rows that are written into a tensor in place, each at the index that another tensor gives.
+
+
+def prepare_row_writes(
+    kernel: Kernel, operands: Sequence[Array], target: Array, strict: bool, repetition: int
+) -> PreparedCall | None:
+    """Return a kernel that is written over one of its operands as a write of some of its rows.
+
+    It is for arrays that are stored as these are. None if it may change more than that.
+    """
+    rows = find_placed_rows(kernel.einsum)
+    if rows is None or kernel.select or 0 in kernel.einsum.bound:
+        return None
+    if any(operands[position].dtype.kind not in "biu" for position in rows.place_operands):
+        return None
+    known = dict(kernel.index)
+    runs = known.get(rows.label, one_run(0, kernel.einsum.extent[rows.label]))
+    if len(runs) != 1:
+        return None
+    start, stop = runs[0]
+    places_of = _prepare_places(rows, kernel)
+    if places_of(operands).dtype.kind not in "biu":
+        return None  # such as at[b] / 2, which may lie between two indices
+    values_of = _prepare_values(rows, kernel, operands, target, strict, repetition)
+    if values_of is None:
+        return None
+    output = kernel.einsum.output
+    others = [label for label in output if label != rows.label]
+    own = [label for label in others if label not in rows.place_labels]
+    target_axes = [output.index(label) for label in (*rows.place_labels, rows.label, *own)]
+    value_axes = [others.index(label) for label in (*rows.place_labels, *own)]
+    shape = [kernel.einsum.extent[label] for label in rows.place_labels]
+    positions = list(product(*map(range, shape)))
+
+    def write(operands: Sequence[Array], target: Array) -> None:
+        places = places_of(operands)
+        by_place = target.transpose(target_axes)
+        values = values_of(operands).transpose(value_axes)
+        for position in positions:
+            place = int(places[position])
+            if start <= place < stop:
+                by_place[(*position, place - start)] = values[position]
+
+    return write
+
+
+def _prepare_places(rows: PlacedRows, kernel: Kernel) -> Callable[[Sequence[Array]], Array]:
+    """Return what gives the index of each row, given the operands."""
+    entries = kernel.einsum.operands
+    if isinstance(rows.place, Arg) and entries[rows.place.position] == rows.place_labels:
+        number = rows.place.position
+        return lambda operands: operands[number]
+    extent = kernel.einsum.extent
+    labels = rows.place_labels
+    box = {label: slice(0, extent[label]) for label in labels}
+    shape = [extent[label] for label in labels]
+
+    def places(operands: Sequence[Array]) -> Array:
+        values: list[Array | None] = [None] * len(operands)
+        for position in rows.place_operands:
+            plain = tuple(str(label) for label in entries[position])
+            values[position] = operand_view(operands[position], plain, labels, box)
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(np.asarray(apply(rows.place, values, {})), shape)
+
+    return places
+
+
+def _prepare_values(
+    rows: PlacedRows,
+    kernel: Kernel,
+    operands: Sequence[Array],
+    target: Array,
+    strict: bool,
+    repetition: int,
+) -> Callable[[Sequence[Array]], Array] | None:
+    """Return what gives the values of all rows, given the operands of the kernel.
+
+    None if they have to be computed and take too much memory.
+    """
+    einsum = rows.value
+    chosen = [operands[position] for position in rows.value_operands]
+    if isinstance(einsum.function, Arg):
+        (entries,) = einsum.operands if len(einsum.operands) == 1 else ((),)
+        labels = [entry for entry in entries if not isinstance(entry, Const)]
+        if sorted(map(str, labels)) == sorted(einsum.output):
+            (number,) = rows.value_operands
+            axes = [labels.index(label) for label in einsum.output]
+
+            def view(operands: Sequence[Array]) -> Array:
+                array, _ = apply_constant_indices(operands[number], entries)
+                found: Array = array.transpose(axes)
+                return found
+
+            return view
+    dtype = target.dtype
+    shape = einsum.bound
+    if prod(shape) * dtype.itemsize > updates.MOST_VALUE_BYTES:
+        return None
+    numbers = einsum.labels_as_numbers
+    index = {label: indices(runs) for label, runs in kernel.index if label in numbers}
+    example = np.empty(shape, dtype)
+    compute = prepare_einsum(einsum, chosen, example, index, strict=strict, repetition=repetition)
+
+    def values(operands: Sequence[Array]) -> Array:
+        found = np.empty(shape, dtype)
+        compute([operands[position] for position in rows.value_operands], found)
+        return found
+
+    return values
+
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+STRIP_LANES = 512  # of a row that are summed at a time: their sums stay in the first cache
+# Parameters after those of the nest: addresses, numbers of rows, and the distance of rows in bytes.
+OWN_PARAMETERS = ("order", "starts", "rows", "first_row", "end_row", "target", "distance", "factor")
+
+
+class ChangedRows(NamedTuple):
+    """The rows that get values, and which values, in order, each of them gets."""
+
+    rows: Rows
+    starts: Rows  # of each row in `order`, and the end of the last
+    order: Rows  # the values, counted in the order of the indices
+
+
+@dataclass(frozen=True)
+class RowUpdate:
+    """What happens to a row: its elements plus or minus its sums, times or divided by a number."""
+
+    operation: str  # "+" or "-"
+    factor_operation: str  # "*", "/" or "", if there is no factor
+    factor: Scalar | None  # over Args of the update
+
+
+def find_row_update(
+    operation: str, multiple: Scalar, change: int, einsum: EinSum
+) -> RowUpdate | None:
+    """Return an update by a multiple of operand `change`; None if it is more than one factor."""
+    match multiple:
+        case Arg(position) if position == change:
+            return RowUpdate(operation, "", None)
+        case Call("*", (left, Arg(position))) if position == change and einsum.is_one_number(left):
+            return RowUpdate(operation, "*", left)
+        case Call("*" | "/", (Arg(position), right)) if position == change and einsum.is_one_number(
+            right
+        ):
+            return RowUpdate(operation, multiple.op, right)
+    return None
+
+
+def changed_rows(places: npt.NDArray[Any], extent: int) -> ChangedRows:
+    """Return which rows of `extent` get values; places of other rows count for nothing."""
+    flat = np.asarray(places, np.int64).reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    places_in_order = flat[order]
+    first, end = np.searchsorted(places_in_order, (0, extent))
+    order = order[first:end]
+    places_in_order = places_in_order[first:end]
+    is_first = np.ones(len(order), bool)
+    np.not_equal(places_in_order[1:], places_in_order[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    rows = places_in_order[starts]
+    return ChangedRows(rows, np.append(starts, len(order)), np.ascontiguousarray(order))
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+class ScatteredUpdate:
+    """An update prepared for arrays that are stored like the given ones."""
+
+    def __init__(
+        self,
+        product: EinSum,
+        operands: Sequence[Array],
+        index: Mapping[str, Array],
+        places: Array,
+        update: RowUpdate,
+        dtype: str,
+        threads: int,
+    ) -> None:
+        self.dtype = dtype
+        self.update = update
+        self.threads = threads
+        self.bound: BoundNest | None = None
+        total_dtype = DTYPES[dtype].accumulator
+        scatter = Scatter(product, product.required_segments, tuple(operands), index)
+        if not supports_scatter_loops(scatter):
+            return
+        strides = dense_strides(product.output, product.extent, np.dtype(total_dtype).itemsize)
+        bound, views = bind_values(scatter, [places], total_dtype, strides)
+        arrays = [view.array for view in views[: len(operands)]]
+        are_views = all(map(np.may_share_memory, arrays, operands))
+        if are_views and _is_simple(bound):
+            self.bound = bound
+            self.offsets = []
+            for array, operand in zip(arrays, operands, strict=True):
+                self.offsets.append(address_of(array) - address_of(operand))
+            self.labels = [view.array for view in views[len(operands) + 1 :]]
+
+    @property
+    def is_possible(self) -> bool:
+        return self.bound is not None
+
+    def compute(
+        self, operands: Sequence[Array], changed: ChangedRows, target: Array, factor: Any
+    ) -> None:
+        """Change the rows of a target in place."""
+        bound = self.bound
+        assert bound is not None
+        nest = bound.nest
+        update = self.update
+        dtype = self.dtype
+        kernel = built_kernel(
+            (nest, dtype, update.operation, update.factor_operation),
+            lambda: _source(nest, dtype, update.operation, update.factor_operation),
+        )
+        factor_array = np.array(factor, dtype)
+        own = [
+            address_of(changed.order),
+            address_of(changed.starts),
+            address_of(changed.rows),
+            0,
+            len(changed.rows),
+            address_of(target),
+            target.strides[0],
+            address_of(factor_array),
+        ]
+        parameters = np.append(bound.values, own)
+        addresses = [address_of(array) for array in operands]
+        parameters[bound.addresses[: len(operands)]] = np.add(addresses, self.offsets)
+        # The places of values are among the parameters in another form.
+        labels_begin = len(operands) + 1
+        parameters[bound.addresses[labels_begin:-1]] = list(map(address_of, self.labels))
+        lanes = bound.axes[nest.lane].extent
+        pieces = 1
+        if lanes * len(changed.order) >= MIN_THREADED_VALUES:
+            pieces = max(1, min(self.threads, len(changed.rows)))
+        first_row = len(bound.values) + OWN_PARAMETERS.index("first_row")
+        jobs = jobs_of(parameters, first_row, even_ranges(0, len(changed.rows), pieces))
+        run_jobs(kernel, jobs, self.threads)
+
+
+def _is_simple(bound: BoundNest) -> bool:
+    """Return whether a value is found by the number of its place, along lanes that are rows.
+
+    Nothing but the target may be gathered, and places are stored in the order of their labels.
+    """
+    nest = bound.nest
+    assert nest.place is not None
+    is_row = nest.output_loops == 1 and nest.out.dense
+    if not is_row or nest.loops == 1 or any(read.gathers for read in nest.reads):
+        return False
+    distance = np.dtype(np.int64).itemsize
+    for axis in reversed(bound.axes[nest.output_loops :]):
+        if axis.strides[nest.place] != distance:
+            return False
+        distance *= axis.extent
+    return True
+
+
+def can_change(target: Array, lanes: int) -> bool:
+    """Return whether rows of an array can be changed: they are contiguous, with so many lanes."""
+    is_matrix = target.ndim == 2 and target.shape[1] == lanes and is_addressable(target)
+    return is_matrix and target.strides[1] == target.itemsize
+
+
+def prepare_factor(update: RowUpdate, dtype: str) -> Callable[[Sequence[Any]], Any]:
+    """Return what computes the factor of an update from operands; None for a wider dtype."""
+
+    def factor_of(numbers: Sequence[Any]) -> Any:
+        if update.factor is None:
+            return 1
+        value = apply(update.factor, numbers, {})
+        if isinstance(value, np.ndarray):
+            value = value[()]
+        return value if np.result_type(np.dtype(dtype), value) == np.dtype(dtype) else None
+
+    return factor_of
+
+
+# ---- the source ----------------------------------------------------------------------------------
+
+
+def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
+    """Return the source of the kernel: rows, strips of a row, then its values in order."""
+    total_dtype = nest.out.dtype
+    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    text = SourceLines()
+    for position, name in enumerate((*names, *OWN_PARAMETERS)):
+        text.add(f"{name} = p[{position}]")
+    for name in ("order", "starts", "rows"):
+        text.add(f"{name} = at(int64, {name})")
+    text.add(f"x = at({dtype}, factor)[0]")
+    text.add(f"total = stack({total_dtype}, {STRIP_LANES})")
+    text.open("for u in range(first_row, end_row):")
+    text.open(f"for c in range(a{nest.lane}_0, b{nest.lane}_0, {STRIP_LANES}):")
+    text.add(f"n = least({STRIP_LANES}, b{nest.lane}_0 - c)")
+    text.add_lane_loop("n", f"total[{{v}}] = {number(0, total_dtype)}")
+    text.open("for q in range(starts[u], starts[u + 1]):")
+    text.add("left = order[q]")
+    for loop in range(nest.loops - 1, nest.output_loops - 1, -1):
+        name = "tj0" if loop == nest.step else f"i{loop}"
+        extent = f"(b{loop}_0 - a{loop}_0)"
+        text.add(f"{name} = a{loop}_0 + left % {extent}", f"left //= {extent}")
+    lanes = Lanes(nest, "t")
+    value = lanes.value(nest.function, total_dtype)
+    joined = operation(Call(AGGREGATIONS["sum"].operation, ()), total_dtype, ["total[{v}]", value])
+    text.add(*lanes.before)
+    text.add_lane_loop("n", *lanes.inside, f"total[{{v}}] = {joined}")
+    text.close()
+    itemsize = np.dtype(dtype).itemsize
+    text.add(f"w = at({dtype}, target, rows[u], distance, c, {itemsize})")
+    multiple = convert("total[{v}]", total_dtype, dtype)
+    if factor_operation:
+        multiple = f"({operation(Call(factor_operation, ()), dtype, [multiple, 'x'])})"
+    text.add_lane_loop("n", f"w[{{v}}] = {operation(Call(sign, ()), dtype, ['w[{v}]', multiple])}")
+    return HEAD + "\n".join(text.lines) + "\n"

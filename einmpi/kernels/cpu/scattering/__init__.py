@@ -1,1 +1,0 @@
-"""Sums of values that go to computed places."""

@@ -1,1 +1,0 @@
-"""Updates of tensors in place, by BLAS."""

@@ -1,1 +1,0 @@
-"""CUDA kernels that compute whole chains, such as attention."""

@@ -1,1 +1,0 @@
-"""Kernels in tiles: ⊕ over labels that rows and columns share."""

@@ -1,1 +1,0 @@
-"""Updates in place on a GPU that change only a part of an array."""

@@ -1,1 +1,0 @@
-"""Expressions in the text of a program to expression trees and vertices."""

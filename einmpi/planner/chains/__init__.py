@@ -1,1 +1,0 @@
-"""Chains of vertices around tensors that are never whole in memory."""

@@ -1,1 +1,0 @@
-"""Minimising sums of tables over discrete variables."""

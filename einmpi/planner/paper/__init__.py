@@ -1,1 +1,0 @@
-"""The paper's own planner: partitionings, its three costs, its dynamic program."""

@@ -1,1 +1,0 @@
-"""Plans in seconds: the fastest on a measured machine, of those that several searches find."""

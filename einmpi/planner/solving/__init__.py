@@ -1,1 +1,0 @@
-"""The states that cost least with some mesh axes free: choices, what they cost, their minimum."""

@@ -1,0 +1,431 @@
+"""What a plan moves along every edge, and what every vertex costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.planner.factor import Edge, Variable, factor
+from einmpi.planner.halo import Needed
+from einmpi.planner.halo_counts import HALO_NEIGHBOURS, halo_words
+from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
+from einmpi.planner.memory import Cuts
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.paper import Cost
+
+# ---- volume --------------------------------------------------------------------------------------
+#
+# The exact number of words that an edge moves, for all pairs of layouts at once.
+#
+# Whole numbers only. docs/planner.md, "What an edge costs", has the table of factors.
+
+
+Ints = npt.NDArray[np.int64]
+Number = TypeVar("Number", int, Ints)  # of one pair of layouts, or of all pairs at once
+AxisPair = tuple[int, int, int]  # length of an axis, its symbol in the source and in the target
+
+
+class Factors(NamedTuple, Generic[Number]):
+    """The columns of the table in docs/planner.md, multiplied over some axes.
+
+    The table has fractions. To stay with whole numbers, BD and BS are multiplied by the product f
+    of the axes, and OV by f². Arrays are [source layout, target layout].
+    """
+
+    target: Number  # f·BD: the block that a rank has afterwards
+    partials: Number  # G: ranks whose partial results make one element
+    overlap: Number  # f²·OV: the part of both blocks that is the same
+    replicas: Number  # 1/SG: ranks that have the same before and want the same afterwards
+    peers: Number  # ranks that exchange something
+
+    @property
+    def reduced(self) -> Any:
+        """f·(1 − 1/G)·BS, where f·BS, the block that a rank has before, is partials · replicas."""
+        return (self.partials - 1) * self.replicas
+
+
+@cache
+def axis_factors(length: int, ndim: int) -> Factors[Ints]:
+    """Return the table for one axis, as arrays [source symbol, target symbol].
+
+    Source symbols are the dimensions 0 … ndim − 1, then R, then P; target symbols are the
+    dimensions, then R.
+    """
+    replicated = ndim
+    partial = ndim + 1
+    shape = (ndim + 2, ndim + 1)
+
+    target = np.ones(shape, np.int64)
+    target[:, replicated] = length
+
+    partials = np.ones(shape, np.int64)
+    partials[partial, :] = length
+
+    overlap = np.full(shape, length, np.int64)
+    overlap[:ndim, :ndim] = 1  # d → d'
+    overlap[range(ndim), range(ndim)] = length  # d → d
+    overlap[replicated, replicated] = length * length
+
+    replicas = np.ones(shape, np.int64)
+    replicas[replicated, replicated] = length
+
+    peers = np.full(shape, length, np.int64)
+    peers[range(ndim), range(ndim)] = 1
+    peers[replicated, :] = 1
+    return Factors(target, partials, overlap, replicas, peers)
+
+
+NO_AXES = Factors(1, 1, 1, 1, 1)
+
+
+def layout_factors(
+    lengths: Sequence[int],
+    ndim: int,
+    sources: Ints,
+    targets: Ints,
+    others: Factors[int] = NO_AXES,
+) -> Factors[Ints]:
+    """Return the products for all pairs of layouts, multiplied by those over other axes.
+
+    `sources` and `targets` have a row for each layout and a column for each axis: its symbol.
+    """
+    shape = (len(sources), len(targets))
+    products = Factors(*(np.full(shape, product, np.int64) for product in others))
+    for axis, length in enumerate(lengths):
+        pairs = sources[:, axis][:, None], targets[:, axis]
+        for product, table in zip(products, axis_factors(length, ndim), strict=True):
+            product *= table[pairs]
+    return products
+
+
+@cache
+def axes_factors(axes: tuple[AxisPair, ...], ndim: int) -> Factors[int]:
+    """Return the products for one pair of layouts, given the symbols of each axis."""
+    products = list(NO_AXES)
+    for length, source, target in axes:
+        for column, table in enumerate(axis_factors(length, ndim)):
+            products[column] *= int(table[source, target])
+    return Factors(*products)
+
+
+# ---- words received -----------------------------------------------------------------------------
+
+
+def received(products: Factors[Any], amount: int, overlap: Any, sharing: Any = None) -> Any:
+    """Return what all ranks together receive of a tensor of this amount (words or bytes).
+
+    This is p·|T|·(BD + Δ) with Δ = (1 − 1/G)·BS − OV, and Δ·SG in place of a positive Δ.
+    `overlap` is p·|T|·OV: see `overlap_share` and `kept_elements`. `sharing` are the replicas that
+    share a reduction, if not all do.
+    """
+    delta = products.reduced * amount - overlap
+    replicas = products.replicas if sharing is None else sharing
+    shared_delta = np.maximum(delta, 0) // replicas + np.minimum(delta, 0)
+    return products.target * amount + shared_delta
+
+
+def overlap_share(products: Factors[Any], ranks: int, amount: int) -> Any:
+    """Return what stays on its rank, of all ranks together: overlap · amount / ranks.
+
+    The division comes first, so that the numbers stay small. Where an axis turns from one
+    dimension to another and the extents do not divide, `kept_elements` has the exact number.
+    """
+    quotient, remainder = divmod(amount, ranks)
+    return products.overlap * quotient + products.overlap * remainder // ranks
+
+
+def replicas_share(products: Factors[int], ranks: int) -> bool:
+    """Return whether Δ > 0: aggregating moves more than it saves, and idle replicas share it."""
+    shares: bool = ranks * products.reduced > products.overlap
+    return shares
+
+
+def sharing_on_nodes(products: Factors[Any], between: Factors[Any]) -> Any:
+    """Return the replicas that share a reduction, given the products over axes between nodes.
+
+    Replicas on other nodes share it only if it goes from node to node anyway.
+    """
+    return products.replicas // np.where(between.partials > 1, 1, between.replicas)
+
+
+def moved_words(
+    mesh: Mesh, bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]
+) -> tuple[int, int]:
+    """Return (words that all ranks together receive, those of them that come from other nodes).
+
+    `sources` and `targets` are the symbols of each axis before and after.
+    """
+    ndim = len(bound)
+    elements = prod(bound)
+    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
+    turns = []
+    for axis, (_, source, target) in enumerate(axes):
+        if source != target and source < ndim and target < ndim:
+            turns.append((axis, source, target))
+    turns_between = [turn for turn in turns if turn[0] < mesh.node_axes]
+
+    every = axes_factors(axes, ndim)
+    between = axes_factors(axes[: mesh.node_axes], ndim)
+    kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
+    kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(turns_between))
+    total = received(every, elements, kept, sharing_on_nodes(every, between))
+    crossing = received(between, elements, kept_on_nodes)
+    return int(total), int(crossing)
+
+
+# ---- extents that do not divide -----------------------------------------------------------------
+
+
+@lru_cache(maxsize=65536)
+def kept_elements(
+    mesh: Mesh, bound: tuple[int, ...], turns: tuple[tuple[int, int, int], ...]
+) -> int:
+    """Return the elements that stay on their rank when axes turn.
+
+    A turn is (axis, the dimension it cuts before, the dimension it cuts after). An element stays
+    if its indices in both dimensions have the same digit on the axis. Axes that do not turn make
+    no difference: what their ranks keep adds up to what one rank would keep.
+    """
+    # One array axis for each turn: the digit. An element counts where all its digits agree.
+    kept = np.ones([mesh.factors[axis] for axis, _, _ in turns], np.int64)
+    for dimension, extent in enumerate(bound):
+        cutting = tuple(axis for axis, *pair in turns if dimension in pair)
+        shape = [mesh.factors[axis] if axis in cutting else 1 for axis, _, _ in turns]
+        kept = kept * _indices_by_digits(mesh, extent, cutting).reshape(shape)
+    return int(kept.sum())
+
+
+def kept_elements_table(
+    mesh: Mesh, bound: tuple[int, ...], axes: int, sources: Ints, targets: Ints
+) -> Ints:
+    """Return `kept_elements` for all pairs of layouts, by the first `axes` axes alone."""
+    ndim = len(bound)
+    # The direction of a turn makes no difference, so few pairs of layouts differ. Give each pair a
+    # code with one digit per axis, low · ndim + high where the axis turns and 0 where it does not.
+    codes = np.zeros((len(sources), len(targets)), np.int64)
+    for axis in range(axes):
+        source = sources[:, axis][:, None]
+        target = targets[:, axis]
+        low = np.minimum(source, target)
+        high = np.maximum(source, target)
+        turns_here = (low < high) & (high < ndim)
+        codes = codes * ndim**2 + np.where(turns_here, low * ndim + high, 0)
+    different, which = np.unique(codes, return_inverse=True)
+    kept = []
+    for code in different.tolist():
+        turns = []
+        for axis in reversed(range(axes)):
+            code, digit = divmod(code, ndim**2)
+            if digit:
+                low, high = divmod(digit, ndim)
+                turns.append((axis, low, high))
+        kept.append(kept_elements(mesh, bound, tuple(reversed(turns))))
+    return np.array(kept, np.int64)[which.reshape(codes.shape)]
+
+
+@lru_cache(maxsize=4096)
+def _indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
+    """Return how many indices of a dimension have each combination of digits on some axes.
+
+    On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
+    axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
+    """
+    window_of = {}
+    for window in mesh.windows(extent):
+        for axis in window:
+            window_of[axis] = window
+    blocks_of = {}  # axis → fine blocks that its window divides the dimension into
+    borders = [np.array([0, extent])]
+    for axis in axes:
+        blocks = prod(mesh.factors[other] for other in window_of[axis])
+        blocks_of[axis] = blocks
+        borders.append(-(-np.arange(blocks + 1) * extent // blocks))
+    # From one border to the next, all indices have the same digits.
+    starts = np.unique(np.concatenate(borders))
+    combination = np.zeros(len(starts) - 1, np.int64)
+    for axis in axes:
+        block = starts[:-1] * blocks_of[axis] // extent
+        window = window_of[axis]
+        later = prod(mesh.factors[other] for other in window[window.index(axis) + 1 :])
+        digit = block // later % mesh.factors[axis]
+        combination = combination * mesh.factors[axis] + digit
+    combinations = prod(mesh.factors[axis] for axis in axes)
+    found = np.bincount(combination, np.diff(starts), combinations)
+    return found.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What moves along an edge: words over all ranks, and the ranks that exchange something."""
+
+    words: Cost  # copies for a join, partial results, and what is cut along other dimensions
+    between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
+    peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
+
+
+def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
+    """Return what an edge moves, given the symbols of each axis at its ends, the source first."""
+    targets = [edge.target_symbols[symbol] for symbol in cuts[-1]]
+    if edge.source is None:
+        return _input_traffic(mesh, edge, targets)
+    sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
+    if edge.needed is not None:
+        return _halo_traffic(mesh, edge.needed, tuple(sources), tuple(cuts[-1]))
+    return _computed_traffic(mesh, edge.bound, tuple(sources), tuple(targets))
+
+
+@lru_cache(maxsize=4096)  # layers repeat
+def _computed_traffic(
+    mesh: Mesh, bound: tuple[int, ...], sources: tuple[int, ...], targets: tuple[int, ...]
+) -> Traffic:
+    """Return what a computed tensor moves, given the symbols of each axis before and after."""
+    ndim = len(bound)
+    elements = prod(bound)
+    # Whether an axis goes from one dimension to another.
+    turns = any(
+        source != target and max(source, target) < ndim
+        for source, target in zip(sources, targets, strict=True)
+    )
+    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
+    every = axes_factors(axes, ndim)
+    between = axes_factors(axes[: mesh.node_axes], ndim)
+    total, crossing = moved_words(mesh, bound, sources, targets)
+    combined = min(total, (every.partials - 1) * elements)
+    rest = total - combined
+    crossing_combined = min(crossing, (between.partials - 1) * elements)
+    return Traffic(
+        Cost(0 if turns else rest, combined, rest if turns else 0),
+        between=(crossing_combined, crossing - crossing_combined),
+        peers=(every.peers // between.peers, between.peers),
+    )
+
+
+def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
+    """Return what an input moves that is stored once: every copy but the first."""
+    elements = prod(edge.bound)
+    copies = []
+    for length, target in zip(mesh.factors, targets, strict=True):
+        copies.append(length if target == edge.ndim else 1)
+    across = prod(copies[: mesh.node_axes])
+    inside = prod(copies[mesh.node_axes :])
+    return Traffic(
+        Cost((across * inside - 1) * elements, 0, 0),
+        between=(0, (across - 1) * elements),
+        peers=(inside, across),
+    )
+
+
+@lru_cache(maxsize=4096)  # layers repeat
+def _halo_traffic(
+    mesh: Mesh, needed: Needed, sources: tuple[int, ...], target_state: tuple[int, ...]
+) -> Traffic:
+    """Return what an operand with index arithmetic moves: what ranks need and do not have."""
+    dimension_or_none = (*range(len(needed.bound)), None)
+    label_or_none = (*(label for label, _ in needed.extents), None)
+    layout = [dimension_or_none[symbol] for symbol in sources]
+    state = [label_or_none[symbol] for symbol in target_state]
+    words, between = halo_words(mesh, needed, layout, state)
+    inside = HALO_NEIGHBOURS if words else 1
+    across = HALO_NEIGHBOURS if between else 1
+    return Traffic(Cost(words, 0, 0), between=(0, between), peers=(inside, across))
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+@dataclass
+class Bill:
+    """What a vertex moves, and how long it takes where a machine was measured.
+
+    Times are picoseconds of all ranks together.
+    """
+
+    words: Cost = NOTHING
+    nbytes: int = 0
+    between: int = 0  # bytes between nodes
+    computing: int = 0
+    moving_inside: int = 0
+    moving_between: int = 0
+
+    @property
+    def time(self) -> int:
+        return self.computing + self.moving_inside + self.moving_between
+
+    def add(self, words: Cost, words_between: int, itemsize: int, prices: Prices) -> None:
+        """Add words that move, some of them between nodes."""
+        if words.total == 0 and words_between == 0:
+            return
+        nbytes = words.total * itemsize
+        nbytes_between = words_between * itemsize
+        self.words += words
+        self.nbytes += nbytes
+        self.between += nbytes_between
+        if prices.machine is not None:
+            self.moving_inside += (nbytes - nbytes_between) * prices.inside
+            self.moving_between += nbytes_between * prices.between
+
+
+def total_bill(bills: Collection[Bill]) -> Bill:
+    """Return what several vertices move, and how long they take."""
+    words = sum((bill.words for bill in bills), NOTHING)
+    names = [field.name for field in fields(Bill)[1:]]
+    return Bill(words, *(sum(getattr(bill, name) for bill in bills) for name in names))
+
+
+EdgeOfPlan = tuple[Edge, Variable, list[tuple[int, ...]], Traffic]
+
+
+def edges_of_plan(cut: Cuts, resident: Collection[str]) -> Iterator[EdgeOfPlan]:
+    """Yield each edge of a graph with its target, the symbols of its ends, and what it moves.
+
+    The symbols of the source come first, if there is a source.
+    """
+    problem = factor(cut.graph, resident, cut.layouts)
+    for edge in problem.edges:
+        target = problem.variables[edge.target]
+        cuts = [cut.symbols(target.kind, target.name)]
+        if edge.source is not None:
+            source = problem.variables[edge.source]
+            cuts.insert(0, cut.symbols(source.kind, source.name))
+        yield edge, target, cuts, edge_traffic(cut.mesh, edge, cuts)
+
+
+def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bill]:
+    """Return what each vertex costs. Repeated layers are counted one by one.
+
+    Copies and new cuts are paid by the vertex that needs them, partial results by the vertex that
+    made them.
+    """
+    graph, mesh = cut.graph, cut.mesh
+    found = {vertex.name: Bill() for vertex in graph.computed}
+    for edge, target, _, traffic in edges_of_plan(cut, resident):
+        tensor = graph[edge.tensor]
+        itemsize = np.dtype(tensor.dtype).itemsize
+        user = edge.tensor
+        if target.kind == "vertex" or tensor.is_input:
+            user = target.name
+        if user not in found:  # an input in a layout of its own: its first reader pays
+            user = graph.consumers[user][0]
+        between_combined, between_rest = traffic.between
+        found[user].add(replace(traffic.words, aggregate=0), between_rest, itemsize, prices)
+        payer = found[user]
+        combined = traffic.words.aggregate
+        if combined:
+            payer = found[edge.tensor]
+            payer.add(Cost(0, combined, 0), between_combined, itemsize, prices)
+        inside, across = traffic.peers
+        payer.moving_inside += mesh.ranks * prices.messages(inside, 1)
+        payer.moving_between += mesh.ranks * prices.messages(1, across)
+
+    if prices.machine is not None:
+        for vertex in graph.computed:
+            replicas = mesh.parts(cut.states[vertex.name], [None])[0]
+            attoseconds = vertex.operations() * prices.operation(vertex)
+            found[vertex.name].computing = attoseconds // ATTOSECONDS_OF_A_PICOSECOND * replicas
+    return found

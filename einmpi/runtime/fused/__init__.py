@@ -1,1 +1,0 @@
-"""Kernels that are computed together, one block at a time."""

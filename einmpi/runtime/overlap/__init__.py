@@ -1,1 +1,0 @@
-"""Transfers that go on while the rank computes."""

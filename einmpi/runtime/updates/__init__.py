@@ -1,1 +1,0 @@
-"""Updates of tensors a part at a time, without the whole of what is added to them."""

@@ -1,1 +1,0 @@
-"""Kernels that are computed together, and tensors that are never whole in memory."""
