@@ -9,7 +9,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import factor
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.search import search
-from einmpi.planner.solver import Solver
+from einmpi.planner.solving.solver import Solver
 
 
 def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> float:

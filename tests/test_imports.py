@@ -39,8 +39,6 @@ ONLY = {
         "files/hdf5/datasets.py",
         "files/hdf5/links.py",
         "files/hdf5/opening.py",
-        "files/hdf5/scales.py",
-        "files/hdf5/tables.py",
         "files/hdf5/writing.py",
     },
 }

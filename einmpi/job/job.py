@@ -24,7 +24,7 @@ from einmpi.language.parse import rewrite
 from einmpi.language.statements import round_every_step
 from einmpi.language.syntax import Source
 from einmpi.late import late
-from einmpi.planner.overlap import MODES
+from einmpi.planner.moving.overlap import MODES
 
 if TYPE_CHECKING:
     from einmpi.planner.machine import Machine

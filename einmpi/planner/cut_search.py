@@ -13,7 +13,6 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.mesh import Mesh, place
-from einmpi.planner.move_costs import States
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import (
     repeated_layers,
@@ -27,7 +26,8 @@ from einmpi.planner.search import (
     search,
     search_holding,
 )
-from einmpi.planner.solver import SharedTables, Solution, Solver, Unreachable
+from einmpi.planner.solving.move_costs import States
+from einmpi.planner.solving.solver import SharedTables, Solution, Solver, Unreachable
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 

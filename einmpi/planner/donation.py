@@ -8,7 +8,6 @@ from itertools import pairwise
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
-from einmpi.planner.halo import is_inside, needed_of
 from einmpi.planner.memory import (
     Cuts,
     find_sparse_update,
@@ -17,6 +16,7 @@ from einmpi.planner.memory import (
     row_bytes,
     scattered_label,
 )
+from einmpi.planner.moving.halo import is_inside, needed_of
 
 
 def updatable_in_place(

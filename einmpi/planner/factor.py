@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.halo import Needed, needed_of
 from einmpi.planner.machine import BYTES, Prices
+from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)

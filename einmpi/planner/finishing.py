@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from einmpi.planner import overlap
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
+from einmpi.planner.moving import overlap
+from einmpi.planner.moving.volume import Bill, bills, total_bill
 from einmpi.planner.paper import graph_cost
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import Recomputed, cuts_of
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.recompute import CutGraph
-from einmpi.planner.volume import Bill, bills, total_bill
 
 
 @dataclass

@@ -25,7 +25,7 @@ from einmpi.planner.plan_data import FittedInputs, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
-from einmpi.planner.solver import SharedTables
+from einmpi.planner.solving.solver import SharedTables
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.halo import is_inside, needed_of
-from einmpi.planner.halo_counts import most_needed
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
     bytes_of_blocked_update,
     staging,
 )
+from einmpi.planner.moving.halo import is_inside, needed_of
+from einmpi.planner.moving.halo_counts import most_needed
 
 
 def bytes_at_vertices(

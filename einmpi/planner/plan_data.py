@@ -22,7 +22,7 @@ from einmpi.planner.memory import (
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import Bill, total_bill
+from einmpi.planner.moving.volume import Bill, total_bill
 
 
 class Cost(NamedTuple):

@@ -11,7 +11,6 @@ from einmpi.planner.factor import Factored
 from einmpi.planner.finishing import Finishing, cost_of
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.move_costs import States
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.saving_memory.cut_memory import CutMemory
 from einmpi.planner.saving_memory.fuse import in_best_order, with_fused_chains
@@ -24,7 +23,8 @@ from einmpi.planner.saving_memory.recompute import (
     recomputed_to_fit,
     with_copies,
 )
-from einmpi.planner.solver import MEMORY_PRICE_SCALE, SharedTables
+from einmpi.planner.solving.move_costs import States
+from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, SharedTables
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 

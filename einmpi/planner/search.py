@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from einmpi.planner.elimination import Limits
 from einmpi.planner.mesh import Mesh, groupings
-from einmpi.planner.move_costs import Groups, States
-from einmpi.planner.solver import Solution, Solver
+from einmpi.planner.solving.elimination import Limits
+from einmpi.planner.solving.move_costs import Groups, States
+from einmpi.planner.solving.solver import Solution, Solver
 
 EXACT_AXES = 3  # up to so many axes, all states are searched at once
 MAX_STATES = 300  # of a variable, for an exact search over more axes

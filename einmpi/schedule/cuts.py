@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einmpi.planner import overlap
+from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store

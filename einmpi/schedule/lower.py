@@ -10,9 +10,9 @@ from functools import lru_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.halo import Needed, needed_of
 from einmpi.planner.memory import FusedChain, operand_cuts, output_cuts
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.blocked_updates import with_blocked_updates
 from einmpi.schedule.chain import make_chain

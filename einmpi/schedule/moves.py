@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import axes_factors, replicas_share
+from einmpi.planner.moving.volume import axes_factors, replicas_share
 from einmpi.schedule.layout import (
     PARTIAL,
     Cuts,

@@ -12,13 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.halo import Runs as Runs
-from einmpi.planner.halo import intersect as intersect
-from einmpi.planner.halo import joined
-from einmpi.planner.halo import length as length
-from einmpi.planner.halo import one_run as one_run
-from einmpi.planner.halo import share as share
-from einmpi.planner.halo import whole as whole
+from einmpi.planner.moving.halo import Runs as Runs
+from einmpi.planner.moving.halo import intersect as intersect
+from einmpi.planner.moving.halo import joined
+from einmpi.planner.moving.halo import length as length
+from einmpi.planner.moving.halo import one_run as one_run
+from einmpi.planner.moving.halo import share as share
+from einmpi.planner.moving.halo import whole as whole
 
 # Those with `as` belong to the vocabulary of this module too, for rooms that know no planner.
 

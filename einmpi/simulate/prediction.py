@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.comm.base import Group, spread_over_nodes
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Machine, Prices
+from einmpi.planner.moving.volume import Bill
 from einmpi.planner.plan import Plan
-from einmpi.planner.volume import Bill
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule

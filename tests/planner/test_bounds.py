@@ -20,7 +20,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.search import search
-from einmpi.planner.solver import Solver
+from einmpi.planner.solving.solver import Solver
 
 # ---- targets ----------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from math import prod
 import pytest
 from plan_oracle import owned_indices
 
-from einmpi.planner.halo import share
 from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Mesh, allowed_masks, groupings, prime_factors
+from einmpi.planner.moving.halo import share
 
 MANY_RANKS = (*range(1, 300), 1000, 4095, 4096)
 RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 18, 30, 36, 64, 97, 100, 210)

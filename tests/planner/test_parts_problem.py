@@ -18,8 +18,8 @@ from einmpi.planner.lower_bound.parts import PartsEdge
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.volume import moved_words
 from einmpi.planner.plan import Options
-from einmpi.planner.volume import moved_words
 
 
 def counts(ranks, ndim, axes):

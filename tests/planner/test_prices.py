@@ -17,7 +17,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.planning import Planning
 from einmpi.planner.search import search
-from einmpi.planner.solver import Solver
+from einmpi.planner.solving.solver import Solver
 from einmpi.planner.text.explain import as_json
 
 MACHINE = Machine(

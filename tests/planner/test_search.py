@@ -22,7 +22,13 @@ from target_graphs import attention, chain, llama
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.config import MODELS, llama_training_program
-from einmpi.planner.elimination import (
+from einmpi.planner.factor import factor
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.mesh import Mesh, groupings
+from einmpi.planner.plan import Options
+from einmpi.planner.repetition import repeated_layers, vertices_alike
+from einmpi.planner.search import search
+from einmpi.planner.solving.elimination import (
     Limits,
     Memo,
     Table,
@@ -30,13 +36,7 @@ from einmpi.planner.elimination import (
     minimize,
     minimize_without_dominated,
 )
-from einmpi.planner.factor import factor
-from einmpi.planner.make_plan import make_plan
-from einmpi.planner.mesh import Mesh, groupings
-from einmpi.planner.plan import Options
-from einmpi.planner.repetition import repeated_layers, vertices_alike
-from einmpi.planner.search import search
-from einmpi.planner.solver import Solver
+from einmpi.planner.solving.solver import Solver
 
 
 def words(
@@ -549,7 +549,7 @@ from einmpi.planner.factor import factor
 from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.search import search
-from einmpi.planner.solver import Solver
+from einmpi.planner.solving.solver import Solver
 text = "; ".join(f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 6))
 layers = einmpi.program(text, x0=(8, 64), **{f"W{k}": (64, 64) for k in range(1, 6)}).graph
 for graph in (layers, *(random_graph(random.Random(seed), 12, (4, 12, 100)) for seed in range(8))):

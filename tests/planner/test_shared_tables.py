@@ -9,11 +9,11 @@ from plan_oracle import random_graphs
 import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner import elimination as eliminate
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.planning import Planning
-from einmpi.planner.solver import SharedTables
+from einmpi.planner.solving import elimination as eliminate
+from einmpi.planner.solving.solver import SharedTables
 
 
 def digest(graph: EinGraph, ranks: int, options: Options, tables: SharedTables) -> str:

@@ -21,7 +21,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.files.generate import fill_box
 from einmpi.kernels import halo_parts, index_sets
-from einmpi.planner import overlap
+from einmpi.planner.moving import overlap
 from einmpi.report.recording.record import Recorder, events
 from einmpi.report.recording.summary import summary_rows, vertex_times
 from einmpi.runtime import background

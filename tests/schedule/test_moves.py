@@ -9,7 +9,7 @@ from plan_oracle import R, crossing, layouts, volume
 
 from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import moved_words
+from einmpi.planner.moving.volume import moved_words
 from einmpi.runtime import transfer
 from einmpi.runtime import transfer as messages
 from einmpi.runtime.buffers import Buffers

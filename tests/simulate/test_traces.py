@@ -150,7 +150,7 @@ def test_parts_of_a_large_message_follow_one_another():
 
 def test_ranks_share_what_is_the_same_for_all():
     """Layouts are made once, and index sets once for ranks that have the same, not for each."""
-    from einmpi.planner.halo import intersect, share
+    from einmpi.planner.moving.halo import intersect, share
     from einmpi.schedule.lower import _layout, _pieces, lower
     from einmpi.schedule.moves import (
         _combinations,

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.elimination import Table, largest_join, minimize
 from einmpi.planner.factor import Edge, Factored, factor
 from einmpi.planner.lower_bound.kept import (
     MOST_WORDS,
@@ -25,6 +24,7 @@ from einmpi.planner.lower_bound.kept import (
     most_kept,
     part_counts,
 )
+from einmpi.planner.solving.elimination import Table, largest_join, minimize
 
 # ---- parts edges ---------------------------------------------------------------------------------
 #

@@ -11,8 +11,6 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
 from einmpi.planner.chains import ChainSearch
 from einmpi.planner.donation import blocked_products, updatable_in_place
-from einmpi.planner.halo import is_inside, needed_of
-from einmpi.planner.halo_counts import most_needed_bound
 from einmpi.planner.memory import (
     LEAST_MESSAGE_BUFFER_BYTES,
     MESSAGE_BUFFER_BYTES,
@@ -25,6 +23,8 @@ from einmpi.planner.memory import (
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.halo import is_inside, needed_of
+from einmpi.planner.moving.halo_counts import most_needed_bound
 from einmpi.planner.peak_memory import bytes_at_vertices, input_bytes, peak_bound
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import cuts_of

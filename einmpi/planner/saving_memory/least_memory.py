@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.memory import Cuts, block_bytes, longest_shares
-from einmpi.planner.move_costs import Groups, Move, States
 from einmpi.planner.saving_memory.cut_memory import least_bytes_of_vertex, with_message_buffers
 from einmpi.planner.search import EXACT_AXES, merged_shapes
-from einmpi.planner.solver import Solver, Unreachable
+from einmpi.planner.solving.move_costs import Groups, Move, States
+from einmpi.planner.solving.solver import Solver, Unreachable
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.move_costs import States
 from einmpi.planner.plan import Options
-from einmpi.planner.solver import MEMORY_PRICE_SCALE, SharedTables, Solution, Solver
+from einmpi.planner.solving.move_costs import States
+from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, SharedTables, Solution, Solver
 
 # ---- trade offs ----------------------------------------------------------------------------------
 #

@@ -7,6 +7,7 @@ from typing import Any
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.memory import FusedChain
+from einmpi.planner.moving.volume import total_bill
 from einmpi.planner.plan_data import LoopPlan, PlanData
 from einmpi.planner.text.notes import totals
 from einmpi.planner.text.summary import (
@@ -17,7 +18,6 @@ from einmpi.planner.text.summary import (
     table_lines,
     vertices_and_folds,
 )
-from einmpi.planner.volume import total_bill
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 

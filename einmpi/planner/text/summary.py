@@ -10,10 +10,10 @@ import numpy as np
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
+from einmpi.planner.moving.volume import edges_of_plan
 from einmpi.planner.paper import Cost
 from einmpi.planner.plan_data import PlanData, cuts_of
 from einmpi.planner.repetition import find_layers
-from einmpi.planner.volume import edges_of_plan
 from einmpi.units import counted, show_bytes, show_count
 
 # ---- tables --------------------------------------------------------------------------------------

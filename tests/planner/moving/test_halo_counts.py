@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import einmpi
-from einmpi.planner import halo_counts
-from einmpi.planner.halo import equal_share_length, length, share
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving import halo_counts
+from einmpi.planner.moving.halo import equal_share_length, length, share
 
 
 def _program(layers: int, extent: int) -> einmpi.Job:

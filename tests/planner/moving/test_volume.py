@@ -15,7 +15,7 @@ import pytest
 from plan_oracle import Axes, P, R, axes_of, layouts, received, volume
 
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import (
+from einmpi.planner.moving.volume import (
     Factors,
     axes_factors,
     kept_elements_table,
@@ -23,7 +23,7 @@ from einmpi.planner.volume import (
     moved_words,
     overlap_share,
 )
-from einmpi.planner.volume import received as words_received
+from einmpi.planner.moving.volume import received as words_received
 
 RANKS = (2, 3, 4, 5, 6, 8, 9, 12, 16)
 

@@ -10,16 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from einmpi.planner.elimination import (
-    Limits,
-    Memo,
-    Table,
-    largest_join,
-    minimize,
-    minimize_without_dominated,
-)
 from einmpi.planner.factor import Edge, Factored
-from einmpi.planner.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.machine import (
     ATTOSECONDS_OF_A_PICOSECOND,
     BYTES,
@@ -28,9 +19,8 @@ from einmpi.planner.machine import (
     Prices,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.move_costs import Groups, Move, States
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
-from einmpi.planner.volume import (
+from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
+from einmpi.planner.moving.volume import (
     NO_AXES,
     Factors,
     Ints,
@@ -41,6 +31,16 @@ from einmpi.planner.volume import (
     received,
     sharing_on_nodes,
 )
+from einmpi.planner.solving.elimination import (
+    Limits,
+    Memo,
+    Table,
+    largest_join,
+    minimize,
+    minimize_without_dominated,
+)
+from einmpi.planner.solving.move_costs import Groups, Move, States
+from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
 
 # ---- edge costs ----------------------------------------------------------------------------------
 #

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.volume import Ints
 from einmpi.planner.states import Symbols
-from einmpi.planner.volume import Ints
 
 Groups = Sequence[Sequence[int]]  # of axes
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis

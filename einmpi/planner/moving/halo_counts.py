@@ -11,7 +11,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.halo import (
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.halo import (
     LabelAxes,
     Needed,
     Runs,
@@ -21,7 +22,6 @@ from einmpi.planner.halo import (
     share,
     shares_of,
 )
-from einmpi.planner.mesh import Mesh
 
 Ints = npt.NDArray[np.int64]
 Axes = tuple[int, ...]
