@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import ml_dtypes  # noqa: F401  # makes numpy know bfloat16
 import numpy as np
 
 from einmpi.errors import OperationError

@@ -275,9 +275,7 @@ def test_a_missing_library_comes_with_advice(name):
 
 
 def test_gpus_without_cupy(monkeypatch):
-    from einmpi.cli import versions
-
-    monkeypatch.setattr(versions, "visible_gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(doctor_module, "visible_gpus", lambda: ["NVIDIA H200"])
     found = doctor_module.PROBES["cupy"]({"error": "No module named 'cupy'"})
     assert (found.state, found.advice[:12]) == (
         "note",

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.cli import sbatch as estimate
+from einmpi.cli.sbatch import estimate
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
