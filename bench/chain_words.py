@@ -17,7 +17,7 @@ from pmpi_counts import CONTROL_CALLS, Counted, build_layer, mpicc_of, read_coun
 
 import einmpi
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Exchange, Reduce
+from einmpi.schedule.steps import Transfer
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "jobs" / "chain.toml"
@@ -165,7 +165,7 @@ def predicted_row(plan: einmpi.Plan, counted: Counted) -> dict[str, Any]:
     scheduled = 0
     for rank in range(plan.ranks):
         steps = lower(plan, rank).steps
-        scheduled += sum(step.nbytes for step in steps if isinstance(step, Exchange | Reduce))
+        scheduled += sum(step.nbytes for step in steps if isinstance(step, Transfer))
     row = {"predicted": plan.words_predicted, "bound": plan.lower_bound}
     return row | {"bytes_predicted": scheduled, "bytes": sum(counted.payload)}
 

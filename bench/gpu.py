@@ -26,7 +26,6 @@ from results import write_results
 import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.report.describe import TOLERANCE
-from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
 
 cupy = package("cupy")
@@ -206,7 +205,7 @@ def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
             close(found, wanted, dtype)
             del found, wanted
             ((_, schedule),) = limited_call.ready.values()
-            placed = [step.slot for step in schedule.steps if isinstance(step, Place)]
+            placed = [slot for step in schedule.steps for slot in step.spills("place")]
             # The host itself writes the inputs to its memory: these bytes are not on the bus.
             written = sum(slot.nbytes for slot in placed if slot.name in arrays)
             measured = limited_call.measured

@@ -21,9 +21,10 @@ from results import write_results
 
 import einmpi
 from einmpi.kernels.cuda import dispatch, group
-from einmpi.kernels.grouping import group_kernels
+from einmpi.schedule.compute import Compute, only_kernel
+from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Group, Kernel, Load, Store
+from einmpi.schedule.steps import Load, Store
 
 cupy = package("cupy")
 
@@ -209,32 +210,39 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     shapes = {
         name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()
     }
-    schedule = group_kernels(
+    schedule = with_groups(
         lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), group.RULE
     )
     kind = {"float16": next(iter(arrays.values())).dtype} if dtype == "bfloat16" else {}
     # The same memory every time, as from a pool.
     slots = {}
     for step in schedule.steps:
-        if isinstance(step, Kernel | Group):
+        if isinstance(step, Compute):
             for slot in step.writes:
                 slots[slot.name] = cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
         elif isinstance(step, Load):
             slots[step.slot.name] = arrays[step.tensor]
     result = next(step.slot.name for step in schedule.steps if isinstance(step, Store))
 
+    calls = {}
+    for step in schedule.steps:
+        if len(step.kernels) > 1:
+            used = {slot.name: slots[slot.name] for slot in (*step.reads, *step.writes)}
+            calls[id(step)] = group.prepare_group(step, used), used
+
     def run() -> Any:
         for step in schedule.steps:
-            if isinstance(step, Kernel):
+            kernel = only_kernel(step)
+            if kernel is not None:
                 dispatch.compute_einsum(
-                    step.einsum,
-                    [slots[slot.name] for slot in step.operands],
-                    slots[step.target.name],
+                    kernel.einsum,
+                    [slots[slot.name] for slot in kernel.operands],
+                    slots[kernel.target.name],
                 )
-            elif isinstance(step, Group):
-                assert group.compute_group(
-                    step, {slot.name: slots[slot.name] for slot in step.outer}
-                )
+            elif id(step) in calls:
+                launch, used = calls[id(step)]
+                assert launch is not None
+                launch(used)
         return slots[result]
 
     return run

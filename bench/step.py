@@ -25,7 +25,7 @@ from einmpi.comm.mpi import comm_of
 from einmpi.job.loop import Loop
 from einmpi.kernels.prepared import bound_call
 from einmpi.loops.running import LoopRun
-from einmpi.schedule.steps import Kernel
+from einmpi.schedule.compute import only_kernel
 
 POWER = """
 y[i]      = sum(S[i,j] * x[j])
@@ -82,15 +82,16 @@ def kernel_microseconds(run: LoopRun, watch: Stopwatch) -> dict[str, float]:
     backend = run.step.backend
     found = {}
     for step in run.schedule.steps:
-        if isinstance(step, Kernel):
-            operands = [np.ones(slot.shape, slot.dtype) for slot in step.operands]
-            target = np.empty(step.target.shape, step.target.dtype)
+        kernel = only_kernel(step)
+        if kernel is not None:
+            operands = [np.ones(slot.shape, slot.dtype) for slot in kernel.operands]
+            target = np.empty(kernel.target.shape, kernel.target.dtype)
 
-            prepared = backend.prepared_kernel(step, operands, target)
+            prepared = backend.prepared_kernel(kernel, operands, target)
             bound = bound_call(prepared, operands, target)
-            compute = partial(backend.compute_kernel, step, operands, target, bound)
+            compute = partial(backend.compute_kernel, kernel, operands, target, bound)
             with np.errstate(all="ignore"):  # as in a step
-                found[step.assignment()] = watch.least(compute)
+                found[kernel.assignment()] = watch.least(compute)
     return found
 
 

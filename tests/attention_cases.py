@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import einmpi
-from einmpi.schedule.chain import Chain
+from einmpi.schedule.compute import Compute, Tiles
 from einmpi.schedule.lower import lower
 
 PLAIN = """
@@ -105,7 +105,7 @@ def kernels_of_job(job, ranks=1, rank=0):
 def chain_of(kernels, written):
     """Return kernels as a chain that leaves the slots of some names."""
     inner = [kernel.target for kernel in kernels if kernel.target.name not in written]
-    return Chain(tuple(kernels), frozenset(inner), (), ())
+    return Compute(tuple(kernels), Tiles("memory"), frozenset(inner))
 
 
 def attention_chain(case, with_numbers=False):

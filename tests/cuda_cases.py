@@ -18,10 +18,10 @@ from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.scalar_source import STORED, Steps, stored
-from einmpi.kernels.grouping import group_kernels
+from einmpi.schedule.compute import only_kernel
+from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices, length
-from einmpi.schedule.steps import Group, Kernel
 
 CONTRACTIONS = (
     "ij,jk->ik",
@@ -350,12 +350,12 @@ def check_group(cupy, name, dtype, monkeypatch):
     arrays = random_arrays(dtype, shapes)
     outputs = [output for output in "ZQ" if f"{output}[" in text]
     job = einmpi.program(text, outputs=outputs, **arrays)
-    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
-    (step,) = [step for step in schedule.steps if isinstance(step, Group)]
-    assert {step.vertex for step in schedule.steps if isinstance(step, Kernel)} <= {"P", "Q"}
+    schedule = with_groups(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
+    (step,) = [step for step in schedule.steps if len(step.kernels) > 1]
+    assert {step.vertex for step in schedule.steps if only_kernel(step)} <= {"P", "Q"}
     slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in step.reads}
     slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in step.writes}
-    assert group.compute_group(step, slots)
+    group.prepare_group(step, slots)(slots)
     wanted = reference.evaluate(
         job.graph, {key: array.astype("float64") for key, array in arrays.items()}
     )["Z"]
@@ -370,17 +370,20 @@ def check_first_extreme(cupy, dtype, monkeypatch):
     monkeypatch.setattr(group, "MIN_ROWS", 1)
     arrays = random_arrays(dtype, {"x": (70, 72), "y": (72,)})
     job = einmpi.program("Z[i] = argmax(x[i,j] * 3 + x[i,j] * y[j])", **arrays)
-    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
+    schedule = with_groups(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
     slots = {name: cupy.asarray(array) for name, array in arrays.items()}
     for step in schedule.steps:
-        if isinstance(step, Group | Kernel):
+        if step.kernels:
             for slot in step.writes:
                 slots[slot.name] = cupy.asarray(np.full(slot.shape, 77, slot.dtype))
-        if isinstance(step, Group):
-            assert group.compute_group(step, slots)
-        elif isinstance(step, Kernel):
-            operands = [slots[slot.name] for slot in step.operands]
-            dispatch.compute_einsum(step.einsum, operands, slots[step.target.name], step.index)
+        kernel = only_kernel(step)
+        if len(step.kernels) > 1:
+            used = {slot.name: slots[slot.name] for slot in (*step.reads, *step.writes)}
+            group.prepare_group(step, used)(used)
+        elif kernel is not None:
+            operands = [slots[slot.name] for slot in kernel.operands]
+            target = slots[kernel.target.name]
+            dispatch.compute_einsum(kernel.einsum, operands, target, kernel.index)
     found = slots["Z"].get()
     assert ((found >= 0) & (found < 72)).all()
     x, y = (arrays[name].astype("float64") for name in "xy")

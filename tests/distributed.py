@@ -19,10 +19,12 @@ from einmpi.planner.plan import Plan
 from einmpi.report.describe import TOLERANCE, relative_error
 from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.program import Program
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
+from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Fetch, Passes, Reduce
+from einmpi.schedule.steps import Transfer
 from einmpi.schedule.verify import verify
 
 
@@ -64,7 +66,10 @@ def run_on_threads(
     def on_rank(comm: Any) -> Any:
         compiled = Compiled(job, comm, planner.options)
         # Planned once for all: threads share one core.
-        compiled.ready[kinds] = plan, compiled.backend.group_kernels(schedules[comm.rank])
+        compiled.ready[kinds] = (
+            plan,
+            fuse(schedules[comm.rank], plan, compiled.backend.fusions, overlaps=False),
+        )
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 
@@ -114,12 +119,12 @@ def run_from_files(
 
 def copied(schedule: Schedule) -> tuple[int, int]:
     """Bytes that a schedule copies to the slow tier and from there."""
-    fetches = [
-        step.slot.nbytes if isinstance(step, Fetch) else step.fetched
-        for step in schedule.steps
-        if isinstance(step, Fetch | Passes)
-    ]
-    return spilled_bytes(schedule), sum(fetches)
+    fetched = 0
+    for step in schedule.steps:
+        fetched += sum(slot.nbytes for slot in step.spills("fetch"))
+        if isinstance(step, Compute):
+            fetched += step.tiles.fetched
+    return spilled_bytes(schedule), fetched
 
 
 def check_schedules(
@@ -128,7 +133,7 @@ def check_schedules(
     """Check that schedules fit together, and that ranks moved and held what they say."""
     verify(schedules)
     assert received == [
-        sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules
+        sum(s.nbytes for s in each.steps if isinstance(s, Transfer)) for each in schedules
     ]
     for schedule, peak in zip(schedules, peaks, strict=True):
         assert peak <= peak_bytes(schedule) <= plan.peak

@@ -27,11 +27,12 @@ from einmpi.planner import chains as find
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import as_json
 from einmpi.runtime import actions
-from einmpi.runtime import chain as chain_step
+from einmpi.runtime import compute as chain_step
 from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.threads import THREAD_VARIABLES
-from einmpi.schedule.chain import Chain
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.lower import lower
+from tests.step_kinds import computed_as
 
 ATTENTION = """
 T[b,h,s,t] = sum[d](Q[b,s,h,d] * K[b,t,h,d]) * 0.25
@@ -76,8 +77,8 @@ def arrays_for(job: einmpi.Job, seed: int = 0) -> dict[str, np.ndarray]:
     return found
 
 
-def chains_in(plan: Plan, rank: int = 0) -> list[Chain]:
-    return [step for step in lower(plan, rank).steps if isinstance(step, Chain)]
+def chains_in(plan: Plan, rank: int = 0) -> list[Compute]:
+    return [step for step in lower(plan, rank).steps if computed_as(step) == "memory"]
 
 
 def numpy_attention(q: Any, k: Any, v: Any, masked: float = -1e4) -> np.ndarray:
@@ -568,7 +569,7 @@ def test_a_kernel_for_a_whole_chain_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     arrays = arrays_for(job)
     asked = []
 
-    def prepare(step: Chain, given: Any) -> whole_chain.PreparedChain:
+    def prepare(step: Compute, given: Any) -> whole_chain.PreparedChain:
         asked.append((step, sorted(given)))
 
         def compute(now: Any) -> None:
@@ -653,8 +654,8 @@ def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.Monk
     if name == "a gathered tensor":
         arrays["group"] = np.arange(27) % 4
     used_threads = set()
-    steps_of_threads: list[Chain] = []
-    compute = chain_step._compute_blocks_of_thread
+    steps_of_threads: list[Compute] = []
+    compute = chain_step._compute_tiles_of_thread
 
     def compute_share(*arguments: Any, **others: Any) -> int:
         used_threads.add(threading.current_thread().name)
@@ -662,7 +663,7 @@ def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.Monk
             steps_of_threads.append(others["step"])
         return compute(*arguments, **others)
 
-    monkeypatch.setattr(chain_step, "_compute_blocks_of_thread", compute_share)
+    monkeypatch.setattr(chain_step, "_compute_tiles_of_thread", compute_share)
     found = []
     for threads in (1, 2, 3):
         used_threads.clear()
@@ -676,7 +677,7 @@ def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.Monk
         assert compiled.measured.peak <= plan.peak
         is_in_pool = any("einmpi-kernel" in thread for thread in used_threads)
         assert is_in_pool == (threads > 1 and name != "sums over rows")
-    has_sums = any(step.combines_blocks for step in steps_of_threads)
+    has_sums = any(step.combines_tiles for step in steps_of_threads)
     assert has_sums == (name == "gradients")
     for outputs in found[1:]:
         for output, array in outputs.items():
@@ -687,14 +688,14 @@ def test_an_error_in_a_thread_of_a_chain(monkeypatch: pytest.MonkeyPatch) -> Non
     """The other threads leave out what they have not begun; the next call works."""
     use_threads(monkeypatch, 2)
     taken = []
-    take = chain_step._SharedBlocks.__next__
+    take = chain_step._SharedTiles.__next__
 
-    def noted_take(blocks: chain_step._SharedBlocks) -> Any:
+    def noted_take(blocks: chain_step._SharedTiles) -> Any:
         found = take(blocks)
         taken.append(found)
         return found
 
-    monkeypatch.setattr(chain_step._SharedBlocks, "__next__", noted_take)
+    monkeypatch.setattr(chain_step._SharedTiles, "__next__", noted_take)
     text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
     job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
     arrays = arrays_for(job)
@@ -717,7 +718,7 @@ def test_after_an_error_no_thread_of_a_chain_goes_on(monkeypatch: pytest.MonkeyP
     use_threads(monkeypatch, 2)
     text, shapes, dtype = OTHER_CHAINS["a gathered tensor"]
     job = einmpi.program(text, dtype=dtype, group=np.arange(27) % 4, **shapes)
-    compute = chain_step._steps_of_block
+    compute = chain_step._steps_of_tile
     both_began = threading.Barrier(2)
     names = []
     ended = []
@@ -731,7 +732,7 @@ def test_after_an_error_no_thread_of_a_chain_goes_on(monkeypatch: pytest.MonkeyP
         ended.append(compute(*arguments))
         return ended[-1]
 
-    monkeypatch.setattr(chain_step, "_steps_of_block", fail_or_wait)
+    monkeypatch.setattr(chain_step, "_steps_of_tile", fail_or_wait)
     with pytest.raises(Exception, match="the first thread fails"):
         einmpi.compile(job)(arrays_for(job) | {"group": np.arange(27) % 4})
     assert len(set(names)) == 2
@@ -754,13 +755,14 @@ def test_training_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     job = einmpi.program(BLOCK, X=(40, 5), target=(40, 5), **shapes)
     arrays = arrays_for(job)
     fused_steps = []
-    compute = chain_step.compute_chain
+    compute = actions.compute
 
-    def compute_chain(step: Chain, *others: Any) -> None:
-        fused_steps.append(step)
+    def compute_and_note(step: Compute, *others: Any) -> None:
+        if computed_as(step) == "memory":
+            fused_steps.append(step)
         compute(step, *others)
 
-    monkeypatch.setattr(actions, "compute_chain", compute_chain)
+    monkeypatch.setattr(actions, "compute", compute_and_note)
     options = {
         "loss": "loss",
         "parameters": WEIGHTS,

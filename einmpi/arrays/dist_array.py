@@ -25,8 +25,8 @@ from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import shape, show_region
-from einmpi.schedule.steps import Exchange, Slot
+from einmpi.schedule.regions import Slot, shape, show_region
+from einmpi.schedule.steps import Transfer
 from einmpi.units import counted
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -244,7 +244,7 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
-        transfer(Exchange("", source, target, moves), buffers, self.own_comm)
+        transfer(Transfer("", source, target, moves), buffers, self.own_comm)
         return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
 
     # ---- numpy's protocols ----------------------------------------------------------------------

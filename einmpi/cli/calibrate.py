@@ -30,8 +30,8 @@ from einmpi.job.job import Job
 from einmpi.planner.machine import PRODUCTS, Machine
 from einmpi.runtime.backend import Array
 from einmpi.runtime.threads import threads_of
+from einmpi.schedule.compute import Kernel
 from einmpi.schedule.regions import Slot
-from einmpi.schedule.step import Kernel
 from einmpi.units import ATTOSECONDS, counted, show_bandwidth, show_latency, show_speed
 
 _LONGEST = 3600  # seconds

@@ -190,7 +190,8 @@ class DeviceInputs:
         A tensor without dimensions takes one element, even on a rank that loads nothing.
         """
         extents = shape(step.region) if step.slot.shape else (1,)
-        return self.backend.allocate_slow(extents, step.slot.dtype)
+        array: HostArray = self.backend.allocate(extents, step.slot.dtype, slow=True)
+        return array
 
     def _can_read_parts(self, step: Load) -> bool:
         """Tell whether this rank can read any part at any time.

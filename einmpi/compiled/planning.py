@@ -30,7 +30,7 @@ from einmpi.runtime.host_memory import check_folder
 from einmpi.runtime.sharing.inputs import find_shared_inputs
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import arrival_layout, lower
-from einmpi.schedule.overlap import with_overlap
+from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import loads_among
 from einmpi.schedule.two_level import bytes_between
@@ -268,10 +268,7 @@ class Planning:
                     saved += shared[load.slot.name].bytes_saved(load.slot)
         needed = plan.peak - plan.ahead - plan.overlap - saved
         self.work.check_memory(self.job.source.name, needed)
-        schedule = self.work.backend.group_kernels(schedule)
-        if self.overlaps:
-            schedule = with_overlap(schedule, plan.peak)
-        return plan, schedule
+        return plan, fuse(schedule, plan, self.work.backend.fusions, self.overlaps)
 
     def _plan(self, kinds: Kinds) -> Plan:
         # If nodes have different numbers of ranks, the mesh has one level, and the ranks count

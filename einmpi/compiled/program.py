@@ -210,7 +210,7 @@ class Compiled:
         self.residents.add_sources(job)
         if share is not None:
             self.residents.is_shared = True
-            self.backend.share_inputs(share.backend)
+            self.backend.resident = share.backend.resident
         self.planning = Planning(job, comm, options, self.work, self.residents)
         self.ready = self.planning.ready
         self.input_files = InputFiles(job, comm, self.residents)
@@ -412,7 +412,7 @@ class Compiled:
         self.input_files.forget()
         self.residents.times_forgotten += 1
         self.resident.clear()
-        self.backend.forget_inputs()
+        self.backend.resident.clear()
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
         """Return the plan, this rank's schedule and the inputs as they are used.

@@ -23,9 +23,9 @@ from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
-from einmpi.schedule.regions import Region, elements, flat_range, shape
+from einmpi.schedule.regions import Region, Slot, elements, flat_range, shape
 from einmpi.schedule.shared_reads import Round, rounds_of_bytes, rounds_of_chunks
-from einmpi.schedule.steps import Exchange, Slot
+from einmpi.schedule.steps import Transfer
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -300,7 +300,7 @@ def assembled(
             window = np.empty(max(size, min(limit, layout.max_elements())), dtype)
         target = Slot("piece", extents, dtype)
         buffers.put(target, window[:size].reshape(extents))
-        transfer(Exchange("", source, target, moves), buffers, comm)
+        transfer(Transfer("", source, target, moves), buffers, comm)
         if own is not None and values is None:
             values = buffers[target]
         yield pieces, values

@@ -17,9 +17,8 @@ from einmpi.graph.index_arithmetic import Affine, affine_of
 from einmpi.graph.scalar import Call, Const, Index, IndexEntries, Scalar, walk
 from einmpi.kernels.index_sets import MIN_SPLIT_VALUES, Part, split_index_sets
 from einmpi.kernels.operands import check_index_range
-from einmpi.schedule.halo import HaloBlock, Sweep
+from einmpi.schedule.compute import Compute, HaloBlock, Kernel
 from einmpi.schedule.regions import Runs, Slot, length, one_run
-from einmpi.schedule.steps import Kernel
 
 # ---- views ---------------------------------------------------------------------------------------
 #
@@ -135,16 +134,16 @@ class HaloPart:
 
 
 @lru_cache(maxsize=256)
-def split_at_halos(step: Sweep) -> tuple[HaloPart, ...] | None:
+def split_at_halos(step: Compute) -> tuple[HaloPart, ...] | None:
     """Return the parts of a kernel; None if there is an operand that no part finds in one place.
 
     No bit of the results depends on it. Sums are not cut, since the order of their values could
     change. Nor are functions such as exp: numpy computes thin parts, and might round otherwise.
     """
-    kernel = step.kernel
+    kernel = step.kernels[0]
     einsum = kernel.einsum
     dtypes = kernel.operand_dtypes
-    if not step.blocks:
+    if not step.halos:
         whole = []
         for part in split_index_sets(einsum, kernel.index, dtypes):
             whole.append(HaloPart(part, tuple([kernel.operands[k] for k in part.taken])))
@@ -160,7 +159,7 @@ def split_at_halos(step: Sweep) -> tuple[HaloPart, ...] | None:
         starts[label] = runs[0][0]
     found: list[HaloPart] = []
     for part in split_index_sets(einsum, kernel.index, dtypes):
-        cutter = _Cutter(step, part, starts)
+        cutter = _Cutter(kernel, step.halos, part, starts)
         pieces = cutter.pieces()
         if pieces is None or len(found) + len(pieces) > MAX_PARTS:
             return None
@@ -172,7 +171,8 @@ def split_at_halos(step: Sweep) -> tuple[HaloPart, ...] | None:
 class _Cutter:
     """A part of a kernel that is cut where an operand has to be read from another place."""
 
-    step: Sweep
+    kernel: Kernel
+    halos: Sequence[HaloBlock]
     part: Part
     starts: Mapping[str, int]
 
@@ -200,14 +200,14 @@ class _Cutter:
         """Return the positions of all labels of the part."""
         cut = dict(self.part.positions)
         found = {}
-        for label, extent in self.step.kernel.einsum.extents:
+        for label, extent in self.kernel.einsum.extents:
             found[label] = cut.get(label, (0, extent))
         return found
 
     def _block(self, operand: int) -> HaloBlock | None:
         """Return the block with a halo that an operand of the kernel is, if it is one."""
-        slot = self.step.kernel.operands[operand]
-        for block in self.step.blocks:
+        slot = self.kernel.operands[operand]
+        for block in self.halos:
             if block.whole == slot:
                 return block
         return None
@@ -217,7 +217,7 @@ class _Cutter:
         found = affine_entries(entries, self.starts)
         if found is None:
             return None
-        for chosen, dimension, runs in self.step.kernel.select:
+        for chosen, dimension, runs in self.kernel.select:
             if chosen == operand and isinstance(entries[dimension], str):
                 constant, terms = found[dimension].constant, found[dimension].terms
                 found[dimension] = Affine(constant + runs[0][0], terms)
@@ -255,7 +255,7 @@ class _Cutter:
         for operand, entries in zip(self.part.taken, einsum.operands, strict=True):
             block = self._block(operand)
             if block is None:
-                slots.append(self.step.kernel.operands[operand])
+                slots.append(self.kernel.operands[operand])
                 indices.append(entries)
                 continue
             places = self._places(operand, entries)

@@ -19,8 +19,8 @@ from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, labels_in, unique, walk
 from einmpi.kernels.operands import operands_read, part_of_array, with_operands
 from einmpi.kernels.prepared import apply
+from einmpi.schedule.compute import Kernel
 from einmpi.schedule.regions import Runs, intersect, length, one_run
-from einmpi.schedule.steps import Kernel
 
 # ---- partial updates -----------------------------------------------------------------------------
 #
@@ -200,6 +200,12 @@ def _changed_indices(
             changed = intersect(before, one_run(max(start, 0), stop))
         found[label] = runs, changed
     return found
+
+
+def changes_a_part(kernel: Kernel) -> bool:
+    """Return whether a kernel may change only a part of what it is written over."""
+    einsum = kernel.einsum
+    return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
 
 
 MOST_VALUE_BYTES = 2**25  # of the values of all rows, which no plan counts

@@ -265,7 +265,7 @@ class LoopRun:
         self.once_outputs.clear()
         self.batches = None
         self.step.resident.clear()
-        self.step.backend.forget_inputs()
+        self.step.backend.resident.clear()
 
     def leave_memory(self, nbytes: int) -> None:
         """Leave so much memory to tensors of earlier loops."""

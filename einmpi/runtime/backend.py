@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -13,22 +13,18 @@ import numpy.typing as npt
 from einmpi.comm.base import Comm
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.runtime.sharing.inputs import SharedInput
-from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.chain import Chain
-from einmpi.schedule.halo import Sweep
-from einmpi.schedule.regions import Region, boxes, indices, packed, shape
-from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Group, Kernel, Slot
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.passes import Fusions
+from einmpi.schedule.regions import Region, Slot, boxes, indices, packed, shape
+from einmpi.schedule.steps import Transfer
 
 # ---- arrays --------------------------------------------------------------------------------------
 #
 # What a run knows of memory that ranks share: arrays of slots, transfers without messages.
 
 
-# An exchange or a reduction in shared memory; its first argument are the Buffers of the run.
-SharedTransfer: TypeAlias = Callable[[Any, Comm], None]
-# An exchange that receives elements in slots of their own, one for each other member.
-TransferBeside: TypeAlias = Callable[[Sequence[Slot | None], Any, Comm], None]
+# A transfer in shared memory; its second argument are the Buffers of the run.
+SharedTransfer: TypeAlias = Callable[[Transfer, Any, Comm], None]
 
 
 class SharedArrays:
@@ -36,8 +32,7 @@ class SharedArrays:
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # by the name of the slot
-        self.transfers: dict[int, SharedTransfer] = {}  # by the identity of the step
-        self.transfers_beside: dict[int, TransferBeside] = {}
+        self.transfers: dict[int, SharedTransfer] = {}  # by the number of the step
         self.inputs: dict[str, SharedInput] = {}  # by the name of the slot
         # How many ranks share the memory of an input that stays between runs, in this run.
         self.ranks_sharing: dict[str, int] = {}
@@ -56,6 +51,13 @@ NOTHING_SHARED = SharedArrays()
 
 
 Array: TypeAlias = Any  # of any library
+Arrays: TypeAlias = Mapping[str, Array]  # of the slots of a step, by name
+# What computes a step on arrays that are stored as those it was prepared for. It returns how many
+# bytes it took besides; None if it cannot, because of values, and has computed nothing.
+ComputeCall: TypeAlias = Callable[[Arrays], int | None]
+# Prepares a step for arrays that are stored as these are; None if it cannot compute it.
+Implementation: TypeAlias = Callable[[Compute, Arrays], ComputeCall | None]
+PLACES = "places"  # among the arrays of scattered values: the row that each of them goes to
 HostArray: TypeAlias = npt.NDArray[Any]
 
 
@@ -84,6 +86,15 @@ class Backend(Protocol):
 
     calls: PreparedCalls  # by the steps that they belong to
     shared: SharedArrays  # of the run that is under way
+    resident: dict[Hashable, Array]  # blocks of inputs that stay on a device between runs
+
+    @property
+    def fusions(self) -> Fusions:
+        """What it computes in one go."""
+
+    @property
+    def implementations(self) -> Sequence[Implementation]:
+        """What it computes steps by, asked in order; where none of them can, tile by tile."""
 
     @property
     def one_thread_backends(self) -> Sequence[Backend]:
@@ -101,11 +112,11 @@ class Backend(Protocol):
     def release(self) -> None:
         """Give up memory that was kept for further arrays; called after a run or after many."""
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return a new array in memory, with any values."""
+    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> Array:
+        """Return a new array with any values, in memory or in the slow tier.
 
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        """Return a new array in the slow tier; raise an EinmpiError where no space is left."""
+        Raise an EinmpiError where the slow tier has no space left.
+        """
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> Array:
         """Return a buffer for a message of an array in memory, or of one in the slow tier."""
@@ -128,71 +139,17 @@ class Backend(Protocol):
     def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None:
         """Aggregate `packed` into a region of an array."""
 
-    def take_rows(self, array: Array, dimension: int, rows: HostArray, taken: Array) -> None:
-        """Copy what an array has at some indices of a dimension to the first indices of `taken`."""
-
-    def put_rows(self, taken: Array, array: Array, dimension: int, rows: HostArray) -> None:
-        """Copy the first indices of `taken` to these indices of a dimension of an array."""
-
-    def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None:
+    def compute_kernel(self, kernel: Kernel, operands: Sequence[Array], target: Array) -> None:
         """Compute a kernel."""
 
-    def group_kernels(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with the groups of kernels that this backend computes together."""
-
-    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, Array]) -> bool:
-        """Compute a group or a sweep on the arrays of its outer slots.
-
-        Return False if it must be computed kernel by kernel.
-        """
-
-    def group_block(self, schedule: Schedule) -> Schedule:
-        """Return the steps of one block of a chain, with groups as `group_kernels` makes them."""
-
-    def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
-        """Compute a chain by one kernel, on the arrays of the slots that it reads and writes.
-
-        Return the bytes of memory that this took besides, or None if there is no such kernel:
-        then nothing is computed.
-        """
-
-    def compute_update(
-        self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
-    ) -> bool:
-        """Compute a product and the update that needs it at once, on the arrays that they read.
-
-        Return False if they must be computed block by block.
-        """
-
-    def write_rows(self, step: Kernel, operands: Sequence[Array], target: Array) -> bool:
-        """Compute a kernel whose target is one of its operands, if it only writes rows there.
-
-        Return False, with nothing computed, if it may change more than that.
-        """
-
-    def compute_scattered_update(
-        self,
-        step: SparseBlockedUpdate,
-        arrays: Mapping[str, Array],
-        places: HostArray,
-        target: Array,
-    ) -> bool:
-        """Add up the values of each row of `places`, and update these rows of the target at once.
-
-        Return False if they must be computed block by block.
-        """
+    def key_of(self, arrays: Arrays) -> Hashable:
+        """Return all that a prepared call depends on, for the arrays of a known step."""
 
     def to_host(self, array: Array) -> HostArray:
         """Return the values in memory of the host: the array itself if it is there."""
 
     def from_host(self, values: HostArray, array: Array) -> None:
         """Fill an array with values that `to_host` returned."""
-
-    def forget_inputs(self) -> None:
-        """Give up blocks of inputs that stay between runs: a run that failed may have left them."""
-
-    def share_inputs(self, other: Any) -> None:
-        """Use the blocks that stay between runs of another backend of this kind."""
 
     def wait(self) -> None:
         """Return when everything that was started is complete."""
@@ -207,7 +164,7 @@ MANY_BOXES = 256  # of a region: as many are faster copied by lists of indices
 
 
 def select_operands(
-    step: Kernel,
+    kernel: Kernel,
     operands: Sequence[Array],
     as_index: Callable[[npt.NDArray[np.intp]], Any] = np.asarray,
 ) -> list[Array]:
@@ -216,15 +173,10 @@ def select_operands(
     `as_index` turns indices into what these arrays accept as an index.
     """
     chosen = list(operands)
-    for operand, dimension, runs in step.select:
+    for operand, dimension, runs in kernel.select:
         taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
         chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
     return chosen
-
-
-def first_rows(array: Array, dimension: int, count: int) -> Array:
-    """Return a view of the first indices of a dimension."""
-    return array[(slice(None),) * dimension + (slice(0, count),)]
 
 
 def as_region(packed: Array, region: Region) -> Array:
@@ -277,6 +229,9 @@ class ShapeBackend:
     def __init__(self) -> None:
         self.calls = PreparedCalls()
         self.shared = NOTHING_SHARED
+        self.fusions = Fusions()
+        self.implementations: Sequence[Implementation] = [lambda *_: lambda _: 0]
+        self.resident: dict[Hashable, Array] = {}
 
     @property
     def one_thread_backends(self) -> Sequence[Backend]:
@@ -288,12 +243,9 @@ class ShapeBackend:
 
     def release(self) -> None: ...
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> HostArray:
         # All elements are the same bytes; quicker than numpy.broadcast_to.
         return np.ndarray(shape, dtype, _ANY_ELEMENT, strides=(0,) * len(shape))
-
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        return self.allocate(shape, dtype)
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
         return self.allocate((count,), dtype)
@@ -307,48 +259,14 @@ class ShapeBackend:
 
     def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None: ...
 
-    def take_rows(self, array: Array, dimension: int, rows: HostArray, taken: Array) -> None: ...
+    def compute_kernel(self, kernel: Kernel, operands: Sequence[Array], target: Array) -> None: ...
 
-    def put_rows(self, taken: Array, array: Array, dimension: int, rows: HostArray) -> None: ...
-
-    def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None: ...
-
-    def group_kernels(self, schedule: Schedule) -> Schedule:
-        return schedule
-
-    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, Array]) -> bool:
-        return True
-
-    def group_block(self, schedule: Schedule) -> Schedule:
-        return schedule
-
-    def compute_chain(self, step: Chain, arrays: Mapping[str, Array]) -> int | None:
-        return step.working_bytes
-
-    def write_rows(self, step: Kernel, operands: Sequence[Array], target: Array) -> bool:
-        return True
-
-    def compute_update(
-        self, step: BlockedUpdate, arrays: Mapping[str, Array], target: Array
-    ) -> bool:
-        return True
-
-    def compute_scattered_update(
-        self,
-        step: SparseBlockedUpdate,
-        arrays: Mapping[str, Array],
-        places: HostArray,
-        target: Array,
-    ) -> bool:
-        return True
+    def key_of(self, arrays: Arrays) -> Hashable:
+        return None
 
     def to_host(self, array: Array) -> HostArray:
         return np.asarray(array)
 
     def from_host(self, values: HostArray, array: Array) -> None: ...
-
-    def forget_inputs(self) -> None: ...
-
-    def share_inputs(self, other: Any) -> None: ...
 
     def wait(self) -> None: ...

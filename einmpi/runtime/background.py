@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from einmpi.comm.base import Comm
-from einmpi.runtime.backend import Array, Backend
+from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.transfer import transfer
-from einmpi.schedule.steps import Exchange, Reduce, Step
+from einmpi.schedule.steps import Step, Transfer
 
 # Seconds between two looks at messages. Kernels need the core; the buffers of a network hold what
 # arrives meanwhile. While the rank waits, nothing else needs the core.
@@ -39,26 +39,11 @@ class SharedBuffers(Buffers):
             super().shrink(nbytes)
 
 
-class PartBuffers(Buffers):
-    """Views of the arrays of slots, for a step on a part of them."""
-
-    def __init__(self, whole: Buffers, views: dict[str, Array]) -> None:
-        super().__init__(whole.backend)
-        self.whole = whole
-        self.arrays = views
-
-    def grow(self, nbytes: int) -> None:
-        self.whole.grow(nbytes)
-
-    def shrink(self, nbytes: int) -> None:
-        self.whole.shrink(nbytes)
-
-
 @dataclass
 class _Task:
     """A transfer that was handed to the thread."""
 
-    step: Exchange | Reduce
+    step: Transfer
     done: threading.Event = field(default_factory=threading.Event)
     start: float = 0.0
     end: float = 0.0
@@ -94,7 +79,7 @@ class Background:
         if not self.tasks:
             del self.buffers  # which refer to this: arrays are to be freed when nobody uses them
 
-    def begin(self, step: Exchange | Reduce) -> None:
+    def begin(self, step: Transfer) -> None:
         """Hand over a transfer; its target has memory from here on."""
         for slot in step.writes:
             self.buffers.make(slot)

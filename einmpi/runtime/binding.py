@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.prepared import bare_call, bound_call, stored_as
-from einmpi.kernels.updates import find_partial_update, find_placed_rows
+from einmpi.kernels.updates import changes_a_part, find_placed_rows
 from einmpi.runtime.actions import ACTIONS, InputSource
 from einmpi.runtime.backend import HostArray
 from einmpi.runtime.buffers import Buffers
@@ -35,20 +35,10 @@ from einmpi.runtime.transfer import (
     messages_of_reduce,
     transfer,
 )
-from einmpi.schedule.regions import Region, names_of, shape
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.regions import Region, Slot, names_of, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import (
-    Exchange,
-    Free,
-    Kernel,
-    Load,
-    Reduce,
-    Reuse,
-    SavePoint,
-    Slot,
-    Step,
-    Store,
-)
+from einmpi.schedule.steps import Free, Load, Reuse, SavePoint, Step, Store, Transfer
 
 BoundCall: TypeAlias = Callable[[Buffers], None]
 SlotView: TypeAlias = Callable[[Buffers], HostArray]  # a part of a slot in this run
@@ -105,38 +95,35 @@ class BoundSteps:
 
     def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
         """Return the calls that carry out a step, given the slots that exist before it."""
-        if isinstance(step, Free):
-            if step.slot.name in buffers.shared.arrays:
-                return [lambda buffers: buffers.free(step.slot)]
-            return [] if step.slot.name in kept.slots else [_bind_free(step.slot.name)]
-        if isinstance(step, Store | SavePoint):
-            return []
-        if id(step) in buffers.shared.transfers:
-            action = ACTIONS[type(step)]
-            return [lambda buffers: action(step, self.comm, self.storage, buffers)]
-        if isinstance(step, Exchange):
-            return bind_exchange(step, number, kept, self.comm)
-        if isinstance(step, Reduce):
-            return bind_reduce(step, number, kept, self.comm)
-        if isinstance(step, Load) and step.kept:
-            return [self._bind_load(step)]
-        if isinstance(step, Reuse) and not step.nan_checked:
-            return [_bind_reuse(step)]
-        if isinstance(step, Kernel):
-            if not self._may_be_partial(step):
-                return [self._bind_kernel(step, kept, buffers)]
-            write = self._bind_row_writes(step, buffers)
-            if write is not None:
-                return [write]
         action = ACTIONS[type(step)]
-        return [lambda buffers: action(step, self.comm, self.storage, buffers)]
+        as_ever: list[BoundCall] = [lambda buffers: action(step, self.comm, self.storage, buffers)]
+        match step:
+            case Free(slot):
+                if slot.name in buffers.shared.arrays:
+                    return as_ever
+                return [] if slot.name in kept.slots else [_bind_free(slot.name)]
+            case Store() | SavePoint():
+                return []
+            case Transfer() if step.number in buffers.shared.transfers or step.arriving:
+                return as_ever
+            case Transfer(aggregation=None):
+                return bind_exchange(step, number, kept, self.comm)
+            case Transfer():
+                return bind_reduce(step, number, kept, self.comm)
+            case Load(kept=True):
+                return [self._bind_load(step)]
+            case Reuse(nan_checked=()):
+                return [_bind_reuse(step)]
+            case Compute(kernels=(kernel,)) if step.is_plain:
+                if not self._may_be_partial(kernel):
+                    return [self._bind_kernel(kernel, kept, buffers)]
+                write = self._bind_row_writes(step, kernel, buffers)
+                return as_ever if write is None else [write]
+        return as_ever
 
-    def _may_be_partial(self, step: Kernel) -> bool:
+    def _may_be_partial(self, kernel: Kernel) -> bool:
         """Return whether a kernel may write over an input, and then only where it changes."""
-        if step.target.name not in self.reused:
-            return False
-        einsum = step.einsum
-        return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
+        return kernel.target.name in self.reused and changes_a_part(kernel)
 
     def _bind_load(self, step: Load) -> BoundCall:
         """Return the call that takes a block of an input that is on the rank."""
@@ -151,39 +138,39 @@ class BoundSteps:
 
         return load
 
-    def _bind_kernel(self, step: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
+    def _bind_kernel(self, kernel: Kernel, kept: KeptMemory, buffers: Buffers) -> BoundCall:
         """Return the call that computes a kernel. The caller ignores floating-point errors."""
-        names = names_of(step.operands)
-        make_target = _bind_making(step.target, self.backend)
+        names = names_of(kernel.operands)
+        make_target = _bind_making(kernel.target, self.backend)
         operands = [buffers.arrays[name] for name in names]
         target = make_target(buffers)
         backend = self.backend
-        prepared = backend.prepared_kernel(step, operands, target)
-        if all(name in kept.slots for name in (*names, step.target.name)):
+        prepared = backend.prepared_kernel(kernel, operands, target)
+        if all(name in kept.slots for name in (*names, kernel.target.name)):
             bound = bound_call(prepared, operands, target)
-            return lambda _: backend.compute_kernel(step, operands, target, bound)
+            return lambda _: backend.compute_kernel(kernel, operands, target, bound)
         bare = bare_call(prepared)
 
         def compute_kernel(buffers: Buffers) -> None:
             arrays = buffers.arrays
             operands = [arrays[name] for name in names]
-            backend.compute_kernel(step, operands, make_target(buffers), bare)
+            backend.compute_kernel(kernel, operands, make_target(buffers), bare)
 
         return compute_kernel
 
-    def _bind_row_writes(self, step: Kernel, buffers: Buffers) -> BoundCall | None:
+    def _bind_row_writes(self, step: Compute, kernel: Kernel, buffers: Buffers) -> BoundCall | None:
         """Return the call that writes rows over an input; None if the kernel is none that does."""
-        names = names_of(step.operands)
-        target_name = step.target.name
+        names = names_of(kernel.operands)
+        target_name = kernel.target.name
         write = None
         if target_name in buffers.arrays:
             operands = [buffers.arrays[name] for name in names]
             target = buffers.arrays[target_name]
-            write = self.backend.prepared_row_writes(step, operands, target)
-        rows = find_placed_rows(step.einsum)
+            write = self.backend.prepared_row_writes(kernel, operands, target)
+        rows = find_placed_rows(kernel.einsum)
         if write is None or rows is None:
             return None
-        action = ACTIONS[Kernel]
+        action = ACTIONS[Compute]
         old_name = names[rows.operand]
 
         def write_rows(buffers: Buffers) -> None:
@@ -245,7 +232,7 @@ def _bind_making(slot: Slot, backend: NumpyBackend) -> Callable[[Buffers], HostA
 # ---- transfers ----------------------------------------------------------------------------------
 
 
-def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
+def bind_exchange(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
     """Return the calls that do an exchange, given the number of the step in its schedule."""
     messages = messages_of(step)
     own = step.moves.own
@@ -280,16 +267,16 @@ def bind_exchange(step: Exchange, number: int, kept: KeptMemory, comm: Comm) -> 
     return _counted(calls, kept.beside_the_plan.get(number, 0))
 
 
-def bind_reduce(step: Reduce, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
+def bind_reduce(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:
     """Return the calls that do a reduction, given the number of the step in its schedule."""
     if len(step.group) == 1:
         return []
     messages = messages_of_reduce(step)
     if messages is None or number not in kept.received:
         return [lambda buffers: transfer(step, buffers, comm)]
-    calls = _bind_messages(messages, step.slot, step.group, number, kept, comm)
-    combine = AGGREGATIONS[step.aggregation].combine
-    for view, message in _views(messages.received, step.slot, kept.received[number], kept):
+    calls = _bind_messages(messages, step.target, step.group, number, kept, comm)
+    combine = AGGREGATIONS[step.required_aggregation].combine
+    for view, message in _views(messages.received, step.target, kept.received[number], kept):
         calls.append(_bind_combining(combine, view, message))
     return _counted(calls, kept.beside_the_plan.get(number, 0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einmpi.runtime.backend import Array, Backend, Copy
-from einmpi.schedule.steps import Slot
+from einmpi.schedule.regions import Slot
 
 
 class Buffers:
@@ -89,14 +89,14 @@ class Buffers:
     def place(self, slot: Slot) -> None:
         """Create a slot in the slow tier."""
         assert slot.name not in self
-        self.slow[slot.name] = self.backend.allocate_slow(slot.shape, slot.dtype)
+        self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, slow=True)
         self.spilled += slot.nbytes
 
     def evict(self, slot: Slot) -> None:
         """Begin to copy a slot to the slow tier, over an older copy if there is one."""
         array = self[slot]
         if slot.name not in self.slow:
-            self.slow[slot.name] = self.backend.allocate_slow(slot.shape, slot.dtype)
+            self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, slow=True)
         self.evicting[slot.name] = self.backend.begin_copy(array, self.slow[slot.name])
         self.spilled += slot.nbytes
 
@@ -121,8 +121,8 @@ class Buffers:
 
     def message_buffer(self, count: int, slot: Slot) -> CountedArray:
         """Lend a buffer of `count` elements for a message of a slot."""
-        array = self.backend.allocate_message(count, slot.dtype, slow=slot.name not in self.arrays)
-        return CountedArray(self, array)
+        is_slow = slot.name not in self.arrays
+        return CountedArray(self, self.backend.allocate_message(count, slot.dtype, is_slow))
 
     def counted(self, array: Array) -> CountedArray:
         """Count the bytes of an array as long as a `with` block lasts."""
@@ -152,6 +152,21 @@ class Buffers:
         if slot.name in self.fetching:
             self.fetching.pop(slot.name).join()
         return self.arrays[slot.name]
+
+
+class PartBuffers(Buffers):
+    """Views of the arrays of slots, for a step on a part of them."""
+
+    def __init__(self, whole: Buffers, views: dict[str, Array]) -> None:
+        super().__init__(whole.backend)
+        self.whole = whole
+        self.arrays = views
+
+    def grow(self, nbytes: int) -> None:
+        self.whole.grow(nbytes)
+
+    def shrink(self, nbytes: int) -> None:
+        self.whole.shrink(nbytes)
 
 
 class CountedArray:

@@ -20,9 +20,10 @@ from einmpi.runtime.transfer import (
     is_left_to_communicator,
     messages_of,
 )
+from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.memory import bytes_needed
-from einmpi.schedule.regions import names_of
-from einmpi.schedule.steps import Exchange, Free, Kernel, Reduce, Slot, Step
+from einmpi.schedule.regions import Slot, names_of
+from einmpi.schedule.steps import Free, Step, Transfer
 
 # ---- memory placement ----------------------------------------------------------------------------
 #
@@ -193,7 +194,7 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
     for number, step in enumerate(steps):
         for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
             touched.setdefault(slot, []).append(number)
-            if not isinstance(step, Kernel | Exchange | Reduce | Free):
+            if only_kernel(step) is None and not isinstance(step, Transfer | Free):
                 excluded.add(slot.name)
         freed.update(names_of(step.frees))
     found: list[_Arrays] = []
@@ -211,11 +212,12 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
     """
     found: list[_Arrays] = []
     for number, step in enumerate(steps):
-        if isinstance(step, Exchange):
-            own = step.moves.own
-            if own is not None and not (is_box(own[0]) and is_box(own[1])):
-                continue
-        elif not isinstance(step, Reduce) or is_left_to_communicator(step):
+        if not isinstance(step, Transfer) or step.arriving:
+            continue
+        if step.aggregation is not None and is_left_to_communicator(step):
+            continue
+        own = step.moves.own
+        if own is not None and not (is_box(own[0]) and is_box(own[1])):
             continue
         messages = messages_of(step)
         if messages is None or not are_boxes(messages):

@@ -29,9 +29,10 @@ from einmpi.runtime.background import Background, OnTransfer, SharedBuffers
 from einmpi.runtime.binding import BoundCall, BoundSteps, StoredOtherwise
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Kernel, Load, SavePoint, Step, Store
+from einmpi.schedule.steps import Load, SavePoint, Step, Store
 
 Outputs: TypeAlias = tuple[dict[str, Array], Buffers]  # the blocks of outputs, and the memory used
 NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
@@ -189,8 +190,9 @@ class Program:
     def _go_on_after(self, error: Exception, number: int, run: Run) -> None:
         """Take note of the error of a step, or raise it if the rank cannot go on after it."""
         step = self.schedule.steps[number]
-        if isinstance(step, Kernel) and isinstance(error, KERNEL_ERRORS):
-            named = named_error(step, error)
+        kernel = only_kernel(step)
+        if kernel is not None and isinstance(error, KERNEL_ERRORS):
+            named = named_error(kernel, error)
             named.__cause__ = error
             error = named
         part = sum(isinstance(each, SavePoint) for each in self.schedule.steps[:number])
@@ -255,4 +257,4 @@ def uses_memory_only(schedule: Schedule) -> bool:
     """
     if schedule.outside or schedule.overlaps:
         return False
-    return not any(step.places or step.evicts or step.fetches for step in schedule.steps)
+    return not any(step.spills("place", "evict", "fetch") for step in schedule.steps)

@@ -16,9 +16,8 @@ from einmpi.comm.base import Comm
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.backend import Array
 from einmpi.runtime.buffers import Buffers
-from einmpi.schedule.halo import HaloExchange
-from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed
-from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Exchange, Reduce, Slot
+from einmpi.schedule.regions import Region, Slot, chunks, elements, flat_range, packed
+from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Transfer
 
 # ---- pairs ---------------------------------------------------------------------------------------
 #
@@ -149,16 +148,16 @@ class AtOnce(NamedTuple):
 Messages: TypeAlias = GatherInPlace | Gather | AtOnce
 
 
-def messages_of(step: Exchange | Reduce) -> Messages | None:
+def messages_of(step: Transfer) -> Messages | None:
     """Return the messages of a step; None if it has none, or sends them in pairs."""
     if len(step.group) == 1:
         return None
-    if isinstance(step, Exchange):
+    if step.aggregation is None:
         return messages_of_exchange(step)
     return messages_of_reduce(step)
 
 
-def messages_of_exchange(step: Exchange) -> Messages | None:
+def messages_of_exchange(step: Transfer) -> Messages | None:
     """Return how the members of an exchange send each other their pieces; None for in pairs.
 
     Every choice is the same on all members: it depends on nothing that differs between them.
@@ -181,16 +180,16 @@ def messages_of_exchange(step: Exchange) -> Messages | None:
     return None
 
 
-def messages_of_reduce(step: Reduce) -> AtOnce | None:
+def messages_of_reduce(step: Transfer) -> AtOnce | None:
     """Return how the members of a reduction send each other their pieces; None for in pairs.
 
     All members know all pieces, so they choose alike. A piece much larger than the others would
     take too large a buffer. Every member aggregates what it receives in a fixed order.
     """
-    group, me, pieces = step.reduction.group, step.reduction.me, step.reduction.pieces
+    group, me, pieces = step.group, step.moves.me, step.moves.pieces
     most = (len(group) - 1) * max(map(_count, pieces))
-    fits = step.slot.nbytes <= buffer_bytes(step)
-    if not fits or most > prod(step.slot.shape) + len(group):
+    fits = step.target.nbytes <= buffer_bytes(step)
+    if not fits or most > prod(step.target.shape) + len(group):
         return None
     sends = list(pieces)
     sends[me] = None
@@ -216,11 +215,11 @@ def is_box(region: Region) -> bool:
     return all(len(runs) == 1 for runs in region)
 
 
-def buffer_bytes(step: Exchange | Reduce) -> int:
+def buffer_bytes(step: Transfer) -> int:
     return min(step.buffer_bytes, MESSAGE_BUFFER_BYTES)
 
 
-def buffer_elements(step: Exchange | Reduce, slot: Slot) -> int:
+def buffer_elements(step: Transfer, slot: Slot) -> int:
     """Return how many elements of a slot a message buffer holds."""
     return buffer_bytes(step) // np.dtype(slot.dtype).itemsize
 
@@ -246,7 +245,7 @@ def _at_once(sends: Sequence[Region | None], receives: Sequence[Region | None]) 
     )
 
 
-def _pieces_of_all(step: Exchange) -> list[Region | None]:
+def _pieces_of_all(step: Transfer) -> list[Region | None]:
     """Return the place in the target of every member's piece, where all members get all."""
     moves = step.moves
     pieces = list(moves.receives)
@@ -281,40 +280,43 @@ def _count(region: Region | None) -> int:
 LARGE_GROUP = 16  # ranks
 SMALL_SLOT_BYTES = 2**16
 
-Transfer: TypeAlias = Callable[[Buffers, Comm], None]  # an exchange or a reduction, prepared
+PreparedTransfer: TypeAlias = Callable[[Buffers, Comm], None]
 
 
-def transfer(step: Exchange | Reduce, buffers: Buffers, comm: Comm) -> None:
+def transfer(step: Transfer, buffers: Buffers, comm: Comm) -> None:
     """Do an exchange or a reduction among the ranks of a group."""
-    in_shared_memory = buffers.shared.transfers.get(id(step))
+    in_shared_memory = buffers.shared.transfers.get(step.number)
     if in_shared_memory is not None:
-        in_shared_memory(buffers, comm)
+        in_shared_memory(step, buffers, comm)
         return
+    for slot in step.writes:
+        buffers.make(slot)
     buffers.backend.calls.get(step, None, lambda: _prepare(step))(buffers, comm)
 
 
-def _prepare(step: Exchange | Reduce) -> Transfer:
-    return _prepare_exchange(step) if isinstance(step, Exchange) else _prepare_reduce(step)
+def _prepare(step: Transfer) -> PreparedTransfer:
+    """Work out all of a transfer that is the same in every run."""
+    if step.aggregation is not None:
+        return _prepare_reduce(step)
+    return _prepare_halo(step) if step.arriving else _prepare_exchange(step)
 
 
-def _prepare_exchange(step: Exchange) -> Transfer:
-    """Work out all of an exchange that is the same in every run."""
-    target = step.target
-    parts: list[Transfer] = []
+def _prepare_exchange(step: Transfer) -> PreparedTransfer:
+    """Prepare what a rank has already, and what comes from others."""
+    parts: list[PreparedTransfer] = []
     if step.moves.own is not None:
         parts.append(_prepare_own_copy(step))
     if len(step.moves.group) > 1:
         parts.append(_prepare_messages(step))
 
     def run_exchange(buffers: Buffers, comm: Comm) -> None:
-        buffers.make(target)
         for part in parts:
             part(buffers, comm)
 
     return run_exchange
 
 
-def _prepare_messages(step: Exchange) -> Transfer:
+def _prepare_messages(step: Transfer) -> PreparedTransfer:
     """Prepare how the members of an exchange send each other their pieces."""
     messages = messages_of_exchange(step)
     if isinstance(messages, GatherInPlace):
@@ -334,16 +336,16 @@ def _prepare_messages(step: Exchange) -> Transfer:
     return exchange_in_pairs
 
 
-def _prepare_reduce(step: Reduce) -> Transfer:
-    """Work out all of a reduction that is the same in every run."""
-    group, me, pieces = step.reduction.group, step.reduction.me, step.reduction.pieces
+def _prepare_reduce(step: Transfer) -> PreparedTransfer:
+    """Prepare to aggregate the pieces of all members, or what this rank has in another slot."""
+    group, me, pieces = step.group, step.moves.me, step.moves.pieces
     if len(group) == 1:
-        return _do_nothing
+        return _do_nothing if step.source == step.target else partial(_accumulate, step)
     messages = messages_of_reduce(step)
     if messages is not None:
         return partial(_reduce_at_once, step, messages, is_left_to_communicator(step))
-    limit = buffer_elements(step, step.slot)
-    pairs = Pairs(step.slot, step.slot, group, limit, step.aggregation)
+    limit = buffer_elements(step, step.target)
+    pairs = Pairs(step.target, step.target, group, limit, step.aggregation)
 
     def reduce_in_pairs(buffers: Buffers, comm: Comm) -> None:
         for to, source in rounds(group, me):
@@ -356,10 +358,19 @@ def _do_nothing(_: Buffers, __: Comm) -> None:
     pass
 
 
+def _accumulate(step: Transfer, buffers: Buffers, _: Comm) -> None:
+    """Combine a slot with another one."""
+    assert step.moves.own is not None
+    added = buffers[step.source].reshape(-1)
+    buffers.backend.combine(
+        step.required_aggregation, buffers[step.target], step.moves.own[1], added
+    )
+
+
 # ---- exchange -----------------------------------------------------------------------------------
 
 
-def _prepare_own_copy(step: Exchange) -> Transfer:
+def _prepare_own_copy(step: Transfer) -> PreparedTransfer:
     """Prepare to copy what the rank has already, piece by piece."""
     assert step.moves.own is not None
     limit = buffer_elements(step, step.target)
@@ -384,34 +395,34 @@ def _prepare_own_copy(step: Exchange) -> Transfer:
 
 
 def _copy_from_range(
-    step: Exchange, source_range: slice, target_region: Region, buffers: Buffers
+    step: Transfer, source_range: slice, target_region: Region, buffers: Buffers
 ) -> None:
     packed = buffers[step.source].reshape(-1)[source_range]
     buffers.backend.unpack(packed, buffers[step.target], target_region)
 
 
 def _copy_to_range(
-    step: Exchange, source_region: Region, target_range: slice, buffers: Buffers
+    step: Transfer, source_region: Region, target_range: slice, buffers: Buffers
 ) -> None:
     packed = buffers[step.target].reshape(-1)[target_range]
     buffers.backend.pack(buffers[step.source], source_region, packed)
 
 
 def _copy_by_buffer(
-    step: Exchange, source_region: Region, target_region: Region, buffers: Buffers
+    step: Transfer, source_region: Region, target_region: Region, buffers: Buffers
 ) -> None:
     with buffers.message_buffer(elements(source_region), step.target) as packed:
         buffers.backend.pack(buffers[step.source], source_region, packed)
         buffers.backend.unpack(packed, buffers[step.target], target_region)
 
 
-def _gather_in_place(step: Exchange, messages: GatherInPlace, buffers: Buffers, comm: Comm) -> None:
+def _gather_in_place(step: Transfer, messages: GatherInPlace, buffers: Buffers, comm: Comm) -> None:
     """Gather pieces that lie in the target one after another."""
     flat = buffers[step.target].reshape(-1)
     comm.allgatherv(step.moves.group, flat[messages.place], messages.counts)
 
 
-def _gather(step: Exchange, messages: Gather, buffers: Buffers, comm: Comm) -> None:
+def _gather(step: Transfer, messages: Gather, buffers: Buffers, comm: Comm) -> None:
     """Gather all members' pieces in one message buffer."""
     array = buffers[step.target]
     with buffers.message_buffer(messages.total, step.target) as everything:
@@ -422,7 +433,7 @@ def _gather(step: Exchange, messages: Gather, buffers: Buffers, comm: Comm) -> N
             buffers.backend.unpack(everything[piece.place], array, piece.region)
 
 
-def _exchange_at_once(step: Exchange, messages: AtOnce, buffers: Buffers, comm: Comm) -> None:
+def _exchange_at_once(step: Transfer, messages: AtOnce, buffers: Buffers, comm: Comm) -> None:
     """Exchange everything with one call of the communicator."""
     target = buffers[step.target]
     with exchanged(messages, step.source, step.target, step.group, buffers, comm) as receive:
@@ -453,40 +464,40 @@ def exchanged(
 # ---- reduce -------------------------------------------------------------------------------------
 
 
-def is_left_to_communicator(step: Reduce) -> bool:
+def is_left_to_communicator(step: Transfer) -> bool:
     """Return whether the communicator sums up the pieces, if it can: many and small ones."""
-    many_and_small = len(step.group) >= LARGE_GROUP and step.slot.nbytes <= SMALL_SLOT_BYTES
-    return many_and_small and AGGREGATIONS[step.aggregation].mpi == "SUM"
+    many_and_small = len(step.group) >= LARGE_GROUP and step.target.nbytes <= SMALL_SLOT_BYTES
+    return many_and_small and AGGREGATIONS[step.required_aggregation].mpi == "SUM"
 
 
 def _reduce_at_once(
-    step: Reduce, messages: AtOnce, by_communicator: bool, buffers: Buffers, comm: Comm
+    step: Transfer, messages: AtOnce, by_communicator: bool, buffers: Buffers, comm: Comm
 ) -> None:
     """Send all pieces with one call of the communicator, and aggregate what arrives."""
     if by_communicator and _reduce_scatter(step, buffers, comm):
         return
-    slot = step.slot
+    slot = step.target
     with exchanged(messages, slot, slot, step.group, buffers, comm) as receive:
         array = buffers[slot]
         for piece in messages.received:
             packed = receive[piece.place]
-            buffers.backend.combine(step.aggregation, array, piece.region, packed)
+            buffers.backend.combine(step.required_aggregation, array, piece.region, packed)
 
 
-def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
+def _reduce_scatter(step: Transfer, buffers: Buffers, comm: Comm) -> bool:
     """Let the communicator sum up the pieces; return False if it cannot."""
-    pieces = step.reduction.pieces
-    own = pieces[step.reduction.me]
+    pieces = step.moves.pieces
+    own = pieces[step.moves.me]
     counts = [0 if piece is None else elements(piece) for piece in pieces]
     with (
-        buffers.message_buffer(sum(counts), step.slot) as send,
-        buffers.message_buffer(counts[step.reduction.me], step.slot) as receive,
+        buffers.message_buffer(sum(counts), step.target) as send,
+        buffers.message_buffer(counts[step.moves.me], step.target) as receive,
     ):
         for piece in packed_pieces(pieces):
-            buffers.backend.pack(buffers[step.slot], piece.region, send[piece.place])
+            buffers.backend.pack(buffers[step.target], piece.region, send[piece.place])
         done = comm.reduce_scatter(step.group, send, counts, receive)
         if done and own is not None:
-            buffers.backend.unpack(receive, buffers[step.slot], own)
+            buffers.backend.unpack(receive, buffers[step.target], own)
     return done
 
 
@@ -495,29 +506,17 @@ def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
 # Halos that stay beside the block: what other ranks send arrives in slots of its own.
 
 
-def exchange_halo(step: HaloExchange, buffers: Buffers, comm: Comm) -> None:
-    """Receive the halo of a block from other ranks, and send them theirs."""
-    in_shared_memory = buffers.shared.transfers_beside.get(id(step.exchange))
-    if in_shared_memory is not None:
-        in_shared_memory(step.arriving, buffers, comm)
-        return
-    for slot in step.writes:
-        buffers.make(slot)
-    buffers.backend.calls.get(step, None, lambda: _prepare_halo(step))(buffers, comm)
-
-
-def _prepare_halo(step: HaloExchange) -> Transfer:
-    """Prepare the messages of the exchange that this step stands for: other ranks may have that."""
-    exchange = step.exchange
-    moves = exchange.moves
-    messages = messages_of_exchange(exchange)
+def _prepare_halo(step: Transfer) -> PreparedTransfer:
+    """Prepare the messages, which are those of ranks that put block and halo together."""
+    moves = step.moves
+    messages = messages_of_exchange(step)
     if messages is not None:
         assert isinstance(messages, AtOnce), "a halo is not the same for all ranks"
         return _prepare_at_once(step, messages)
-    limit = buffer_elements(exchange, exchange.target)
+    limit = buffer_elements(step, step.target)
     pairs = []
     for slot in step.arriving:
-        pairs.append(Pairs(exchange.source, slot or exchange.target, moves.group, limit))
+        pairs.append(Pairs(step.source, slot or step.target, moves.group, limit))
 
     def exchange_in_pairs(buffers: Buffers, comm: Comm) -> None:
         for to, source in rounds(moves.group, moves.me):
@@ -529,9 +528,9 @@ def _prepare_halo(step: HaloExchange) -> Transfer:
     return exchange_in_pairs
 
 
-def _prepare_at_once(step: HaloExchange, messages: AtOnce) -> Transfer:
+def _prepare_at_once(step: Transfer, messages: AtOnce) -> PreparedTransfer:
     """Prepare to exchange everything with one call of the communicator."""
-    source = step.exchange.source
+    source = step.source
     group = step.group
 
     def exchange_at_once(buffers: Buffers, comm: Comm) -> None:

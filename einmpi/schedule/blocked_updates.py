@@ -5,7 +5,8 @@ W - rate * sum(X[b,i] * D[b,j]), written over W, takes the memory of W and of on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,84 +20,40 @@ from einmpi.planner.memory import (
     sparse_update_bytes,
     with_given_places,
 )
-from einmpi.schedule.regions import Region, Slot, Slots, one_run, operand_role, whole
-from einmpi.schedule.step import Free, Kernel, Step
-from einmpi.schedule.steps import SavePoint
+from einmpi.schedule.compute import Compute, Kernel, Tiles, fused, only_kernel
+from einmpi.schedule.regions import Slot, names_of, one_run, operand_role
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Free, Reuse, SavePoint, Step
+
+
+def fused_update(product: Kernel, update: Kernel, replaced: Slot | None = None) -> Compute:
+    """Return the step for some rows of a product, and at once the same rows of its update."""
+    slot = product.target
+    extent = slot.shape[0]
+    rows = max(1, min(extent, rows_of_block(slot.nbytes // max(1, extent))))
+    labels = product.einsum.output[0], update.einsum.output[0]
+    step = fused((product, update), frozenset((slot,)), (labels,), (rows,))
+    return replace(step, replaced=replaced)
+
+
+def scattered_update(product: Kernel, update: Kernel) -> Compute:
+    """Return the step for the rows of a scattered sum that get values, and their update."""
+    rows = ScatteredRows(product, update)
+    labels = rows.label, update.einsum.output[rows.dimension]
+    nbytes = sparse_update_bytes(rows.most_rows, rows.row_bytes)
+    tiles = Tiles("scattered", (labels,), (rows.rows,), nbytes=nbytes)
+    return Compute((product, update), tiles, frozenset((product.target,)))
 
 
 @dataclass(frozen=True)
-class BlockedUpdate(Step):
-    """Compute some rows of a kernel, and at once the same rows of an update that needs them."""
-
-    kind = "kernel"
-
-    product: Kernel
-    update: Kernel
-    replaced: Slot | None = None  # computed for this update alone: the result may take its memory
-
-    @property
-    def vertex(self) -> str:
-        return self.update.vertex
-
-    @property
-    def reads(self) -> Slots:
-        others = [slot for slot in self.update.operands if slot != self.product.target]
-        return (*self.product.operands, *others)
-
-    @property
-    def writes(self) -> Slots:
-        return self.update.writes
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return self.product, self.update
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of a block."""
-        slot = self.product.target
-        extent = slot.shape[0]
-        return min(extent, rows_of_block(slot.nbytes // max(1, extent)))
-
-    @property
-    def block_shape(self) -> tuple[int, ...]:
-        """The extents of a block of the product."""
-        return self.rows, *self.product.target.shape[1:]
-
-    @cached_property
-    def blocks(self) -> tuple[tuple[slice, Kernel, Kernel], ...]:
-        """The rows of each block, and both kernels for these rows."""
-        found = []
-        extent = self.product.target.shape[0]
-        for start in range(0, extent, self.rows):
-            stop = min(start + self.rows, extent)
-            runs = one_run(start, stop)
-            product = self.product.restricted_to({self.product.einsum.output[0]: runs})
-            update = self.update.restricted_to({self.update.einsum.output[0]: runs})
-            found.append((slice(start, stop), product, update))
-        return tuple(found)
-
-    @property
-    def working_bytes(self) -> int:
-        slot = self.product.target
-        return slot.nbytes // max(1, slot.shape[0]) * self.rows
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        slot = self.update.target
-        yield slot, tuple(map(whole, slot.shape))
-
-    def __str__(self) -> str:
-        lines = [f"together, {self.rows} rows at a time:"]
-        lines += [f"  {kernel}" for kernel in self.kernels]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class SparseBlockedUpdate(BlockedUpdate):
+class ScatteredRows:
     """Compute the sums of those rows only that values are scattered to, and update these rows.
 
     A row is all that has one index of the scattered label.
     """
+
+    product: Kernel
+    update: Kernel
 
     @cached_property
     def label(self) -> str:
@@ -165,15 +122,6 @@ class SparseBlockedUpdate(BlockedUpdate):
         update = self.update.restricted_to({label: one_run(0, self.rows)})
         return product, update
 
-    @property
-    def working_bytes(self) -> int:
-        return sparse_update_bytes(self.most_rows, self.row_bytes)
-
-    def __str__(self) -> str:
-        lines = [f"together, only for {self.label} that get values, {self.rows} at a time:"]
-        lines += [f"  {kernel}" for kernel in self.kernels]
-        return "\n".join(lines)
-
 
 def with_blocked_updates(steps: Sequence[Step], blocked: Collection[str]) -> list[Step]:
     """Return steps with the kernels of these vertices computed together with the next one.
@@ -186,14 +134,16 @@ def with_blocked_updates(steps: Sequence[Step], blocked: Collection[str]) -> lis
     later: list[Step] = []  # what comes after both
     users = _users_of_slots(steps)
     for step in steps:
-        if isinstance(step, Kernel) and step.vertex in blocked:
-            product = step
-            products.add(step.target)
-        elif product is not None and isinstance(step, Kernel):
+        kernel = only_kernel(step)
+        if kernel is not None and kernel.vertex in blocked:
+            product = kernel
+            products.add(kernel.target)
+        elif product is not None and kernel is not None:
             if product.einsum.segments is not None:
-                found.append(SparseBlockedUpdate(product, step))
+                found.append(scattered_update(product, kernel))
             else:
-                found.append(BlockedUpdate(product, step, _replaced_slot(product, step, users)))
+                replaced = _replaced_slot(product, kernel, users)
+                found.append(fused_update(product, kernel, replaced))
             found += later
             product = None
             later = []
@@ -214,8 +164,8 @@ def _users_of_slots(steps: Sequence[Step]) -> dict[str, list[Step]]:
     found: dict[str, list[Step]] = {}
     for step in steps:
         used = {*step.reads, *step.writes, *step.keeps, *step.reuses, *step.frees}
-        moved = {*step.places, *step.evicts, *step.drops, *step.fetches}
-        for slot in used | moved:
+        used.update(step.spills("place", "evict", "drop", "fetch"))
+        for slot in used:
             found.setdefault(slot.name, []).append(step)
     return found
 
@@ -231,6 +181,46 @@ def _replaced_slot(
             continue
         if len(users[slot.name]) == 3:
             writer, reader, last = users[slot.name]
-            if isinstance(writer, Kernel) and reader is update and isinstance(last, Free):
+            if only_kernel(writer) and only_kernel(reader) is update and slot in last.frees:
                 return slot
     return None
+
+
+def with_product_updates(
+    schedule: Schedule, is_product_update: Callable[[Kernel, Kernel], bool]
+) -> Schedule:
+    """Return the schedule with products computed together with the updates that need them.
+
+    `is_product_update` tells whether a product and what updates a tensor by it are one call.
+    """
+    evicted: set[str] = set()  # slots whose values leave memory
+    computed: Counter[str] = Counter()  # how many kernels compute each vertex
+    users: dict[str, list[Step]] = {}
+    overwritten: dict[Slot, Slot] = {}  # what is written over the memory of a slot, and that slot
+    for step in schedule.steps:
+        if isinstance(step, Reuse):
+            overwritten[step.slot] = step.source
+        evicted.update(names_of(step.spills("evict")))
+        if only_kernel(step) is not None:
+            computed[step.vertex] += 1
+        for slot in {*step.reads, *step.keeps}:
+            users.setdefault(slot.name, []).append(step)
+    updating_products = set()
+    product: Kernel | None = None  # the kernel before, if nothing but memory was managed since
+    for step in schedule.steps:
+        kernel = only_kernel(step)
+        if kernel is None:
+            if not isinstance(step, Free | Reuse | SavePoint):
+                product = None
+            continue
+        if product is not None and computed[product.vertex] == 1:
+            name = product.target.name
+            is_inner = users.get(name) == [step] and name not in evicted
+            is_overwritten = overwritten.get(kernel.target) in product.operands
+            if is_inner and not is_overwritten and is_product_update(product, kernel):
+                updating_products.add(product.vertex)
+        product = kernel
+    if not updating_products:
+        return schedule
+    steps = with_blocked_updates(schedule.steps, updating_products)
+    return replace(schedule, steps=tuple(steps))

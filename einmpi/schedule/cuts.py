@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
-from typing import TypeAlias
 
 import numpy as np
 
 from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
+from einmpi.schedule.compute import Kernel, only_kernel
 from einmpi.schedule.regions import Slot
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store
+from einmpi.schedule.steps import Load, SavePoint, Step, Store, Transfer
 from einmpi.schedule.transfers import Cut, Part
 
 # A tensor moves by a route of one or several transfers: a reduction, perhaps a second one between
@@ -35,8 +35,6 @@ from einmpi.schedule.transfers import Cut, Part
 # multiples of this many indices, and none has fewer, so that they are computed like the whole.
 PART_MULTIPLE = 16  # indices
 
-Transfer: TypeAlias = Exchange | Reduce
-
 
 @dataclass
 class _Route:
@@ -50,7 +48,7 @@ class _Route:
 
     @property
     def last_slot(self) -> Slot:
-        return self.transfers[-1].writes[0]
+        return self.transfers[-1].target
 
 
 def with_cuts(steps: Sequence[Step], plan: Plan) -> list[Step]:
@@ -78,9 +76,10 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
     open_routes: list[_Route] = []  # since that kernel
     previous: Step | None = None
     for number, step in enumerate(steps):
+        kernel = only_kernel(step)
         if isinstance(step, SavePoint):
             continue
-        if isinstance(step, Exchange | Reduce):
+        if isinstance(step, Transfer):
             if _is_continued(previous, step):
                 open_routes[-1].numbers.append(number)
                 open_routes[-1].transfers.append(step)
@@ -94,11 +93,11 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
                     route.is_early = is_loaded and step.vertex not in files
                 open_routes.append(route)
                 found.append(route)
-        elif isinstance(step, Kernel):
+        elif kernel is not None:
             for route in open_routes:
-                if route.last_slot in step.operands:
-                    route.consumer = step
-            latest = step
+                if route.last_slot in kernel.operands:
+                    route.consumer = kernel
+            latest = kernel
             open_routes = []
         elif not isinstance(step, Load | Store):
             latest = None
@@ -109,7 +108,7 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
 
 def _is_continued(previous: Step | None, step: Transfer) -> bool:
     """Return whether a transfer moves the result of the step before it on."""
-    if not isinstance(previous, Exchange | Reduce):
+    if not isinstance(previous, Transfer):
         return False
     return previous.vertex == step.vertex and previous.writes == step.reads
 
@@ -123,9 +122,8 @@ def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
     lengths = dict(route.transfers[0].transfer.unchanged)  # of dimensions that no transfer changes
     for transfer in route.transfers:
         moves = transfer.transfer
-        if moves.max_elements is not None:
-            itemsize = np.dtype(transfer.writes[0].dtype).itemsize
-            nbytes = max(nbytes, moves.max_elements * itemsize)
+        itemsize = np.dtype(transfer.target.dtype).itemsize
+        nbytes = max(nbytes, moves.max_elements * itemsize)
         unchanged = dict(moves.unchanged)
         for dimension in list(lengths):
             if dimension in unchanged:

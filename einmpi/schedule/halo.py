@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
@@ -13,9 +12,7 @@ from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, shares
 from einmpi.planner.moving.halo_counts import most_needed
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
-from einmpi.schedule.regions import Region, Runs, Slot, Slots, locate, whole
-from einmpi.schedule.step import Kernel, Step
-from einmpi.schedule.steps import Exchange
+from einmpi.schedule.regions import Region, Runs, locate
 from einmpi.schedule.transfers import Moves
 
 
@@ -101,128 +98,3 @@ def select_in_region(
     for dimension, entry in enumerate(entries):
         if isinstance(entry, str) and shares[entry] != region[dimension]:
             yield operand, dimension, locate(shares[entry], region[dimension])
-
-
-# ---- halos beside the block ---------------------------------------------------------------------
-
-# What neighbours send need not be put together with the rank's own elements: a kernel may read each
-# element where it is.
-
-
-@dataclass(frozen=True)
-class HaloBlock:
-    """The places of a block with its halo, as if all of it were in one slot.
-
-    `whole` would be this slot, in which kernels index the elements. A source has some of them: the
-    rank's own slot, or what another rank has sent. `places` are its elements' in `whole`, one run
-    for each dimension, `starts` the place in the source of the first one.
-    """
-
-    whole: Slot
-    sources: tuple[Slot, ...]
-    places: tuple[Region, ...]
-    starts: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class HaloExchange(Step):
-    """Receive the halo of a block, each message in a slot of its own.
-
-    The messages are those of an exchange that would copy the block too.
-    """
-
-    kind = "exchange"
-
-    exchange: Exchange
-    arriving: tuple[Slot | None, ...]  # for each member of the group
-
-    @property
-    def vertex(self) -> str:
-        return self.exchange.vertex
-
-    @property
-    def reads(self) -> Slots:
-        return self.exchange.reads
-
-    @property
-    def writes(self) -> Slots:
-        return tuple(slot for slot in self.arriving if slot is not None)
-
-    @property
-    def transfer(self) -> Moves:
-        return self.exchange.moves
-
-    @property
-    def group(self) -> tuple[int, ...]:
-        return self.exchange.group
-
-    @property
-    def nbytes(self) -> int:
-        return self.exchange.nbytes
-
-    @property
-    def working_bytes(self) -> int:
-        return self.exchange.working_bytes
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for slot in self.writes:
-            yield slot, tuple(map(whole, slot.shape))
-
-    def __str__(self) -> str:
-        return f"{self.exchange}, beside the block"
-
-
-@dataclass(frozen=True)
-class Sweep(Step):
-    """Compute an elementwise kernel, and aggregates of its result, in one pass over memory.
-
-    Operands of the kernel may be blocks with their halos beside them.
-    """
-
-    kind = "kernel"
-
-    kernel: Kernel  # its operands are the blocks as if each were in one slot
-    blocks: tuple[HaloBlock, ...] = ()
-    folds: tuple[Kernel, ...] = ()  # they read the result of the kernel
-
-    @property
-    def vertex(self) -> str:
-        return self.kernels[-1].vertex
-
-    @cached_property
-    def map_reads(self) -> Slots:
-        """What the elementwise kernel reads."""
-        found: dict[Slot, None] = {}
-        together = [block.whole for block in self.blocks]
-        for slot in self.kernel.operands:
-            if slot not in together:
-                found[slot] = None
-        for block in self.blocks:
-            found.update(dict.fromkeys(block.sources))
-        return tuple(found)
-
-    @cached_property
-    def reads(self) -> Slots:
-        found = dict.fromkeys(self.map_reads)
-        for fold in self.folds:
-            found.update(dict.fromkeys(fold.operands))
-        return tuple(slot for slot in found if slot != self.kernel.target)
-
-    @property
-    def writes(self) -> Slots:
-        return tuple(kernel.target for kernel in self.kernels)
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return self.kernel, *self.folds
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for kernel in self.kernels:
-            yield from kernel.fills()
-
-    def __str__(self) -> str:
-        if not self.folds:
-            return str(self.kernel)
-        lines = ["together, in one pass:"]
-        lines += [f"  {kernel}" for kernel in self.kernels]
-        return "\n".join(lines)

@@ -14,13 +14,11 @@ from einmpi.planner.memory import FusedChain, operand_cuts, output_cuts
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
-from einmpi.schedule.blocked_updates import with_blocked_updates
-from einmpi.schedule.chain import make_chain
-from einmpi.schedule.cuts import with_cuts
+from einmpi.schedule.compute import Compute, Kernel, fused
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
-from einmpi.schedule.memory import with_begins, with_frees, with_reuses
 from einmpi.schedule.moves import middle_layout
+from einmpi.schedule.passes import LOWERING_PASSES, Context, run_passes
 from einmpi.schedule.regions import (
     FINAL_LAYOUT,
     Region,
@@ -34,10 +32,8 @@ from einmpi.schedule.regions import (
     slot_for,
 )
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.spill import with_spills
-from einmpi.schedule.step import Reuse
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, SavePoint, Step, Store
-from einmpi.schedule.transfers import Moves, Reduction
+from einmpi.schedule.steps import Load, Reuse, SavePoint, Step, Store, Transfer
+from einmpi.schedule.transfers import Moves
 from einmpi.schedule.two_level import exchanges, reductions
 
 # The schedule of rank 0 for Z[i,k] = sum(A[i,j] * B[j,k]) on two ranks, which share the rows of A
@@ -61,25 +57,17 @@ def lower(plan: Plan, rank: int) -> Schedule:
     if idle:
         points = [step for step in steps if isinstance(step, SavePoint)]
         return Schedule(rank, plan.ranks, plan.digest, tuple(points))
-    if plan.overlapped:
-        steps = with_cuts(steps, plan)
-    steps = with_frees(steps)
-    if plan.spilled:
-        steps = with_spills(steps, limit=plan.peak)
-    if plan.donate:
-        steps = with_reuses(steps, lowering.reuses())
-    steps = with_begins(steps, limit=plan.peak - plan.overlap)
-    if plan.blocked:
-        steps = with_blocked_updates(steps, plan.blocked)
-    return Schedule(
+    schedule = Schedule(
         rank,
         plan.ranks,
         plan.digest,
         tuple(steps),
         updates=tuple(lowering.updates()),
-        lowered_steps=tuple(steps),
         may_share=not plan.overlapped and not plan.spilled,
     )
+    reuses = lowering.reuses() if plan.donate else []
+    schedule = run_passes(schedule, LOWERING_PASSES, Context(plan, reuses))
+    return replace(schedule, lowered_steps=schedule.steps)
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:
@@ -166,7 +154,7 @@ class _Lowering:
     halos: dict[tuple[Needed, Cuts, tuple[str | None, ...]], tuple[Moves | None, Region]] = field(
         default_factory=dict
     )
-    moves: dict[tuple[tuple[int, ...], Cuts, Cuts], tuple[list[Reduction], list[Moves]]] = field(
+    moves: dict[tuple[tuple[int, ...], Cuts, Cuts], tuple[list[Moves], list[Moves]]] = field(
         default_factory=dict
     )
 
@@ -183,7 +171,7 @@ class _Lowering:
         for vertex in graph.computed:
             chain = chain_of.get(vertex.name)
             if chain is None:
-                self.steps.append(self.lower_kernel(vertex))
+                self.steps.append(Compute((self.lower_kernel(vertex),)))
                 self.complete(vertex, inside=False)
             elif vertex.name == chain.vertices[0]:
                 self.lower_chain(chain)
@@ -229,7 +217,21 @@ class _Lowering:
             first, *others = exchanges(wanted, pieces, wanted, self.rank)
             self.load_moves[key] = [replace(first, own=None), *others]
         for moves in self.load_moves[key]:
-            self.steps.append(Exchange(vertex.name, slot, slot, moves, self.plan.stage))
+            self.transfer(vertex, slot, slot, moves)
+
+    def transfer(
+        self,
+        vertex: Vertex,
+        source: Slot,
+        target: Slot,
+        moves: Moves,
+        aggregation: str | None = None,
+    ) -> None:
+        """Add a transfer."""
+        number = len(self.steps)
+        stage = self.plan.stage
+        step = Transfer(vertex.name, source, target, moves, stage, aggregation, number=number)
+        self.steps.append(step)
 
     def reuses(self) -> list[Reuse]:
         """Return which outputs take the memory of which inputs, when all steps are there."""
@@ -255,7 +257,8 @@ class _Lowering:
         """Add the steps that compute a chain: operands move before it, and results after it."""
         vertices = [self.plan.graph[name] for name in chain.vertices]
         kernels = [self.lower_kernel(vertex) for vertex in vertices]
-        self.steps.append(make_chain(kernels, chain))
+        inner = frozenset(kernel.target for kernel in kernels if kernel.vertex in chain.inner)
+        self.steps.append(fused(kernels, inner, chain.rows, chain.block))
         for vertex in vertices:
             self.complete(vertex, inside=vertex is not vertices[-1])
 
@@ -330,7 +333,7 @@ class _Lowering:
             return slot, region
         role = operand_role(user.name, operand)
         result = slot_for(vertex.name, region, vertex.dtype, role)
-        self.steps.append(Exchange(vertex.name, slot, result, moves, self.plan.stage))
+        self.transfer(vertex, slot, result, moves)
         return result, region
 
     def move(self, vertex: Vertex, target: Cuts, role: str) -> Slot:
@@ -350,10 +353,10 @@ class _Lowering:
         reducing, moving = self.moves[key]
         for reduction in reducing:
             aggregation = vertex.computed_einsum.required_aggregation
-            self.steps.append(Reduce(vertex.name, slot, aggregation, reduction, self.plan.stage))
+            self.transfer(vertex, slot, slot, reduction, aggregation)
         result = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
         for moves in moving:
-            self.steps.append(Exchange(vertex.name, slot, result, moves, self.plan.stage))
+            self.transfer(vertex, slot, result, moves)
             slot = result  # later moves pass on what has arrived
         return result
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from einmpi.schedule.regions import names_of
+from einmpi.schedule.compute import Compute
+from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Reuse, Slot, Step, loads_among
+from einmpi.schedule.steps import Begin, Free, Reuse, Step, loads_among
 
 
 def with_frees(steps: Sequence[Step]) -> list[Step]:
@@ -47,14 +48,14 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
 
     It goes as early as possible, but not before the Begin of an input that is needed earlier.
     Loading to the slow tier takes no memory. To keep the files there small, no more is read
-    ahead than would fit into memory. Such a Begin and its Place go before Passes only, since
-    kernels may become groups later and groups contain no Place.
+    ahead than would fit into memory. Such a Begin and its place in the slow tier go before
+    out-of-core tiles only: other kernels may be joined later, with nothing of the kind between.
     """
     needed = bytes_needed(steps)
     needed_slow = [0] * len(steps)  # read ahead to the slow tier
     place_of: dict[str, int] = {}  # the number of the Place of each slot
     for number, step in enumerate(steps):
-        for slot in step.places:
+        for slot in step.spills("place"):
             place_of[slot.name] = number
     added: dict[int, list[Step]] = {}
     moved: set[int] = set()
@@ -68,7 +69,7 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
             start = earliest_start(steps, counted, number, size, limit)
         else:
             counted = needed_slow
-            start = earliest_start(steps, counted, number, size, limit, _is_in_passes)
+            start = earliest_start(steps, counted, number, size, limit, is_out_of_core)
         if start is None:
             continue
         before = added.setdefault(start, [])
@@ -97,8 +98,9 @@ def _computes(step: Step) -> bool:
     return bool(step.kernels)
 
 
-def _is_in_passes(step: Step) -> bool:
-    return step.in_passes
+def is_out_of_core(step: Step) -> bool:
+    """Return whether a step computes tiles from operands in the slow tier to a target there."""
+    return isinstance(step, Compute) and step.tiles.kind == "slow"
 
 
 def earliest_start(
@@ -132,7 +134,7 @@ def spilled_bytes(schedule: Schedule) -> int:
     """Return the bytes written to the slow tier: slots that are evicted or created there."""
     total = sum(slot.nbytes for slot in schedule.outside)
     for step in schedule.steps:
-        total += sum(slot.nbytes for slot in (*step.evicts, *step.places))
+        total += sum(slot.nbytes for slot in step.spills("evict", "place"))
     return total
 
 
@@ -148,7 +150,7 @@ def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int
     needed = []
     total = 0
     for step in steps:
-        slow.update(names_of((*step.places, *step.evicts)))
+        slow.update(names_of(step.spills("place", "evict")))
         for slot in step.reuses:
             in_memory[slot.name] = 0  # the input is counted
         for slot in step.allocates(slow):
@@ -162,7 +164,7 @@ def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int
                 pass
         messages = max([nbytes for _, nbytes in under_way], default=0)
         needed.append(total + max(step.working_bytes, messages))
-        for slot in (*step.frees, *step.drops):
+        for slot in (*step.frees, *step.spills("drop")):
             total -= in_memory.pop(slot.name, 0)
         slow.difference_update(names_of(step.frees))
     return needed

@@ -24,7 +24,7 @@ from einmpi.schedule.layout import (
     split_further,
 )
 from einmpi.schedule.regions import Region, Runs, elements, intersect, locate
-from einmpi.schedule.transfers import Moves, Reduction, Unchanged
+from einmpi.schedule.transfers import Moves, Unchanged
 
 # A tensor gets from a `source` layout to a `target` layout by way of a `middle` layout, which has
 # no partial results and no replicas that would send the same element twice:
@@ -135,8 +135,8 @@ def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(sorted(set(axes)))
 
 
-def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) -> Reduction:
-    """Return the pieces of `middle` that the ranks with partial results along `axes` aggregate.
+def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) -> Moves:
+    """Return the moves by which ranks with partial results along `axes` get pieces of `middle`.
 
     They are places in the blocks of `source`.
     """
@@ -145,7 +145,9 @@ def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) 
     stored = source.region(digits)
     pieces = _by_member(axes, middle, digits, lambda d, runs: locate(runs, stored[d]))
     unchanged = _unchanged_dimensions((middle, source), axes, source)
-    return Reduction(group, me, tuple(pieces), source.max_elements(), unchanged)
+    receives = [pieces[me]] * len(group)
+    moves = _moves(group, me, pieces, receives, False, source.max_elements())
+    return replace(moves, unchanged=unchanged)
 
 
 def exchange(

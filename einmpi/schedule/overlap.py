@@ -3,176 +3,17 @@ when it needs the result. Kernels between them are done in parts where that lets
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeAlias
 
-from einmpi.schedule.blocked_updates import BlockedUpdate
+from einmpi.schedule.compute import Compute, fused
 from einmpi.schedule.cuts import label_of_part
 from einmpi.schedule.memory import bytes_needed
-from einmpi.schedule.passes import Piece, piece_in_box
-from einmpi.schedule.regions import Region, Slot, Slots, intersect, names_of, shape
+from einmpi.schedule.regions import Region, Slot, intersect, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.step import Kernel, Step
-from einmpi.schedule.steps import Exchange, Free, Load, Reduce, Reuse, Store
+from einmpi.schedule.steps import Await, Free, Load, Reuse, Step, Store, Transfer
 from einmpi.schedule.transfers import Part
-
-# ---- steps ---------------------------------------------------------------------------------------
-#
-# The steps of transfers that go on while kernels run: parts of a kernel, and waiting.
-
-
-@dataclass(frozen=True)
-class KernelPart(Step):
-    """A kernel for some of the indices of one label of its output.
-
-    It needs only a part of what is on its way, and what it has computed can be sent at once.
-    """
-
-    kind = "kernel"
-
-    kernel: Kernel  # the whole one
-    piece: Piece
-    label: str
-    start: int
-    stop: int
-
-    @property
-    def vertex(self) -> str:
-        return self.kernel.vertex
-
-    @property
-    def reads(self) -> Slots:
-        return self.kernel.operands
-
-    @property
-    def writes(self) -> Slots:
-        return self.kernel.writes
-
-    @property
-    def output(self) -> tuple[str, ...]:
-        return self.kernel.einsum.output
-
-    def region_read(self, slot: Slot) -> Region:
-        found = super().region_read(slot)
-        for operand, region in zip(self.kernel.operands, self.piece.operands, strict=True):
-            # An operand that is read twice, by different indices, is read as a whole.
-            if operand == slot and self.kernel.operands.count(slot) == 1 and slot.shape:
-                found = region
-        return found
-
-    def region_written(self, slot: Slot) -> Region:
-        return self.piece.target if slot.shape else super().region_written(slot)
-
-    @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.piece.kernel,)
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        yield self.kernel.target, self.piece.target
-
-    def __str__(self) -> str:
-        return f"{self.kernel} for {self.label} = {self.start}:{self.stop}"
-
-
-@dataclass(frozen=True)
-class UpdatePart(Step):
-    """An update and the product that it adds, for some of the indices of one label."""
-
-    kind = "kernel"
-
-    update: BlockedUpdate  # the whole one
-    of_product: Piece
-    of_update: Piece
-    label: str  # of the update
-    start: int
-    stop: int
-
-    @property
-    def vertex(self) -> str:
-        return self.update.vertex
-
-    @property
-    def reads(self) -> Slots:
-        return self.update.reads
-
-    @property
-    def writes(self) -> Slots:
-        return self.update.writes
-
-    @property
-    def output(self) -> tuple[str, ...]:
-        return self.update.update.einsum.output
-
-    @cached_property
-    def regions(self) -> dict[Slot, Region]:
-        """The part of each slot; none is read twice."""
-        found: dict[Slot, Region] = {}
-        own = self.update
-        pairs = [*zip(own.product.operands, self.of_product.operands, strict=True)]
-        pairs += zip(own.update.operands, self.of_update.operands, strict=True)
-        for slot, region in pairs:
-            found[slot] = region if slot.shape else super().region_read(slot)
-        found[own.update.target] = self.of_update.target
-        return found
-
-    @cached_property
-    def part(self) -> BlockedUpdate:
-        """The same on slots that have the extents of the part."""
-        product = self._with_slots(self.update.product, self.of_product)
-        return BlockedUpdate(product, self._with_slots(self.update.update, self.of_update))
-
-    def _with_slots(self, kernel: Kernel, piece: Piece) -> Kernel:
-        target = replace(kernel.target, shape=shape(piece.target))
-        operands = []
-        for slot, region in zip(kernel.operands, piece.operands, strict=True):
-            operands.append(replace(slot, shape=shape(region)) if slot.shape else slot)
-        return replace(piece.kernel, target=target, operands=tuple(operands))
-
-    def region_read(self, slot: Slot) -> Region:
-        return self.regions[slot]
-
-    def region_written(self, slot: Slot) -> Region:
-        return self.regions[slot]
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return self.part.kernels
-
-    @property
-    def working_bytes(self) -> int:
-        return self.part.working_bytes
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        yield self.update.update.target, self.of_update.target
-
-    def __str__(self) -> str:
-        return f"{self.update} for {self.label} = {self.start}:{self.stop}"
-
-
-@dataclass(frozen=True)
-class Await(Step):
-    """Wait for a transfer in the background, and for all that began before it."""
-
-    kind = "wait"
-    manages_memory = True
-
-    moving: Exchange | Reduce
-
-    @property
-    def vertex(self) -> str:
-        return self.moving.vertex
-
-    @property
-    def awaited(self) -> Step:
-        return self.moving
-
-    def __str__(self) -> str:
-        (slot,) = self.moving.writes
-        place = "" if self.moving.part is None else f" at {self.moving.part}"
-        return f"await     {slot}{place}"
-
 
 # The schedule of a rank for Z[i,k] = sum(A[i,j] * B[j,k]) where half of B comes from another node:
 #
@@ -186,7 +27,6 @@ class Await(Step):
 # Transfers are done in the order of the schedule, one after another, and this order is the same on
 # all ranks. What a rank computes meanwhile may differ: where its memory is short, it waits.
 
-Transfer: TypeAlias = Exchange | Reduce
 Route: TypeAlias = list[Transfer]  # the transfers of one tensor that have the same parts
 
 
@@ -195,7 +35,7 @@ def with_overlap(schedule: Schedule, limit: int) -> Schedule:
 
     `limit` is the memory of a rank, in bytes, as it was planned.
     """
-    if not any(isinstance(step, Exchange | Reduce) and step.cut for step in schedule.steps):
+    if not any(isinstance(step, Transfer) and step.cut for step in schedule.steps):
         return schedule
     waiting: set[int] = set()  # the numbers of routes that are not done in the background
     while True:
@@ -251,10 +91,10 @@ class _Arrangement:
             for load, route in routes.before_kernel.get(number, []):
                 self.add(load)
                 self.add_route(route)
-            if isinstance(step, Exchange | Reduce):
+            if isinstance(step, Transfer):
                 if number in routes.in_place:
                     self.add_route(routes.in_place[number])
-            elif number in routes.after_kernel or isinstance(step, Kernel | BlockedUpdate):
+            elif isinstance(step, Compute):
                 frees = _frees_after(steps, number)
                 self.add_kernel(step, routes.after_kernel.get(number, []), frees)
                 number += len(frees)
@@ -321,7 +161,7 @@ class _Arrangement:
             for step in part:
                 self.add_transfer(step, number)
 
-    def add_kernel(self, step: Step, routes: Sequence[Route], frees: Sequence[Free]) -> None:
+    def add_kernel(self, step: Compute, routes: Sequence[Route], frees: Sequence[Free]) -> None:
         """Add a step that computes, what is freed after it, and the transfers that follow it.
 
         The first of these routes begins when a part of the result is there.
@@ -329,25 +169,22 @@ class _Arrangement:
         early: list[Route] = []  # the parts of the first route that are still to be sent
         if routes and self.routes not in self.waiting:
             early = _by_parts(routes[0])
-        kernel_parts: Sequence[KernelPart | UpdatePart] = []
-        is_in_place = any(slot.name in self.reused for slot in step.writes)
-        if isinstance(step, Kernel) and not is_in_place:
-            label, parts = self._parts_of(step, step, early)
-            kernel_parts = kernel_in_parts(step, label, parts)
-        elif type(step) is BlockedUpdate and not is_in_place:
-            label, parts = self._parts_of(step.product, step.update, early)
-            kernel_parts = update_in_parts(step, label, parts)
-        if not kernel_parts:
+        parts: list[Compute] = []
+        if not any(slot.name in self.reused for slot in step.writes):
+            parts = in_parts(step, *self._parts_of(step, early))
+        if not parts:
             self.add(step)
-        for kernel_part in kernel_parts:
-            self.add(kernel_part)
-            while early and _is_computed(early[0][0], kernel_part):
+        for part in parts:
+            self.add(part)
+            while early and _is_computed(early[0][0], part):
                 for transfer in early.pop(0):
                     self.add_transfer(transfer, self.routes)
+        if parts:
+            frees = [*map(Free, step.frees), *frees]
         for free in frees:
             self.add(free)
-        for part in early:
-            for transfer in part:
+        for transfers in early:
+            for transfer in transfers:
                 self.add_transfer(transfer, self.routes)
         if routes and self.routes not in self.waiting:
             self.routes += 1
@@ -355,17 +192,15 @@ class _Arrangement:
         for route in routes:
             self.add_route(route)
 
-    def _parts_of(
-        self, kernel: Kernel, last: Kernel, sent: Sequence[Route]
-    ) -> tuple[str, list[Part]]:
-        """Return a label of a kernel's output and its parts; none if it is computed as a whole.
+    def _parts_of(self, step: Compute, sent: Sequence[Route]) -> tuple[str, list[Part]]:
+        """Return a label of the first kernel's output and its parts; none if it stays whole.
 
-        The parts are those of the operand that arrives last, or of the result that is sent. `last`
-        is the kernel that writes that result.
+        The parts are those of the operand that arrives last, or of the result that is sent.
         """
+        kernel = step.kernels[0]
         for each in reversed(self.under_way):
             part = each.step.part
-            (slot,) = each.step.writes
+            slot = each.step.target
             if part is None or slot not in kernel.operands:
                 continue
             label = label_of_part(kernel, slot, part.dimension)
@@ -382,12 +217,12 @@ class _Arrangement:
                 parts_sent.append(part)
         if not parts_sent:
             return "", []
-        dimension = parts_sent[0].dimension
-        own_label = label_of_part(kernel, kernel.target, dimension)
-        last_label = label_of_part(last, last.target, dimension)
-        if own_label is None or last_label is None:
-            return "", []
-        return own_label, parts_sent
+        last = step.kernels[-1]
+        for label in kernel.einsum.output:
+            labels = _row_along(step, label)
+            if labels is not None and last.einsum.output[parts_sent[0].dimension] == labels[-1]:
+                return label, parts_sent
+        return "", []
 
     def _parts_arriving(self, slot: Slot, route: int) -> list[Part]:
         """Return the parts of a slot that transfers of a route still bring, without repetition."""
@@ -401,47 +236,71 @@ class _Arrangement:
         return found
 
 
-def kernel_in_parts(kernel: Kernel, label: str, parts: Sequence[Part]) -> list[KernelPart]:
-    """Divide a kernel along a label of its output."""
-    found = []
-    for part in parts:
-        if kernel.einsum.extent[label] != part.extent:
-            return []
-        piece = _piece_of(kernel, label, part)
-        found.append(KernelPart(kernel, piece, label, part.start, part.stop))
-    return found
-
-
-def update_in_parts(step: BlockedUpdate, label: str, parts: Sequence[Part]) -> list[UpdatePart]:
-    """Divide an update along a label of the product that it adds, if both have this label."""
-    if not parts or len(set(step.reads)) < len(step.reads):
-        return []  # a slot that is read twice may have to be read in two ways
-    product = step.product
-    own_label = label_of_part(step.update, product.target, product.einsum.output.index(label))
-    is_whole = product.einsum.extent[label] == parts[0].extent
-    if own_label is None or not is_whole:
+def in_parts(step: Compute, label: str, parts: Sequence[Part]) -> list[Compute]:
+    """Divide kernels along a label of the first one's output, if all of them have this label."""
+    labels = _row_along(step, label) if parts else None
+    if labels is None or any(part.extent != _extent(step, label) for part in parts):
         return []
+    rows, block = step.tiles.rows, step.tiles.block
+    if labels not in rows:
+        if step.tiles.kind == "cache":
+            return []  # it is computed along its own rows
+        rows, block = (*rows, labels), (*block, 0)
+    along = rows.index(labels)
+    everything = [(0, _extent(step, row[0])) for row in rows]
     found = []
     for part in parts:
-        of_product = _piece_of(product, label, part)
-        of_update = _piece_of(step.update, own_label, part)
-        found.append(UpdatePart(step, of_product, of_update, own_label, part.start, part.stop))
+        bounds = (*everything[:along], (part.start, part.stop), *everything[along + 1 :])
+        sizes = (*block[:along], block[along] or part.stop - part.start, *block[along + 1 :])
+        if step.tiles.kind == "memory":
+            found.append(fused(step.kernels, step.inner, rows, sizes, bounds))
+        else:
+            tiles = replace(step.tiles, rows=rows, block=sizes, bounds=bounds)
+            found.append(Compute(step.kernels, tiles, step.inner))
     return found
 
 
-def _piece_of(kernel: Kernel, label: str, part: Part) -> Piece:
-    box = {each: (0, extent) for each, extent in kernel.einsum.extents}
-    box[label] = part.start, part.stop
-    return piece_in_box(kernel, box)
+def _extent(step: Compute, label: str) -> int:
+    """Return the extent of a label of the first kernel."""
+    return step.kernels[0].einsum.extent[label]
 
 
-def _is_computed(transfer: Transfer, kernel_part: KernelPart | UpdatePart) -> bool:
-    """Return whether a transfer's part is complete after a part of its kernel."""
+def _row_along(step: Compute, label: str) -> tuple[str, ...] | None:
+    """Return what a label of the first kernel's output is in each kernel.
+
+    None if a kernel does not have it in its output, or cannot be computed for some of its indices.
+    """
+    if step.tiles.kind in ("scattered", "slow") or step.halos or step.begins != ((), ()):
+        return None
+    made: dict[Slot, int] = {}  # the dimension that the label is of what kernels have computed
+    found: list[str] = []
+    for number, kernel in enumerate(step.kernels):
+        own: set[str | None] = set()
+        if number == 0:
+            own.add(label_of_part(kernel, kernel.target, kernel.einsum.output.index(label)))
+        for slot in dict.fromkeys(kernel.operands):
+            if slot in made:
+                own.add(label_of_part(kernel, slot, made[slot]))
+        if len(own) != 1:
+            return None
+        (own_label,) = own
+        if own_label is None:
+            return None
+        found.append(own_label)
+        made[kernel.target] = kernel.einsum.output.index(own_label)
+    return tuple(found)
+
+
+def _is_computed(transfer: Transfer, computed: Compute) -> bool:
+    """Return whether a transfer's part is complete after a part of what computes it."""
     part = transfer.part
     if part is None:
         return False
-    is_same_label = kernel_part.output[part.dimension] == kernel_part.label
-    return is_same_label and part.stop <= kernel_part.stop
+    label = computed.kernels[-1].einsum.output[part.dimension]
+    for labels, (_, stop) in zip(computed.tiles.rows, computed.tiles.bounds, strict=True):
+        if labels[-1] == label:
+            return part.stop <= stop
+    return False
 
 
 def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
@@ -497,12 +356,12 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
     latest: int | None = None  # the last step that computes
     route: Route = []
     for number, step in enumerate(steps):
-        if isinstance(step, Exchange | Reduce):
+        if isinstance(step, Transfer):
             if route and _continues(step, route[-1]):
                 route.append(step)
                 continue
             route = [step]
-            source = step.reads[0].name
+            source = step.source.name
             cut = step.cut
             if cut is not None and cut.after_kernel and source in writers:
                 found.after_kernel.setdefault(writers[source], []).append(route)
@@ -520,7 +379,7 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
             loads.clear()
             for slot in step.writes:
                 writers[slot.name] = number
-        if not isinstance(step, Exchange | Reduce) and not step.manages_memory:
+        if not isinstance(step, Transfer) and not step.manages_memory:
             route = []
     return found
 

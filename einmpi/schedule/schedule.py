@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from einmpi.schedule.steps import Fetch, Place, SavePoint, Slot, Step
+from einmpi.schedule.regions import Slot
+from einmpi.schedule.steps import SavePoint, Spill, Step
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,16 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
     after = schedule.steps[end:]
     again = _repeated(before, after)
     outside: list[Slot] = []
-    if any(step.places or step.evicts for step in schedule.steps):
+    if any(step.spills("place", "evict") for step in schedule.steps):
         # Memory is short: everything begins in the slow tier, and what was in memory is fetched.
         valid, in_memory = _slots_after(before)
         loaded: set[Slot] = set()
         for step in again:
             loaded.update(step.writes)
-        places = [Place(slot) for slot in valid if slot in loaded]
+        places = [Spill(slot, "place") for slot in valid if slot in loaded]
         outside = [slot for slot in valid if slot not in loaded]
-        again = [*places, *again, *map(Fetch, in_memory)]
+        fetches = [Spill(slot, "fetch") for slot in in_memory]
+        again = [*places, *again, *fetches]
     steps = (*again, *after)
     return replace(schedule, steps=steps, outside=tuple(outside), lowered_steps=())
 
@@ -97,14 +99,14 @@ def _slots_after(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
     memory: dict[Slot, None] = {}
     slow: dict[Slot, None] = {}
     for step in steps:
-        for slot in (*step.places, *step.evicts):
+        for slot in step.spills("place", "evict"):
             slow[slot] = None
-        for slot in step.fetches:
+        for slot in step.spills("fetch"):
             memory[slot] = None
         for slot in step.writes:
             if slot not in slow and slot not in step.keeps:
                 memory[slot] = None
-        for slot in step.drops:
+        for slot in step.spills("drop"):
             memory.pop(slot, None)
         for slot in step.frees:
             memory.pop(slot, None)

@@ -1,26 +1,25 @@
 """Schedules that need more than fits into memory: which slots leave it and come back when, and
-which kernels are computed in passes. Each rank decides for itself; messages do not change."""
+which kernels are computed out of core. Each rank decides for itself; messages do not change."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import IndexEntries
+from einmpi.planner.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
+from einmpi.schedule.compute import Compute, Kernel, Tiles
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
-from einmpi.schedule.passes import in_passes
-from einmpi.schedule.regions import names_of
-from einmpi.schedule.steps import (
-    Drop,
-    Evict,
-    Fetch,
-    Kernel,
-    Place,
-    Slot,
-    Step,
-    loads_among,
-)
+from einmpi.schedule.regions import Slot, names_of
+from einmpi.schedule.steps import Spill, Step, loads_among
 
 # Example: memory holds two of the slots a, b and c, which kernels use in the order a, b, c, a, b.
 # When c is loaded, b leaves memory, since its next use is further away than that of a (Belady's
@@ -77,7 +76,7 @@ class _Spilling:
                 self.outside.discard(slot.name)
             if step.kernels and not self.fits(step):
                 (kernel,) = step.kernels
-                self.compute_in_passes(number, kernel)
+                self.compute_out_of_core(number, kernel)
                 continue
             if step.kernels:
                 self.bring(number, (*step.reads, *step.writes), step.working_bytes)
@@ -105,7 +104,7 @@ class _Spilling:
             if slot.name in self.memory:
                 self.evict(slot)
             elif slot.name not in self.outside:
-                self.done.append(Place(slot))
+                self.done.append(Spill(slot, "place"))
                 self.outside.add(slot.name)
         self.make_room(number, step.working_bytes, ())
 
@@ -117,15 +116,15 @@ class _Spilling:
         return not all(self.wanted_outside(number, slot) for slot in step.writes)
 
     def wanted_outside(self, number: int, slot: Slot) -> bool:
-        """Return whether the next kernel that uses a slot is computed in passes."""
+        """Return whether the next kernel that uses a slot is computed out of core."""
         later = self.kernel_uses.get(slot.name, [])
         position = bisect_right(later, number)
         if position == len(later):
             return False
         return not self.fits(self.steps[later[position]])
 
-    def compute_in_passes(self, number: int, kernel: Kernel) -> None:
-        """Replace a kernel by passes, from operands outside to a target outside."""
+    def compute_out_of_core(self, number: int, kernel: Kernel) -> None:
+        """Replace a kernel by tiles, from operands outside to a target outside."""
         for slot in dict.fromkeys(kernel.operands):
             if slot.name in self.memory and slot.name not in self.kept_bytes:
                 self.evict(slot)
@@ -133,12 +132,12 @@ class _Spilling:
         for operand, slot in enumerate(kernel.operands):
             if slot.name in self.kept_bytes:
                 inside.append(operand)
-        passes = in_passes(kernel, self.limit - self.kept_in_use, inside)
-        assert passes is not None, (
+        tiled = out_of_core(kernel, self.limit - self.kept_in_use, inside)
+        assert tiled is not None, (
             f"{kernel.vertex}: the plan promised that it can be done in {self.limit} bytes"
         )
-        self.make_room(number, passes.buffers, ())
-        self.done += [Place(kernel.target), passes]
+        self.make_room(number, tiled.working_bytes, ())
+        self.done += [Spill(kernel.target, "place"), tiled]
         self.outside.add(kernel.target.name)
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class _Spilling:
         self.make_room(number, wanted, used)
         for slot in missing:
             if slot.name in self.outside:
-                self.done.append(Fetch(slot))
+                self.done.append(Spill(slot, "fetch"))
             self.memory[slot.name] = slot
             self.bytes_in_use += slot.nbytes
             self.kept_in_use += self.kept_bytes.get(slot.name, 0)
@@ -189,9 +188,9 @@ class _Spilling:
 
     def evict(self, slot: Slot) -> None:
         if slot.name not in self.outside:
-            self.done.append(Evict(slot))
+            self.done.append(Spill(slot, "evict"))
             self.outside.add(slot.name)
-        self.done.append(Drop(slot))
+        self.done.append(Spill(slot, "drop"))
         self.leave_memory(slot)
 
     def leave_memory(self, slot: Slot) -> None:
@@ -212,11 +211,11 @@ def _evict_early(steps: Sequence[Step]) -> list[Step]:
     for number, step in enumerate(steps):
         for slot in step.writes:
             written[slot.name] = number
-        for slot in step.evicts:
+        for slot in step.spills("evict"):
             evicts_after.setdefault(written[slot.name], []).append(step)
     found: list[Step] = []
     for number, step in enumerate(steps):
-        if not step.evicts:
+        if not step.spills("evict"):
             found.append(step)
         found += evicts_after.get(number, ())
     return found
@@ -230,7 +229,7 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
     last_start = 0
     last_use: dict[str, int] = {}  # the last step so far that used or dropped a slot
     for number, step in enumerate(steps):
-        for slot in step.fetches:
+        for slot in step.spills("fetch"):
             first = max(last_start, last_use[slot.name] + 1)
             start = earliest_start(steps, needed, number, slot.nbytes, limit, first=first)
             if start is None:
@@ -240,6 +239,180 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
             moved.add(number)
             for k in range(start, number):
                 needed[k] += slot.nbytes
-        for slot in (*step.reads, *step.writes, *step.places, *step.drops):
+        for slot in (*step.reads, *step.writes, *step.spills("place", "drop")):
             last_use[slot.name] = number
     return reordered(steps, fetches_before, moved)
+
+
+# ---- out-of-core tiles ---------------------------------------------------------------------------
+#
+# The cheapest way to cut a kernel that does not fit into memory.
+#
+# Example: Z[i,k] = Σ[j](A[i,j] × B[j,k]) with extents of 100 and the blocks i:50, k:100, j:50 takes
+# four tiles. The loops run over i, then k, then j:
+#
+#     1. Z[0:50, :]    = A[0:50, 0:50]     × B[0:50, :]
+#     2. Z[0:50, :]   += A[0:50, 50:100]   × B[50:100, :]
+#     3. Z[50:100, :]  = A[50:100, 0:50]   × B[0:50, :]
+#     4. Z[50:100, :] += A[50:100, 50:100] × B[50:100, :]
+#
+# Every tile needs other pieces than the tile before: A is fetched once in all, B twice. The blocks
+# i:50, k:100, j:100 make two tiles. B stays in memory between them and is fetched once, but its
+# piece is twice as large.
+
+TILE_OVERHEAD_BYTES = 2**18  # what could be copied in the time it takes to begin a tile
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One way to cut a kernel; the fields are those of Tiles."""
+
+    cost: float  # in bytes that could be copied in the time it takes
+    blocks: tuple[tuple[str, int], ...]
+    ahead: bool
+    buffers: int
+    fetched: int
+
+
+def out_of_core(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Compute | None:
+    """Cut a kernel into tiles that fit into `memory` bytes; return None where nothing fits.
+
+    The cut chosen is the one that fetches the fewest bytes, and combines the fewest where it cuts
+    an aggregation. `inside` are operands that are whole in memory, not counted in `memory`.
+    """
+    slots = (*kernel.operands, kernel.target)
+    shapes = tuple(slot.shape for slot in slots)
+    itemsizes = tuple(np.dtype(slot.dtype).itemsize for slot in slots)
+    cut = _best_cut(kernel.einsum, shapes, itemsizes, memory, tuple(inside))
+    if cut is None:
+        return None
+    tiles = Tiles(
+        "slow",
+        tuple([(label,) for label, _ in cut.blocks]),
+        tuple([size for _, size in cut.blocks]),
+        nbytes=cut.buffers,
+        inside=tuple(inside),
+        ahead=cut.ahead,
+        fetched=cut.fetched,
+    )
+    return Compute((kernel,), tiles)
+
+
+@lru_cache(maxsize=1024)  # layers repeat
+def _best_cut(
+    einsum: EinSum,
+    shapes: tuple[tuple[int, ...], ...],
+    itemsizes: tuple[int, ...],
+    memory: int,
+    inside: tuple[int, ...],
+) -> _Cut | None:
+    sizes = block_sizes(einsum)
+    best = _cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead=True)
+    without = _cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead=False)
+    if best is None or (without is not None and without.cost < best.cost):
+        best = without
+    if best is None:
+        # The plan promised that the longest shares fit. With more than six labels, other labels
+        # may be the longest on this rank: then only single elements are sure to fit.
+        ones = np.ones_like(sizes[:1])
+        best = _cheapest(einsum, ones, shapes, itemsizes, memory, inside, ahead=False)
+    return best
+
+
+def _cheapest(
+    einsum: EinSum,
+    sizes: Sizes,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    memory: int,
+    inside: tuple[int, ...],
+    ahead: bool,
+) -> _Cut | None:
+    """Return the cheapest of these sizes of blocks, with the best order of the loops."""
+    needed = pieces_bytes(einsum, sizes, shapes, itemsizes, inside, ahead)
+    fits = needed <= memory
+    sizes = sizes[fits]
+    needed = needed[fits]
+    if len(sizes) == 0:
+        return None
+    # A row for each way to cut, a column for each label: how many parts.
+    parts = counts(einsum, sizes).astype(np.float64)
+    parts_of = dict(zip(einsum.labels, parts.T, strict=True))
+    aggregated_parts = parts[:, len(einsum.output) :].prod(axis=1)
+    combined = prod(shapes[-1]) * itemsizes[-1] * (aggregated_parts - 1)
+    fixed = combined + TILE_OVERHEAD_BYTES * parts.prod(axis=1)
+    copied = _copied_once(einsum, shapes, itemsizes, sizes, inside)
+    best: _Cut | None = None
+    for order in _orders(einsum.output):
+        loops = (*order, *einsum.aggregated)
+        fetched = np.zeros(len(sizes))
+        for operand, nbytes in copied.items():
+            fetched += nbytes * _times_copied(einsum.operands[operand], parts_of, loops)
+        cost = fixed + fetched
+        if not ahead:
+            cost = 2 * cost  # nothing is computed while pieces are copied
+        row = int(cost.argmin())
+        if best is None or cost[row] < best.cost:
+            size = dict(zip(einsum.labels, map(int, sizes[row]), strict=True))
+            blocks = tuple((label, size[label]) for label in loops)
+            best = _Cut(float(cost[row]), blocks, ahead, int(needed[row]), int(fetched[row]))
+    return best
+
+
+def _orders(output: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield orders of the loops over the labels of the output: any two as the innermost ones.
+
+    The order of the output itself comes first.
+    """
+    if len(output) < 2:
+        yield tuple(output)
+    for last, before in itertools.permutations(reversed(output), 2):
+        outer = [label for label in output if label not in (last, before)]
+        yield (*outer, before, last)
+
+
+def _copied_once(
+    einsum: EinSum,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    sizes: Sizes,
+    inside: Sequence[int],
+) -> dict[int, Amounts]:
+    """Return the bytes of all pieces of each operand that is copied, each piece counted once."""
+    found = {}
+    column = {label: k for k, label in enumerate(einsum.labels)}
+    for operand, entries in enumerate(einsum.operands):
+        if operand in inside:
+            continue
+        nbytes = itemsizes[operand]
+        for entry, extent in zip(entries, shapes[operand], strict=True):
+            if not isinstance(entry, str):
+                nbytes *= extent  # a gather needs all of this dimension
+        total = np.full(len(sizes), float(nbytes))
+        for label in dict.fromkeys(entry for entry in entries if isinstance(entry, str)):
+            size = sizes[:, column[label]]
+            extent = einsum.extent[label]
+            power = entries.count(label)  # the pieces of a diagonal are squares
+            last_size = (extent % size).astype(np.float64)
+            total *= extent // size * size.astype(np.float64) ** power + last_size**power
+        found[operand] = total
+    return found
+
+
+def _times_copied(
+    entries: IndexEntries, parts_of: Mapping[str, Amounts], loops: Sequence[str]
+) -> Amounts:
+    """Return how often each piece of an operand is copied, for each way to cut.
+
+    A piece stays in memory as long as the next tile wants the same one. So a loop over a label
+    that the operand does not have copies it again only if a loop inside it changes the piece.
+    """
+    ways = len(next(iter(parts_of.values()))) if parts_of else 1
+    times: Amounts = np.ones(ways)
+    changes: npt.NDArray[np.bool_] = np.zeros(ways, bool)
+    for label in reversed(loops):
+        if label in entries:
+            changes = changes | (parts_of[label] > 1)
+        else:
+            times = times * np.where(changes, parts_of[label], 1)
+    return times

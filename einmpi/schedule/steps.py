@@ -1,45 +1,222 @@
-"""The steps of one rank's schedule. A step holds everything needed to carry it out, says which
-slots it reads, writes, allocates and frees, and prints as one line."""
+"""The steps of a rank's schedule, but for those that compute. A step holds all that is needed to
+carry it out, says which slots it reads, writes and frees, and prints as one line."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Slot, Slots, elements, show_region, whole
-from einmpi.schedule.step import Drop, Evict, Fetch, Free, Kernel, Place, Reuse, Step, whole_region
-from einmpi.schedule.transfers import Cut, Moves, Part, Reduction
-from einmpi.units import plural, show_bytes
+from einmpi.schedule.transfers import Cut, Moves, Part
+from einmpi.units import show_bytes
 
-__all__ = [
-    "MESSAGE_BUFFER_BYTES",
-    "Begin",
-    "Drop",
-    "Evict",
-    "Exchange",
-    "Fetch",
-    "Free",
-    "Group",
-    "Kernel",
-    "Load",
-    "Passes",
-    "Place",
-    "Reduce",
-    "Reuse",
-    "SavePoint",
-    "Slot",
-    "Step",
-    "Store",
-    "loads_among",
-]
+if TYPE_CHECKING:
+    from einmpi.schedule.compute import Kernel
 
 MESSAGE_BUFFER_BYTES = memory.MESSAGE_BUFFER_BYTES
+
+# What happens to a slot in memory and in the slow tier (docs/architecture.md).
+SpillAction: TypeAlias = Literal["place", "evict", "drop", "fetch"]
+
+
+def whole_region(slot: Slot) -> Region:
+    """Return the region of all elements of a slot; a number is a vector of one element."""
+    return tuple(map(whole, slot.shape or (1,)))
+
+
+@dataclass(frozen=True)
+class Step(ABC):
+    """What all steps answer. Each kind of step has a vertex; other answers are empty by default."""
+
+    name: ClassVar[str] = ""  # what reports call it; they leave out steps without a name
+    # Whether it concerns the memory of this rank alone. All other steps are the same on all
+    # ranks of the mesh, in the same order.
+    manages_memory: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        """What reports call it."""
+        return self.name
+
+    @property
+    @abstractmethod
+    def vertex(self) -> str:
+        """The vertex, computed or input, that it is about."""
+
+    @property
+    def reads(self) -> Slots:
+        """The slots whose values it uses."""
+        return ()
+
+    @property
+    def writes(self) -> Slots:
+        """The slots whose values it creates or changes."""
+        return ()
+
+    def region_read(self, slot: Slot) -> Region:
+        """Return which elements it uses of a slot that it reads."""
+        return whole_region(slot)
+
+    def region_written(self, slot: Slot) -> Region:
+        """Return which elements it may create or change of a slot that it writes."""
+        return whole_region(slot)
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        """Return the slots that must have an array in memory from here on.
+
+        `slow` names the slots that have an array in the slow tier: those are written there.
+        """
+        return tuple(slot for slot in self.writes if slot.name not in slow)
+
+    @property
+    def reuses(self) -> Slots:
+        """The slots that take the memory of an input."""
+        return ()
+
+    @property
+    def frees(self) -> Slots:
+        """The slots that are not used afterwards."""
+        return ()
+
+    @property
+    def keeps(self) -> Slots:
+        """The slots that must never be freed: outputs, and inputs that stay between runs."""
+        return ()
+
+    def spills(self, *actions: SpillAction) -> Slots:
+        """Return the slots to which one of these happens."""
+        return ()
+
+    # How much work it is.
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that it computes."""
+        return ()
+
+    @property
+    def transfer(self) -> Moves | None:
+        """The messages that it sends and receives."""
+        return None
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks among which it moves data."""
+        return ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it loads, stores, receives, or copies between memory and slow tier."""
+        return 0
+
+    @property
+    def working_bytes(self) -> int:
+        """The most memory that it needs in addition to its slots: for messages, or for tiles."""
+        return 0
+
+    @property
+    def background(self) -> bool:
+        """Whether it is a transfer during which later steps go on."""
+        return False
+
+    @property
+    def awaited(self) -> Step | None:
+        """The transfer in the background that it waits for, with all that began before it."""
+        return None
+
+    # How it fills slots.
+
+    @property
+    def completes_slot(self) -> bool:
+        """Whether it adds elements to a slot that other steps fill too."""
+        return False
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        """Yield the places to which it writes new elements; a place may be empty."""
+        yield from ()
+
+
+# ---- memory --------------------------------------------------------------------------------------
+#
+# The steps that concern the arrays of a slot, in memory and in the slow tier, not its values.
+
+
+@dataclass(frozen=True)
+class SlotStep(Step):
+    """A step that concerns the arrays of one slot, not its values."""
+
+    manages_memory = True
+
+    slot: Slot
+
+    @property
+    def vertex(self) -> str:
+        return self.slot.tensor
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower():<10}{self.slot}"
+
+
+class Free(SlotStep):
+    """The slot is not used any more."""
+
+    @property
+    def frees(self) -> Slots:
+        return (self.slot,)
+
+
+@dataclass(frozen=True)
+class Reuse(SlotStep):
+    """The slot takes the memory of an input whose last use is before the slot is written, or just
+    then, element by element. If a checked number is nan, the slot
+    gets memory of its own, and the input stays."""
+
+    source: Slot
+    nan_checked: tuple[Slot, ...] = ()  # numbers
+
+    @property
+    def reuses(self) -> Slots:
+        return (self.slot,)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} in place of {self.source}"
+
+
+@dataclass(frozen=True)
+class Spill(SlotStep):
+    """Move a slot between memory and the slow tier.
+
+    - place: create it in the slow tier; later steps fill it there.
+    - evict: begin to copy it to the slow tier. It stays in memory, read-only, until it is dropped.
+    - drop: give up its memory, when the copy is complete.
+    - fetch: begin to copy it from the slow tier to memory. Steps that read it wait for the copy.
+    """
+
+    action: SpillAction
+
+    @property
+    def kind(self) -> str:
+        return "" if self.action == "place" else "spill"
+
+    def spills(self, *actions: SpillAction) -> Slots:
+        return (self.slot,) if self.action in actions else ()
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        return (self.slot,) if self.action == "fetch" else ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot.nbytes if self.action in ("evict", "fetch") else 0
+
+    def __str__(self) -> str:
+        place = " outside" if self.action == "place" else ""
+        return f"{self.action:<10}{self.slot}{place}"
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -53,7 +230,7 @@ class Load(Step):
     together.
     """
 
-    kind = "load"
+    name = "load"
 
     tensor: str
     slot: Slot
@@ -94,7 +271,7 @@ class Load(Step):
 class Begin(Step):
     """From here on there is memory for a later Load: a file can be read while kernels run."""
 
-    kind = "load"
+    name = "load"
     manages_memory = True
 
     load: Load
@@ -111,22 +288,30 @@ class Begin(Step):
 
 
 @dataclass(frozen=True)
-class Exchange(Step):
-    """Build the target's block of a tensor from the blocks of a group of ranks.
+class Transfer(Step):
+    """Move elements of a tensor among a group of ranks.
 
-    In place where source and target are one slot.
+    Without an aggregation, the target's block is built from the blocks of the group. With one, each
+    member gets its piece of what they all have partial results of, aggregated. In place where
+    source and target are one slot.
     """
-
-    kind = "exchange"
 
     tensor: str
     source: Slot
     target: Slot
     moves: Moves
     buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
+    aggregation: str | None = None
     cut: Cut | None = None  # how all members do it in parts, if they do
     part: Part | None = None  # if this is one of the parts
     background: bool = False  # later steps go on meanwhile, until one awaits it
+    # Halo buffers, if the block stays where it is: for each member, the slot of its message.
+    arriving: tuple[Slot | None, ...] = ()
+    number: int = -1  # among the steps as they were lowered
+
+    @property
+    def kind(self) -> str:
+        return "exchange" if self.aggregation is None else "reduce"
 
     @property
     def vertex(self) -> str:
@@ -134,15 +319,23 @@ class Exchange(Step):
 
     @property
     def reads(self) -> Slots:
-        return (self.source,)
+        is_added = self.aggregation is not None and self.source != self.target
+        return (self.source, self.target) if is_added else (self.source,)
+
+    @property
+    def writes(self) -> Slots:
+        if self.arriving:
+            return tuple(slot for slot in self.arriving if slot is not None)
+        return (self.target,)
 
     def region_read(self, slot: Slot) -> Region:
-        return _region_of_part(slot, self.part)
+        everything = whole_region(slot)
+        return everything if self.part is None else self.part.of_region(everything)
 
     def region_written(self, slot: Slot) -> Region:
-        return _region_of_part(slot, self.part)
+        return self.region_read(slot)
 
-    def in_parts(self) -> list[Exchange]:
+    def in_parts(self) -> list[Transfer]:
         """Return the steps that do it part by part; itself if it is not cut."""
         if self.cut is None or not self.cut.parts:
             return [self]
@@ -152,8 +345,10 @@ class Exchange(Step):
         return found
 
     @property
-    def writes(self) -> Slots:
-        return (self.target,)
+    def required_aggregation(self) -> str:
+        """The aggregation, where there is one."""
+        assert self.aggregation is not None, f"{self} aggregates nothing"
+        return self.aggregation
 
     @property
     def transfer(self) -> Moves:
@@ -174,97 +369,64 @@ class Exchange(Step):
             largest = self.part.share(largest)
         itemsize = np.dtype(self.target.dtype).itemsize
         is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
-        if is_packed and not self.moves.same_to_all:
+        if self.aggregation is None and is_packed and not self.moves.same_to_all:
             largest = max(largest, self.moves.words_sent * itemsize)
         return memory.staging(largest, len(self.group), self.buffer_bytes)
 
     @property
     def completes_slot(self) -> bool:
-        return self.source == self.target
+        return self.aggregation is None and self.source == self.target
 
     def fills(self) -> Iterator[tuple[Slot, Region]]:
+        if self.aggregation is not None:
+            return
+        if self.arriving:
+            for slot in self.writes:
+                yield slot, tuple(map(whole, slot.shape))
+            return
         if self.moves.own is not None:
             yield self.target, self.moves.own[1]
         for _, region in self.moves.incoming():
             yield self.target, region
 
     def __str__(self) -> str:
-        place = _place_of_part(self.part)
-        return f"exchange  {self.source} → {self.target}{place} {_among(self.group, self.nbytes)}"
+        place = "" if self.part is None else f" at {self.part}"
+        among = "locally"
+        if len(self.group) > 1:
+            among = f"among {len(self.group)} ranks, {show_bytes(self.nbytes)} received"
+        if self.aggregation is not None:
+            return f"reduce    {self.target}{place} by {self.aggregation} {among}"
+        halo = ", to halo buffers" if self.arriving else ""
+        return f"exchange  {self.source} → {self.target}{place} {among}{halo}"
 
 
 @dataclass(frozen=True)
-class Reduce(Step):
-    """Aggregate a slot over a group in place: each member gets its piece of the result."""
+class Await(Step):
+    """Wait for a transfer in the background, and for all that began before it."""
 
-    kind = "reduce"
+    name = "wait"
+    manages_memory = True
 
-    tensor: str
-    slot: Slot
-    aggregation: str
-    reduction: Reduction
-    buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
-    cut: Cut | None = None  # how all members do it in parts, if they do
-    part: Part | None = None  # if this is one of the parts
-    background: bool = False  # later steps go on meanwhile, until one awaits it
+    moving: Transfer
 
     @property
     def vertex(self) -> str:
-        return self.tensor
+        return self.moving.vertex
 
     @property
-    def reads(self) -> Slots:
-        return (self.slot,)
-
-    def region_read(self, slot: Slot) -> Region:
-        return _region_of_part(slot, self.part)
-
-    def region_written(self, slot: Slot) -> Region:
-        return _region_of_part(slot, self.part)
-
-    def in_parts(self) -> list[Reduce]:
-        """Return the steps that do it part by part; itself if it is not cut."""
-        if self.cut is None or not self.cut.parts:
-            return [self]
-        found = []
-        for part in self.cut.parts:
-            found.append(replace(self, reduction=self.reduction.part(part), cut=None, part=part))
-        return found
-
-    @property
-    def writes(self) -> Slots:
-        return (self.slot,)
-
-    @property
-    def transfer(self) -> Reduction:
-        return self.reduction
-
-    @property
-    def group(self) -> tuple[int, ...]:
-        return self.reduction.group
-
-    @property
-    def nbytes(self) -> int:
-        return self.reduction.words * np.dtype(self.slot.dtype).itemsize
-
-    @property
-    def working_bytes(self) -> int:
-        nbytes = self.slot.nbytes
-        if self.part is not None:
-            nbytes = self.part.share(nbytes)
-        return memory.staging(nbytes, len(self.group), self.buffer_bytes)
+    def awaited(self) -> Step:
+        return self.moving
 
     def __str__(self) -> str:
-        place = _place_of_part(self.part)
-        among = _among(self.group, self.nbytes)
-        return f"reduce    {self.slot}{place} by {self.aggregation} {among}"
+        place = "" if self.moving.part is None else f" at {self.moving.part}"
+        return f"await     {self.moving.target}{place}"
 
 
 @dataclass(frozen=True)
 class Store(Step):
     """An output is complete."""
 
-    kind = "store"
+    name = "store"
 
     tensor: str
     slot: Slot
@@ -314,173 +476,8 @@ class SavePoint(Step):
         return f"complete  {self.slot}"
 
 
-# ---- computing ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Group(Step):
-    """Consecutive kernels that can be computed together, one block of rows at a time.
-
-    What passes from one of them to the next need never be whole in memory.
-    """
-
-    kind = "kernel"
-
-    steps: tuple[Kernel | Free | Begin | Reuse, ...]  # as they would be done one after another
-    rows: tuple[tuple[str, ...], ...]  # for each row, the label that it is in each kernel
-    block: tuple[int, ...]  # how many indices of each row at a time
-
-    @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(kernel for step in self.steps for kernel in step.kernels)
-
-    @cached_property
-    def begins(self) -> tuple[Begin, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Begin))
-
-    @cached_property
-    def begins_in_order(self) -> tuple[tuple[Begin, ...], tuple[Begin, ...]]:
-        """The loads to begin before the kernels, and those that need memory that is freed here."""
-        early: list[Begin] = []
-        late: list[Begin] = []
-        is_freed = False
-        for step in self.steps:
-            is_freed = is_freed or bool(step.frees)
-            if isinstance(step, Begin):
-                (late if is_freed else early).append(step)
-        return tuple(early), tuple(late)
-
-    @cached_property
-    def reuse_steps(self) -> tuple[Reuse, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Reuse))
-
-    @cached_property
-    def one_by_one(self) -> tuple[Kernel | Free, ...]:
-        """The kernels and what is freed between them: the same work, not computed together."""
-        return tuple(step for step in self.steps if isinstance(step, Kernel | Free))
-
-    @property
-    def vertex(self) -> str:
-        return self.kernels[-1].vertex
-
-    @cached_property
-    def inner(self) -> frozenset[Slot]:
-        """The slots that are created and freed in the group."""
-        made = {kernel.target for kernel in self.kernels}
-        freed: set[Slot] = set()
-        for step in self.steps:
-            freed.update(step.frees)
-        return frozenset(made & freed)
-
-    @cached_property
-    def outer(self) -> Slots:
-        """All other slots of the kernels: those read from outside, and those that remain."""
-        used: dict[Slot, None] = {}
-        for kernel in self.kernels:
-            used.update(dict.fromkeys((*kernel.operands, kernel.target)))
-        return tuple(slot for slot in used if slot not in self.inner)
-
-    @cached_property
-    def reads(self) -> Slots:
-        made = {kernel.target for kernel in self.kernels}
-        read: list[Slot] = []
-        for kernel in self.kernels:
-            read += kernel.operands
-        return tuple(slot for slot in read if slot not in made)
-
-    @cached_property
-    def writes(self) -> Slots:
-        return tuple(kernel.target for kernel in self.kernels if kernel.target not in self.inner)
-
-    def allocates(self, slow: Container[str] = ()) -> Slots:
-        begun: list[Slot] = []
-        for begin in self.begins:
-            begun += begin.allocates(slow)
-        return (*begun, *super().allocates(slow))
-
-    @property
-    def reuses(self) -> Slots:
-        return tuple(step.slot for step in self.reuse_steps)
-
-    @cached_property
-    def frees(self) -> Slots:
-        freed: list[Slot] = []
-        for step in self.steps:
-            freed += step.frees
-        return tuple(slot for slot in freed if slot not in self.inner)
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for slot in self.writes:
-            yield slot, tuple(map(whole, slot.shape))
-
-    def __str__(self) -> str:
-        size = "×".join(map(str, self.block))
-        rows = plural(prod(self.block), "row")
-        lines = [f"together, {size} {rows} at a time:"]
-        lines += [f"  {step}" for step in self.steps]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Passes(Step):
-    """A kernel computed piece by piece, from operands in the slow tier to a target there."""
-
-    kind = "kernel"
-    in_passes = True
-
-    kernel: Kernel
-    blocks: tuple[tuple[str, int], ...]  # indices of each label at a time; outermost loop first
-    inside: tuple[int, ...]  # operands that stay in memory in any case, and are not copied
-    ahead: bool  # there is memory to fetch the next pieces while one is computed
-    buffers: int  # bytes of the pieces in memory
-    fetched: int  # bytes that are copied into them
-
-    @property
-    def vertex(self) -> str:
-        return self.kernel.vertex
-
-    @property
-    def reads(self) -> Slots:
-        return self.kernel.operands
-
-    @property
-    def writes(self) -> Slots:
-        return (self.kernel.target,)
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self.kernel,)
-
-    @property
-    def working_bytes(self) -> int:
-        return self.buffers
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        return self.kernel.fills()
-
-    def __str__(self) -> str:
-        extent = self.kernel.einsum.extent
-        cut = " ".join(f"{label}:{size}" for label, size in self.blocks if size < extent[label])
-        return f"passes    {self.kernel.assignment()}, {cut or 'all'} at a time"
-
-
 def _region_bytes(region: Region, slot: Slot) -> int:
     return elements(region) * np.dtype(slot.dtype).itemsize
-
-
-def _region_of_part(slot: Slot, part: Part | None) -> Region:
-    everything = whole_region(slot)
-    return everything if part is None else part.of_region(everything)
-
-
-def _place_of_part(part: Part | None) -> str:
-    return "" if part is None else f" at {part}"
-
-
-def _among(group: tuple[int, ...], received: int) -> str:
-    if len(group) == 1:
-        return "locally"
-    return f"among {len(group)} ranks, {show_bytes(received)} received"
 
 
 def loads_among(steps: Sequence[Step]) -> Iterator[tuple[int, Load]]:

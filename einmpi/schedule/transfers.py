@@ -70,6 +70,9 @@ class Moves:
     Regions to send are places in the source slot, regions to receive are places in the target
     slot. A rank sends nothing to itself: what it already has is copied from `own[0]` to `own[1]`.
 
+    Where every member has partial results of the same slot, a member sends each other one that
+    one's piece, and receives its own piece from all of them: `own` is its place, twice.
+
     Example: ranks 0 and 1 hold one row each of a 2×2 matrix and want one column each. On rank 0,
     `sends` is (None, the second element of its row), `receives` is (None, the second element of
     its column), and `own` says that the first element of the row is the first of the column.
@@ -114,6 +117,13 @@ class Moves:
         """The number of elements that this rank sends, once for every member that gets them."""
         return sum(elements(region) for _, region in self.outgoing())
 
+    @cached_property
+    def pieces(self) -> tuple[Region | None, ...]:
+        """Where partial results are aggregated: the piece of each member, None for nothing."""
+        found = list(self.sends)
+        found[self.me] = None if self.own is None else self.own[0]
+        return tuple(found)
+
     def fits_at_once(self, buffer_elements: int) -> bool:
         """Return whether a buffer holds all that any member sends; the same on all members.
 
@@ -134,42 +144,6 @@ class Moves:
     def incoming(self) -> Iterator[Message]:
         """The messages that this rank receives, in the same order."""
         return _messages(self.group, self.me, self.receives)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Who aggregates which piece of a slot in which every member of a group has partial results.
-
-    A rank sends to each other member that member's piece, and receives its own piece from all.
-    """
-
-    group: tuple[int, ...]
-    me: int  # position of this rank in the group
-    pieces: tuple[Region | None, ...]  # of each member, as places in the slot; None for nothing
-    # The elements of the largest slot of any rank, if that is known.
-    max_elements: int | None = None
-    unchanged: tuple[Unchanged, ...] = ()  # dimensions
-
-    def part(self, part: Part) -> Reduction:
-        """Return the reduction of a part of the slot, along one of the unchanged dimensions."""
-        return replace(self, pieces=part.of_regions(self.pieces))
-
-    @cached_property
-    def words(self) -> int:
-        """The number of elements that this rank receives."""
-        return sum(elements(region) for _, region in self.incoming())
-
-    def outgoing(self) -> Iterator[Message]:
-        """The messages that this rank sends, beginning with the next member of the group."""
-        return _messages(self.group, self.me, self.pieces)
-
-    def incoming(self) -> Iterator[Message]:
-        """The messages that this rank receives, in the same order."""
-        own = self.pieces[self.me]
-        return _messages(self.group, self.me, [own] * len(self.group))
-
-
-Transfer: TypeAlias = Moves | Reduction
 
 
 def _messages(group: Sequence[int], me: int, regions: Sequence[Region | None]) -> Iterator[Message]:

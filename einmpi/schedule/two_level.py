@@ -13,7 +13,7 @@ from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along
 from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.transfers import Moves, Reduction
+from einmpi.schedule.transfers import Moves
 
 # Partial results are first aggregated inside each node, then between nodes. Copies go to each node
 # once and are passed on there.
@@ -24,7 +24,7 @@ from einmpi.schedule.transfers import Moves, Reduction
 # half each from there and exchange the halves: each element crosses once, not twice.
 
 
-def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
+def reductions(source: Layout, middle: Layout, rank: int) -> list[Moves]:
     """Return the steps from partial results to `middle`.
 
     Where both ranks of a node and different nodes have partial results, there are two steps: one

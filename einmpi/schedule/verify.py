@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.regions import Region, indices, names_of, packed, shape
+from einmpi.schedule.memory import is_out_of_core
+from einmpi.schedule.regions import Region, Slot, indices, names_of, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Slot, Step, loads_among
+from einmpi.schedule.steps import Step, loads_among
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -87,7 +88,7 @@ def _check_tiers(schedule: Schedule) -> None:
         where = f"rank {schedule.rank}, step {number}: {step}"
         read = set(names_of(step.reads))
         written = set(names_of(step.writes))
-        if step.in_passes:
+        if is_out_of_core(step):
             assert written <= outside - memory, f"{where}: its target is not outside"
         elif step.kernels:
             assert read <= memory, f"{where}: {sorted(read - memory)} not in memory"
@@ -96,19 +97,19 @@ def _check_tiers(schedule: Schedule) -> None:
             moved = (read | written) - kept
             in_both = moved & memory and moved & (outside - memory)
             assert not in_both, f"{where}: half in memory"
-        assert not set(names_of((*step.places, *step.fetches))) & memory, (
+        assert not set(names_of(step.spills("place", "fetch"))) & memory, (
             f"{where}: it is in memory"
         )
-        leaving = set(names_of((*step.evicts, *step.drops)))
+        leaving = set(names_of(step.spills("evict", "drop")))
         assert leaving <= memory, f"{where}: it is not in memory"
         assert not leaving & kept, f"{where}: it stays where it is"
-        assert set(names_of((*step.drops, *step.fetches))) <= outside, (
+        assert set(names_of(step.spills("drop", "fetch"))) <= outside, (
             f"{where}: its values are not outside"
         )
-        outside |= set(names_of((*step.places, *step.evicts)))
+        outside |= set(names_of(step.spills("place", "evict")))
         memory |= set(names_of(step.allocates(outside)))
         outside -= written & memory  # the slow tier has older values now
-        memory -= set(names_of((*step.drops, *step.frees)))
+        memory -= set(names_of((*step.spills("drop"), *step.frees)))
         outside -= set(names_of(step.frees))
 
 

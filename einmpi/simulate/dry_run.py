@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -21,7 +20,7 @@ from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Load, Reduce, Slot, Step
+from einmpi.schedule.steps import Load, Step, Transfer
 from einmpi.simulate.message_rounds import Message, MessageRounds
 from einmpi.units import ATTOSECONDS
 
@@ -46,27 +45,16 @@ class _SharedNotes(SharedArrays):
     def __init__(self, slots: SharedSlots) -> None:
         super().__init__()
         for step in slots.steps:
-            self.transfers[id(step)] = partial(_note_transfer, step)
-            self.transfers_beside[id(step)] = partial(_note_beside, step)
+            self.transfers[step.number] = _note_transfer
 
 
-def _note_transfer(step: Exchange | Reduce, buffers: Buffers, comm: MessageRounds) -> None:
-    is_gather = isinstance(step, Exchange) and step.moves.same_to_all
-    if isinstance(step, Exchange):
-        buffers.make(step.target)
+def _note_transfer(step: Transfer, buffers: Buffers, comm: Comm) -> None:
+    assert isinstance(comm, MessageRounds)
+    for slot in step.writes:
+        buffers.make(slot)
     comm.barrier_among(step.group)
     # What is gathered is read where it is.
-    comm.read_shared(step.nbytes, 0 if is_gather else step.nbytes)
-
-
-def _note_beside(
-    step: Exchange | Reduce, arriving: Sequence[Slot | None], buffers: Buffers, comm: MessageRounds
-) -> None:
-    for slot in arriving:
-        if slot is not None:
-            buffers.make(slot)
-    comm.barrier_among(step.group)
-    comm.read_shared(step.nbytes, step.nbytes)
+    comm.read_shared(step.nbytes, 0 if step.moves.same_to_all else step.nbytes)
 
 
 class _NoInputs:

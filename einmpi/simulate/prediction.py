@@ -12,7 +12,7 @@ from einmpi.planner.plan import Plan
 from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Reduce, Step
+from einmpi.schedule.steps import Step
 from einmpi.simulate.dry_run import agreed_slots, dry_run
 from einmpi.simulate.message_rounds import Message, MessageRounds
 
@@ -256,7 +256,7 @@ def _times_of_vertices(
         comm.between = Duration()
 
     def end_step() -> None:
-        if isinstance(last_step, Reduce) and last_step.vertex in times:
+        if last_step is not None and last_step.kind == "reduce" and last_step.vertex in times:
             pay(last_step.vertex)
 
     def on_step(step: Step) -> None:

@@ -35,7 +35,7 @@ from einmpi.planner.plan import Options
 from einmpi.report.describe import relative_error
 from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Exchange, Reduce
+from einmpi.schedule.steps import Transfer
 from einmpi.schedule.verify import verify
 from einmpi.units import parse_seconds
 
@@ -97,9 +97,7 @@ def go(
             plan, schedule, Inputs(compiled.job, given, compiled.files), checkpoints
         )
         assert measured.peak <= plan.peak
-        assert measured.received == sum(
-            s.nbytes for s in schedule.steps if isinstance(s, Exchange | Reduce)
-        )
+        assert measured.received == sum(s.nbytes for s in schedule.steps if isinstance(s, Transfer))
         return {name: array.gather() for name, array in outputs.items()}, checkpoints, plan
 
     return run_threads(ranks, on_rank)[0]

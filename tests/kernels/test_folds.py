@@ -7,11 +7,10 @@ import pytest
 
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
-from einmpi.kernels.cpu import compiled, dispatch, map_and_folds, sweeps
-from einmpi.runtime.cpu import backend
+from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.schedule.halo import Sweep
-from einmpi.schedule.steps import Kernel
+from einmpi.schedule import passes, stencils
+from tests.step_kinds import computed_as
 
 SHAPES = {"U": (61, 40), "W": (61, 40)}
 PROGRAMS = {
@@ -27,7 +26,7 @@ s = sum(abs(V[i,j] - U[i,j]))""",
 @pytest.fixture(autouse=True)
 def small_work_counts_as_large(monkeypatch):
     monkeypatch.setattr(index_sets, "MIN_SPLIT_VALUES", 1)
-    monkeypatch.setattr(sweeps, "MIN_SWEPT_BYTES", 1)
+    monkeypatch.setattr(stencils, "MIN_FOLDED_BYTES", 1)
     monkeypatch.setattr(compiled, "CHUNK_VALUES", 100)
     monkeypatch.setattr(map_and_folds, "WORTH_COMPILING", 1)
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 200)
@@ -58,8 +57,8 @@ def test_same_bits_as_one_after_the_other(monkeypatch, name):
         if f"{tensor}[" in PROGRAMS[name]:
             inputs[tensor] = rng.normal(size=shape)
     made, found, steps = computed(PROGRAMS[name], inputs)
-    (sweep,) = [step for step in steps if isinstance(step, Sweep)]
-    assert len(sweep.folds) == (2 if name == "two" else 1)
+    (sweep,) = [step for step in steps if computed_as(step) == "stencil"]
+    assert len(sweep.kernels) - 1 == (2 if name == "two" else 1)
     assert "together, in one pass:" in str(sweep)
     calls = []
     compute = map_and_folds.MapAndFolds.compute
@@ -71,9 +70,9 @@ def test_same_bits_as_one_after_the_other(monkeypatch, name):
         assert np.array_equal(array.gather(), found[tensor])
     assert calls
     _, by_threads, _ = computed(PROGRAMS[name], inputs, threads=3)
-    monkeypatch.setattr(backend, "with_folds", lambda schedule, *_: schedule)
+    monkeypatch.setattr(passes, "with_folds", lambda schedule, *_: schedule)
     _, expected, steps = computed(PROGRAMS[name], inputs)
-    assert not any(isinstance(step, Sweep) for step in steps)
+    assert not any(computed_as(step) == "stencil" for step in steps)
     for tensor, array in expected.items():
         assert np.array_equal(found[tensor], array)
         assert np.array_equal(by_threads[tensor], array)
@@ -93,5 +92,5 @@ def test_a_product_is_left_to_blas():
     """A sum of products is not a compiled loop."""
     inputs = {name: np.ones(shape) for name, shape in SHAPES.items()}
     _, found, steps = computed("V[i,j] = U[i,j] / 3 + W[i,j]\ns = sum(V[i,j] * U[i,j])", inputs)
-    assert [type(step) for step in steps if step.kernels] == [Kernel, Kernel]
+    assert [computed_as(step) for step in steps if step.kernels] == ["kernel", "kernel"]
     np.testing.assert_allclose(found["s"], 61 * 40 * 4 / 3)

@@ -13,8 +13,9 @@ from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.schedule.steps import Exchange, Group, Kernel, SavePoint
+from einmpi.schedule.steps import SavePoint
 from tests.distributed import run_on_threads
+from tests.step_kinds import computed_as, is_exchange
 
 PROGRAMS = {
     "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),
@@ -81,14 +82,14 @@ def test_equal_to_the_reference(name, threads):
     for output in found:
         # Sums of at most 400 terms in another order.
         np.testing.assert_allclose(found[output], wanted[output], rtol=1e-13, atol=1e-13)
-    assert any(isinstance(step, Group) for step in steps_of(made))
+    assert any(computed_as(step) == "cache" for step in steps_of(made))
 
 
 def test_nothing_between_is_whole():
     """Only the input and the output are allocated: what a softmax computes in between is not."""
     inputs = values({"X": (640, 64)})
     made, _ = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
-    assert [type(step).__name__ for step in steps_of(made)] == ["Load", "Group", "Store"]
+    assert [step.kind for step in steps_of(made)] == ["load", "kernel", "store"]
     assert made.measured.peak == 2 * inputs["X"].nbytes
 
 
@@ -102,7 +103,7 @@ def test_a_group_may_use_memory_that_others_need_later():
     """
     inputs = values({"X": (64, 9), "Y": (9, 32), "B": (32, 400), "C": (32, 400)})
     made, found = compiled(program, inputs)
-    (group,) = [step for step in steps_of(made) if isinstance(step, Group)]
+    (group,) = [step for step in steps_of(made) if computed_as(step) == "cache"]
     assert [kernel.vertex for kernel in group.kernels] == ["R", "Z_1", "Z"]
     wanted = reference(made.job.graph, inputs)
     for output in found:
@@ -113,7 +114,7 @@ def test_a_group_may_use_memory_that_others_need_later():
 
 def test_one_by_one_if_it_must_be(monkeypatch):
     """Kernels that cannot be computed in blocks are computed one by one."""
-    monkeypatch.setattr(compiled_group.PreparedGroup, "compute", lambda *_: False)
+    monkeypatch.setattr(compiled_group.PreparedGroup, "is_possible", False)
     inputs = values({"X": (37, 23)})
     made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
@@ -137,7 +138,7 @@ def test_a_label_may_have_the_name_of_a_slot_of_its_group():
     inputs = values({"X": (37, 23)})
     program = "e[i,j] = exp(X[i,j])\nM[i] = max(e[i,j])\nZ[e,j] = e[e,j] / M[e] + e"
     made, found = compiled(program, inputs)
-    (group,) = [step for step in steps_of(made) if isinstance(step, Group)]
+    (group,) = [step for step in steps_of(made) if computed_as(step) == "cache"]
     assert "e" in {slot.name for slot in group.inner}
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
 
@@ -145,8 +146,8 @@ def test_a_label_may_have_the_name_of_a_slot_of_its_group():
 def test_matrix_products_stay_alone():
     inputs = values({"A": (32, 16), "B": (16, 32)})
     made, _ = compiled("C[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = softmax[k](C[i,k])", inputs)
-    kernels = [step for step in steps_of(made) if isinstance(step, Kernel | Group)]
-    assert [type(step) for step in kernels] == [Kernel, Group]
+    kernels = [step for step in steps_of(made) if step.kernels]
+    assert list(map(computed_as, kernels)) == ["kernel", "cache"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -183,7 +184,7 @@ def test_random_chains(data):
     for output in found:
         # Sums of up to 64,000 terms of size 10 in another order, four times.
         np.testing.assert_allclose(found[output], wanted[output], rtol=1e-9, atol=1e-8)
-    assert not any(isinstance(step, Exchange) for step in steps_of(made))
+    assert not any(is_exchange(step) for step in steps_of(made))
 
 
 # ---- matrix products that lead a group -----------------------------------------------------------
@@ -212,7 +213,7 @@ def tiny_products(monkeypatch):
 
 
 def led_groups(made):
-    groups = [step for step in steps_of(made) if isinstance(step, Group)]
+    groups = [step for step in steps_of(made) if computed_as(step) == "cache"]
     return [group for group in groups if grouping_rule.is_product(group.kernels[0])]
 
 
@@ -291,9 +292,8 @@ def test_what_is_loaded_between_kernels_is_loaded_before_their_group(program, sh
     found = made()["Z"].gather()
     wanted = reference(job.graph, inputs)["Z"]
     np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
-    kinds = [type(step).__name__ for step in steps_of(made)]
-    assert kinds.count("Group") == 1 and "Kernel" not in kinds
-    assert kinds.count("Load") == len(inputs)
+    assert list(filter(None, map(computed_as, steps_of(made)))) == ["cache"]
+    assert [step.kind for step in steps_of(made)].count("load") == len(inputs)
     ((plan, _),) = made.ready.values()
     assert made.measured.peak <= plan.peak
     for ranks in (2, 4):

@@ -17,11 +17,10 @@ from einmpi.kernels.cpu import row_updates as scattered_updates
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.planner import donation, memory
-from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.steps import Group
 from einmpi.schedule.verify import verify
+from tests.step_kinds import computed_as
 
 
 def run_loop(
@@ -227,7 +226,7 @@ def test_blocks_of_rows_that_read_other_rows_of_what_they_overwrite():
         for _ in range(2):
             expected = expected - expected.max(axis=axis)[:, None]
         assert plan.in_place == {"x": "x_next"}
-        assert any(isinstance(step, Group) for step in schedules[0].steps) == is_grouped
+        assert any(computed_as(step) == "cache" for step in schedules[0].steps) == is_grouped
         np.testing.assert_array_equal(found["x"], expected)
 
 
@@ -483,7 +482,7 @@ def test_weights_are_in_memory_once(small_blocks, ranks):
         np.testing.assert_allclose(found["W"], expected, rtol=1e-12)
         bits.append(found["W"].tobytes())
         assert plan.blocked == ("G",)
-        assert any(isinstance(step, BlockedUpdate) for step in schedules[0].steps)
+        assert any(computed_as(step) == "memory" for step in schedules[0].steps)
     assert bits[0] == bits[1]
 
 
@@ -549,7 +548,7 @@ def is_sparse(schedules):
     kinds = []
     for schedule in schedules:
         if schedule.steps:
-            kinds.append(any(isinstance(step, SparseBlockedUpdate) for step in schedule.steps))
+            kinds.append(any(computed_as(step) == "scattered" for step in schedule.steps))
     return all(kinds)
 
 

@@ -22,7 +22,6 @@ from einmpi.process.variables import CACHE_VARIABLE, TERMINALS_VARIABLE
 from einmpi.report import progress
 from einmpi.report.progress import Progress
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Kernel
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*[mK]")
 
@@ -68,7 +67,7 @@ def test_lines_in_a_log(monkeypatch, schedule):
 
 def test_a_bar_goes_on_inside_a_long_step_but_not_beyond_it(monkeypatch, schedule):
     shown, clock, stream, comm = progress_on(monkeypatch, schedule, 100)
-    place = next(k for k, step in enumerate(schedule.steps) if isinstance(step, Kernel))
+    place = next(k for k, step in enumerate(schedule.steps) if step.kernels)
     for step in schedule.steps[: place + 1]:
         clock.now += 1
         shown(step)

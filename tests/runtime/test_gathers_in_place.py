@@ -14,7 +14,7 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.runtime.transfer import Gather, GatherInPlace, messages_of_exchange
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Exchange
+from tests.step_kinds import is_exchange
 
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
 ROLES = {"batch": ("i",), "hidden": ("k",)}  # k is cut, and all ranks need all of A
@@ -26,7 +26,7 @@ def test_every_rank_gathers_in_place():
     plan = einmpi.plan(job, 8, nodes=2, strategy="megatron")
     starts = set()
     for rank in range(8):
-        exchanges = [step for step in lower(plan, rank).steps if isinstance(step, Exchange)]
+        exchanges = [step for step in lower(plan, rank).steps if is_exchange(step)]
         of_matrix = [step for step in exchanges if step.vertex == "A"]
         assert of_matrix
         for step in of_matrix:
@@ -58,7 +58,7 @@ def choices_of_groups(plan):
     for rank in range(plan.mesh.ranks):
         meetings = Counter()
         for step in lower(plan, rank).steps:
-            if not isinstance(step, Exchange) or len(step.group) == 1:
+            if not is_exchange(step) or len(step.group) == 1:
                 continue
             messages = messages_of_exchange(step)
             choice = type(messages)

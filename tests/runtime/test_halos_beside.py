@@ -14,13 +14,14 @@ from einmpi.compiled.program import Compiled
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.loops.running import LoopRun
-from einmpi.runtime.cpu import backend
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.schedule.halo import HaloExchange, Sweep
+from einmpi.schedule import passes
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.steps import Evict
+from einmpi.schedule.passes import fuse
+from einmpi.schedule.steps import Spill, Transfer
 from einmpi.schedule.verify import verify
+from tests.step_kinds import computed_as
 
 RANKS = [2, 3, 4, 6, 9]
 HEAT = """
@@ -55,7 +56,11 @@ def small_work_counts_as_large(monkeypatch):
 @pytest.fixture
 def without_halos_beside(monkeypatch):
     """Return a function that makes all further runs copy blocks."""
-    return lambda: monkeypatch.setattr(backend, "with_halos_beside", lambda schedule: schedule)
+    return lambda: monkeypatch.setattr(passes, "with_halo_buffers", lambda schedule, _: schedule)
+
+
+def has_halo_buffers(step):
+    return isinstance(step, Transfer) and bool(step.arriving)
 
 
 def load(tmp_path, program, n=40):
@@ -103,8 +108,8 @@ def test_same_bits_and_bytes_as_with_a_copy(tmp_path, without_halos_beside, name
     verify(schedules)
     if name not in COPIED:
         steps = [step for schedule in schedules for step in schedule.steps]
-        assert any(isinstance(step, Sweep) for step in steps)
-        assert any(isinstance(step, HaloExchange) for step in steps)
+        assert any(computed_as(step) == "stencil" for step in steps)
+        assert any(map(has_halo_buffers, steps))
 
 
 def test_the_heat_equation_against_numpy(tmp_path):
@@ -130,7 +135,8 @@ def test_kernels_that_need_a_copy(tmp_path, program):
     job = load(tmp_path, program)
     for _, _, plan, schedule in on_ranks(job, 2):
         assert plan.bytes_predicted > 0
-        assert not any(isinstance(step, Sweep | HaloExchange) for step in schedule.steps)
+        assert not any(map(has_halo_buffers, schedule.steps))
+        assert not any(computed_as(step) == "stencil" for step in schedule.steps)
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -151,7 +157,7 @@ def test_loops_whose_carried_tensor_has_a_halo(tmp_path, ranks, watched):
         run.prepare({"U": given})
         result = run.run()
         assert run.measured.peak <= run.plan.peak
-        is_sweep = [isinstance(step, Sweep) for step in run.schedule.steps]
+        is_sweep = [computed_as(step) == "stencil" for step in run.schedule.steps]
         return result.outputs["U"].gather(), result.history, any(is_sweep)
 
     expected = first
@@ -174,25 +180,26 @@ def test_the_block_is_not_copied(tmp_path):
     """On the schedule: the halo takes the memory of two rows, and nothing else is allocated."""
     job = load(tmp_path, HEAT + "s = sum(U[i,j])\n")
     plan = einmpi.plan(job, ranks=3)
-    steps = NumpyBackend().group_kernels(lower(plan, 1)).steps
-    (halo,) = [step for step in steps if isinstance(step, HaloExchange)]
+    steps = fuse(lower(plan, 1), plan, NumpyBackend().fusions).steps
+    (halo,) = filter(has_halo_buffers, steps)
     assert [slot.shape for slot in halo.writes] == [(1, 40), (1, 40)]
     (copied,) = [
         step for step in lower(plan, 1).steps if step.kind == "exchange" and step.moves.own
     ]
-    assert halo.exchange == copied
-    assert "beside the block" in str(halo)
+    assert replace(halo, arriving=()) == copied
+    assert "to halo buffers" in str(halo)
     freed = [slot.name for step in steps for slot in step.frees]
     assert all(slot.name in freed for slot in halo.writes)
 
 
 def test_memory_that_is_short_keeps_the_copy(tmp_path):
     schedule = lower(einmpi.plan(load(tmp_path, HEAT), ranks=2), 0)
-    assert backend.with_halos_beside(schedule) != schedule
+    reads_halos = NumpyBackend().fusions.reads_halos
+    assert passes.with_halo_buffers(schedule, reads_halos) != schedule
     loaded = schedule.steps[0].writes[0]
-    steps = (schedule.steps[0], Evict(loaded), *schedule.steps[1:])
+    steps = (schedule.steps[0], Spill(loaded, "evict"), *schedule.steps[1:])
     spilled = replace(schedule, steps=steps)
-    assert backend.with_halos_beside(spilled) == spilled
+    assert passes.with_halo_buffers(spilled, reads_halos) == spilled
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, -1, -2])

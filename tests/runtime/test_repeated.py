@@ -14,7 +14,7 @@ from einmpi.runtime import kept_memory
 from einmpi.runtime.kept_memory import keep_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.steps import Exchange, Reduce
+from tests.step_kinds import is_exchange, is_reduce
 
 CASES = cases()
 POWER = """
@@ -228,7 +228,7 @@ def test_small_messages_keep_memory_that_is_not_planned(ranks):
         ((_, program),) = compiled.runner.programs.values()
         assert max(peaks) <= peak_bytes(schedule)
         for number, step in enumerate(schedule.steps):
-            if isinstance(step, Exchange) and len(step.group) > 1:
+            if is_exchange(step) and len(step.group) > 1:
                 assert number in program.bound.kept.received
         return sum(program.bound.kept.beside_the_plan.values())
 
@@ -244,7 +244,7 @@ def test_numbers_and_messages_of_a_small_program_keep_their_memory(ranks):
         steps = lower(plan, rank).steps
         kept = keep_memory(steps)
         for number, step in enumerate(steps):
-            if isinstance(step, Reduce) and not step.slot.shape:
+            if is_reduce(step) and not step.target.shape:
                 assert number in kept.sent
                 assert number in kept.received
             for slot in step.frees:

@@ -25,13 +25,13 @@ import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.report import results as figures
 from einmpi.runtime import host_memory as scratch_module
-from einmpi.runtime import passes as passes_module
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.compute import compute
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.host_memory import Scratch
 from einmpi.schedule.lower import lower
-from einmpi.schedule.passes import in_passes
-from einmpi.schedule.steps import Kernel, Passes
+from einmpi.schedule.memory import is_out_of_core
+from einmpi.schedule.spill import out_of_core
 
 CASES = cases()
 
@@ -179,7 +179,7 @@ def as_passes(kernel, arrays, memory, kept):
     Return the result and the step.
     """
     inside = tuple(k for k, slot in enumerate(kernel.operands) if slot.tensor in kept)
-    step = in_passes(kernel, memory, inside)
+    step = out_of_core(kernel, memory, inside)
     if step is None:
         return None, None
     buffers = Buffers(NumpyBackend())
@@ -192,9 +192,9 @@ def as_passes(kernel, arrays, memory, kept):
     before = buffers.bytes_in_use
     buffers.peak = 0
     buffers.place(kernel.target)
-    passes_module.compute_in_passes(step, buffers)
-    assert buffers.peak - before <= step.buffers <= memory
-    assert (buffers.fetched, buffers.bytes_in_use) == (step.fetched, before)
+    compute(step, buffers, None)
+    assert buffers.peak - before <= step.working_bytes <= memory
+    assert (buffers.fetched, buffers.bytes_in_use) == (step.tiles.fetched, before)
     return buffers[kernel.target], step
 
 
@@ -218,7 +218,7 @@ def test_every_aggregation_and_dtype_in_passes(dtype):
             continue  # such as the greatest of complex numbers
         for rank in range(2):
             for kernel in (
-                step for step in lower(einmpi.plan(job, 2), rank).steps if isinstance(step, Kernel)
+                kernel for step in lower(einmpi.plan(job, 2), rank).steps for kernel in step.kernels
             ):
                 arrays = {
                     slot.name: rng.integers(0, 3, slot.shape).astype(slot.dtype)
@@ -235,7 +235,10 @@ def test_every_aggregation_and_dtype_in_passes(dtype):
                         if step is not None:
                             np.testing.assert_array_equal(found, wanted, err_msg=f"{text}: {step}")
                             cut += any(
-                                size < kernel.einsum.extent[label] for label, size in step.blocks
+                                size < kernel.einsum.extent[label]
+                                for (label,), size in zip(
+                                    step.tiles.rows, step.tiles.block, strict=True
+                                )
                             )
                 assert (
                     cut or sum(slot.nbytes for slot in (*kernel.operands, kernel.target)) < 1000
@@ -427,7 +430,7 @@ def test_on_real_ranks(tmp_path):
     assert done.returncode == 0, done.stderr
     job = einmpi.load(tmp_path / "job.toml")
     assert any(
-        isinstance(s, Passes)
+        is_out_of_core(s)
         for s in lower(einmpi.plan(replace(job, memory=None), 2, memory="300kB"), 0).steps
     )
 

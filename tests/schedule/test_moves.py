@@ -16,8 +16,8 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.moves import middle_layout, redistribution
-from einmpi.schedule.regions import elements, indices, shape
-from einmpi.schedule.steps import Exchange, Reduce, Slot
+from einmpi.schedule.regions import Slot, elements, indices, shape
+from einmpi.schedule.steps import Transfer
 from einmpi.schedule.two_level import exchanges, reductions
 
 P = "P"
@@ -214,10 +214,11 @@ def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
         buffers.make(before)[...] = local
         reducing, moving = way(mesh, bound, source, target, comm.rank)
         for reduction in reducing:
-            transfer.transfer(Reduce("T", before, aggregation, reduction), buffers, comm)
+            step = Transfer("T", before, before, reduction, aggregation=aggregation)
+            transfer.transfer(step, buffers, comm)
         for number, moves in enumerate(moving):
             transfer.transfer(
-                Exchange("T", after if number else before, after, moves), buffers, comm
+                Transfer("T", after if number else before, after, moves), buffers, comm
             )
         return buffers[after], (comm.received, comm.received_between)
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.pieces import MOST_PASSES, block_sizes, counts, pieces_bytes
+from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory import bytes_needed, with_frees
-from einmpi.schedule.passes import PASS_OVERHEAD_BYTES, in_passes, pieces
-from einmpi.schedule.regions import elements, indices, stretch
+from einmpi.schedule.memory import bytes_needed, is_out_of_core, with_frees
+from einmpi.schedule.regions import Slot, elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import Kernel, Load, Slot
+from einmpi.schedule.spill import TILE_OVERHEAD_BYTES, out_of_core, with_spills
+from einmpi.schedule.steps import Load
 from einmpi.schedule.verify import verify
 
 COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
@@ -29,6 +29,10 @@ def load(name):
     return Load(name, Slot(name, (1,), "float64"), (((0, 1),),), (((0, 1),),), layout)
 
 
+def compute(name, *operands):
+    return Compute((Kernel(name, Slot(name, (0,), "float64"), operands, COPY, (), ()),))
+
+
 def trace_of(trace):
     """Return steps that load each slot at its first use; each kernel uses one slot."""
     steps, seen = [], set()
@@ -36,11 +40,7 @@ def trace_of(trace):
         if name not in seen:
             steps.append(load(name))
             seen.add(name)
-        steps.append(
-            Kernel(
-                f"V{number}", Slot(f"V{number}", (0,), "float64"), (load(name).slot,), COPY, (), ()
-            )
-        )
+        steps.append(compute(f"V{number}", load(name).slot))
     return with_frees(steps)
 
 
@@ -67,7 +67,7 @@ def fewest_fetches(trace, room):
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14), st.integers(1, 4))
 def test_no_other_choice_fetches_less(trace, room):
     steps = with_spills(trace_of(trace), 8 * room)
-    assert sum(len(step.fetches) for step in steps) == fewest_fetches(trace, room)
+    assert sum(len(step.spills("fetch")) for step in steps) == fewest_fetches(trace, room)
     assert max(bytes_needed(steps)) <= 8 * room
     verify([Schedule(0, 1, "", tuple(steps))])
 
@@ -75,13 +75,13 @@ def test_no_other_choice_fetches_less(trace, room):
 def test_a_slot_that_has_not_changed_is_copied_out_once():
     """The copy begins as soon as the values are there."""
     steps = with_spills(trace_of("abcabcc"), 16)
-    evicted = [slot for step in steps for slot in step.evicts]
-    dropped = [slot for step in steps for slot in step.drops]
-    fetched = [slot for step in steps for slot in step.fetches]
+    evicted = [slot for step in steps for slot in step.spills("evict")]
+    dropped = [slot for step in steps for slot in step.spills("drop")]
+    fetched = [slot for step in steps for slot in step.spills("fetch")]
     assert len(evicted) == len(set(evicted)) <= len(dropped) == len(fetched)
     for before, step in itertools.pairwise(steps):
-        if step.evicts:
-            assert isinstance(before, Load) and before.writes == step.evicts
+        if step.spills("evict"):
+            assert isinstance(before, Load) and before.writes == step.spills("evict")
 
 
 def test_a_fetch_moves_before_kernels_that_leave_room():
@@ -93,24 +93,21 @@ def test_a_fetch_moves_before_kernels_that_leave_room():
         for name, slot in names.items()
     }
 
-    def kernel(name, *operands):
-        return Kernel(name, Slot(name, (0,), "float64"), operands, COPY, (), ())
-
     steps = [
         loads["a"],
-        kernel("K0", a),
+        compute("K0", a),
         loads["big"],
-        kernel("K1", big),
+        compute("K1", big),
         loads["b"],
-        kernel("K2", b),
-        kernel("K3", a),
+        compute("K2", b),
+        compute("K3", a),
     ]
     found = with_spills(with_frees(steps), 64)
     order = []
     for step in found:
         if step.kernels:
             order.append(step.vertex)
-        if step.fetches:
+        if step.spills("fetch"):
             order.append("fetch")
     assert order == ["K0", "K1", "fetch", "K2", "K3"]
 
@@ -124,9 +121,9 @@ def test_slots_that_are_too_large_are_created_outside():
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(32, 32), B=(32, 32))
     schedule = lower(einmpi.plan(job, 1), 0)
     steps = with_spills(schedule.steps, 3 * 32 * 32 * 8 // 4)
-    assert [slot.name for step in steps for slot in step.places] == ["A", "B", "Z"]
-    assert not any(step.evicts or step.drops or step.fetches for step in steps)
-    assert any(step.in_passes for step in steps)
+    assert [slot.name for step in steps for slot in step.spills("place")] == ["A", "B", "Z"]
+    assert not any(step.spills("evict", "drop", "fetch") for step in steps)
+    assert any(map(is_out_of_core, steps))
 
 
 # ---- pieces -------------------------------------------------------------------------------------
@@ -148,6 +145,10 @@ def test_stretch_agrees_with_slices(gaps, one, two):
     )
 
 
+def tiles_of(step):
+    return [step.kernel_at(0, tile) for tile in step.all_tiles()]
+
+
 def product(m, n, k):
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(m, n), B=(n, k))
     (kernel,) = (kernel for step in lower(einmpi.plan(job, 1), 0).steps for kernel in step.kernels)
@@ -158,13 +159,13 @@ def product(m, n, k):
     ("m", "n", "k", "memory"), [(64, 64, 64, 12_000), (100, 10, 7, 2000), (16, 300, 5, 1500)]
 )
 def test_every_element_is_computed_once(m, n, k, memory):
-    step = in_passes(product(m, n, k), memory)
+    step = out_of_core(product(m, n, k), memory)
     seen = np.zeros((m, n, k), int)
-    for piece in pieces(step):
+    for piece in tiles_of(step):
         (i, k_runs), (j, _) = piece.target, piece.operands[1]
         assert piece.operands == ((i, j), (j, k_runs))
         seen[np.ix_(indices(i), indices(j), indices(k_runs))] += 1
-    assert (seen == 1).all() and step.buffers <= memory
+    assert (seen == 1).all() and step.working_bytes <= memory
 
 
 def test_a_kernel_with_many_labels():
@@ -175,7 +176,7 @@ def test_a_kernel_with_many_labels():
     labels = ",".join(f"i{k}" for k in range(20))
     job = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
     (kernel,) = (kernel for step in lower(einmpi.plan(job, 1), 0).steps for kernel in step.kernels)
-    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 4096, 16)] == [
+    assert [out_of_core(kernel, memory).working_bytes for memory in (2**24, 2**21, 4096, 16)] == [
         2**24,
         2**21,
         4096,
@@ -205,8 +206,8 @@ def test_the_best_cut_costs_least_when_its_passes_are_counted(m, n, k, memory, g
     """The bytes of every way to cut are counted piece by piece."""
     kernel = product(m, n, k)
     inside = (1,) if given else ()
-    found = in_passes(kernel, memory, inside)
-    if found is None or not found.ahead:
+    found = out_of_core(kernel, memory, inside)
+    if found is None or not found.tiles.ahead:
         return
     shapes, itemsizes = [(m, n), (n, k), (m, k)], (8, 8, 8)
     sizes = block_sizes(kernel.einsum)
@@ -215,15 +216,16 @@ def test_the_best_cut_costs_least_when_its_passes_are_counted(m, n, k, memory, g
     ]
 
     def cost(blocks):
-        step = replace(found, blocks=blocks)
+        rows, block = zip(*(((label,), size) for label, size in blocks), strict=True)
+        step = replace(found, tiles=replace(found.tiles, rows=rows, block=block))
         fetched, passes, last = 0, 0, [None, None]
-        for piece in pieces(step):
+        for piece in tiles_of(step):
             passes += 1
             for operand, region in enumerate(piece.operands):
                 if operand not in inside and last[operand] != region:
                     fetched, last[operand] = fetched + elements(region) * 8, region
         combined = (-(-n // dict(blocks)["j"]) - 1) * m * k * 8
-        return fetched + combined + PASS_OVERHEAD_BYTES * passes, fetched
+        return fetched + combined + TILE_OVERHEAD_BYTES * passes, fetched
 
     costs = []
     for i, k_size, j in fitting.tolist():
@@ -231,18 +233,21 @@ def test_the_best_cut_costs_least_when_its_passes_are_counted(m, n, k, memory, g
             cost((("i", i), ("k", k_size), ("j", j))),
             cost((("k", k_size), ("i", i), ("j", j))),
         ]
-    assert cost(found.blocks) == (min(each[0] for each in costs), found.fetched)
+    chosen = [
+        (label, size) for (label,), size in zip(found.tiles.rows, found.tiles.block, strict=True)
+    ]
+    assert cost(chosen) == (min(each[0] for each in costs), found.tiles.fetched)
 
 
 def test_less_memory_never_takes_fewer_copies():
     kernel = product(64, 64, 64)
-    sizes = [in_passes(kernel, memory) for memory in (10**6, 50_000, 20_000, 6000, 1500, 400)]
-    fetched = [step.fetched for step in sizes]
+    sizes = [out_of_core(kernel, memory) for memory in (10**6, 50_000, 20_000, 6000, 1500, 400)]
+    fetched = [step.tiles.fetched for step in sizes]
     assert fetched[0] == 2 * 64 * 64 * 8 and fetched == sorted(fetched) and fetched[-1] > fetched[0]
-    assert in_passes(kernel, 16) is None
+    assert out_of_core(kernel, 16) is None
 
 
 def test_blocks_of_a_product_are_nearly_square():
     """So the fewest bytes are fetched: with little memory, each operand only a few times."""
-    step = in_passes(product(512, 512, 512), 3 * 512 * 512)
-    assert step.fetched <= 9 * 512 * 512 * 8
+    step = out_of_core(product(512, 512, 512), 3 * 512 * 512)
+    assert step.tiles.fetched <= 9 * 512 * 512 * 8

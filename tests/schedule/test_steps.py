@@ -4,12 +4,12 @@ import pytest
 
 import einmpi
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
-from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.actions import ACTIONS
+from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
-from einmpi.schedule.regions import FINAL_LAYOUT, operand_role
-from einmpi.schedule.step import SlotStep, Step
-from einmpi.schedule.steps import Drop, Evict, Fetch, Free, Place, Slot
+from einmpi.schedule.memory import is_out_of_core
+from einmpi.schedule.regions import FINAL_LAYOUT, Slot, operand_role
+from einmpi.schedule.steps import Free, SlotStep, Spill, Step
 from einmpi.schedule.verify import verify
 
 SLOT = Slot("Z", (2, 3), "float64")
@@ -56,23 +56,24 @@ def test_a_slot_knows_its_tensor_and_its_role():
 
 
 @pytest.mark.parametrize(
-    ("kind", "answers"),
+    ("step", "answers"),
     [
-        (Free, {"frees"}),
-        (Place, {"places"}),
-        (Evict, {"evicts"}),
-        (Drop, {"drops"}),
-        (Fetch, {"fetches", "allocates"}),
+        (Free(SLOT), {"frees"}),
+        (Spill(SLOT, "place"), {"place"}),
+        (Spill(SLOT, "evict"), {"evict"}),
+        (Spill(SLOT, "drop"), {"drop"}),
+        (Spill(SLOT, "fetch"), {"fetch", "allocates"}),
     ],
 )
-def test_steps_of_memory_concern_their_slot_alone(kind, answers):
-    step = kind(SLOT)
+def test_steps_of_memory_concern_their_slot_alone(step, answers):
     found = set()
-    for answer in ("reads", "writes", "keeps", "frees", "places", "evicts", "drops", "fetches"):
-        if getattr(step, answer) == (SLOT,):
+    given = {answer: getattr(step, answer) for answer in ("reads", "writes", "keeps", "frees")}
+    given |= {action: step.spills(action) for action in ("place", "evict", "drop", "fetch")}
+    for answer, slots in given.items():
+        if slots == (SLOT,):
             found.add(answer)
         else:
-            assert getattr(step, answer) == ()
+            assert slots == ()
     if step.allocates({"Z"}) == (SLOT,):
         found.add("allocates")
     assert found == answers
@@ -96,10 +97,10 @@ def test_what_is_written_in_the_slow_tier_takes_no_memory():
     (schedule,) = chain(1, memory=20_000)
     placed = set()
     for step in schedule.steps:
-        placed.update(slot.name for slot in step.places)
+        placed.update(slot.name for slot in step.spills("place"))
         in_memory = {slot.name for slot in step.allocates(placed)}
-        assert not in_memory & placed or step.fetches
-        assert step.in_passes == (step.working_bytes > 0)
+        assert not in_memory & placed or step.spills("fetch")
+        assert is_out_of_core(step) == (step.working_bytes > 0)
     assert placed
 
 
@@ -117,7 +118,7 @@ def test_messages_have_a_receiver_that_expects_them():
 
 def test_a_group_answers_like_its_steps_one_after_another():
     single = grouped_schedule()
-    grouped = group_kernels(single, grouping_rule.cpu_grouping(fast_math=False))
+    grouped = with_groups(single, grouping_rule.cpu_grouping(fast_math=False))
     verify([grouped])
     groups = [step for step in grouped.steps if len(step.kernels) > 1]
     assert groups
@@ -129,5 +130,4 @@ def test_a_group_answers_like_its_steps_one_after_another():
         assert group.inner == written & freed
         assert set(group.writes) == written - freed
         assert set(group.frees) == freed - written
-        assert set(group.outer) == {*group.reads, *group.writes}
         assert not set(group.reads) & written

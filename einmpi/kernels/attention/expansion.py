@@ -23,7 +23,7 @@ from einmpi.graph.scalar import (
     relabel,
     walk,
 )
-from einmpi.schedule.step import Kernel
+from einmpi.schedule.compute import Kernel
 
 # Kernels of a whole chain compute in float32. They leave out conversions to it, and the rounding
 # of a kernel's result, but not rounding that a program asks for inside of a kernel.

@@ -29,7 +29,7 @@ from einmpi.kernels.attention.pattern import (
     weighted_sum,
     weights_of,
 )
-from einmpi.schedule.step import Kernel
+from einmpi.schedule.compute import Kernel
 
 VALUE_LABEL = "value label"  # of V, which the slopes of weights sum over
 

@@ -19,7 +19,7 @@ from einmpi.kernels.attention.expansion import (
     only,
     require,
 )
-from einmpi.schedule.step import Kernel
+from einmpi.schedule.compute import Kernel
 
 # ---- mask ----------------------------------------------------------------------------------------
 #

@@ -34,8 +34,8 @@ from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.loop_nest import Counter, counted
 from einmpi.kernels.operands import Array, Box, number_operands, part_of_array
 from einmpi.kernels.prepared import PreparedCall, address_of
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
@@ -60,11 +60,11 @@ class PreparedGroup:
     """
 
     def __init__(
-        self, group: Group, arrays: Mapping[str, Array], threads: int, strict: bool
+        self, group: Compute, arrays: Mapping[str, Array], threads: int, strict: bool
     ) -> None:
-        extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
+        extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.tiles.rows]
         cuts = []
-        for extent, size in zip(extents, group.block, strict=True):
+        for extent, size in zip(extents, group.tiles.block, strict=True):
             cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
         blocks = list(itertools.product(*cuts))
         self.threads = threads
@@ -74,16 +74,16 @@ class PreparedGroup:
         for start, stop in even_ranges(0, len(blocks), min(threads, len(blocks))):
             self.workers.append(_Worker(group, arrays, blocks[start:stop], strict))
 
-    def compute(self, arrays: Mapping[str, Array]) -> bool:
-        """Compute the group, one block of rows after another.
+    @property
+    def is_possible(self) -> bool:
+        """Whether all kernels can be computed block by block."""
+        return all(worker.is_movable for worker in self.workers)
 
-        Return False, with nothing computed, if the kernels must be computed one by one.
-        """
-        if not all(worker.is_movable for worker in self.workers):
-            return False
+    def compute(self, arrays: Mapping[str, Array]) -> int:
+        """Compute the group, one block of rows after another; it takes no memory that counts."""
         with self.lock:
             self._compute_blocks(arrays)
-        return True
+        return 0
 
     def _compute_blocks(self, arrays: Mapping[str, Array]) -> None:
         for worker in self.workers:
@@ -168,14 +168,14 @@ class _Worker:
     """One thread of a group, with arrays of its own for the inner slots."""
 
     def __init__(
-        self, group: Group, arrays: Mapping[str, Array], blocks: Sequence[Block], strict: bool
+        self, group: Compute, arrays: Mapping[str, Array], blocks: Sequence[Block], strict: bool
     ) -> None:
         self.group = group
         self.strict = strict
         self.inner: dict[str, Array] = {}
         for number, kernel in enumerate(group.kernels):
             if kernel.target in group.inner:
-                extent = self._block_extent(number, group.block)
+                extent = self._block_extent(number, group.tiles.block)
                 inner_shape = [extent[label] for label in kernel.einsum.output]
                 self.inner[kernel.target.name] = np.empty(inner_shape, kernel.target.dtype)
         # Blocks at the end of a row may be smaller: their kernels are prepared apart.
@@ -219,14 +219,14 @@ class _Worker:
     def _block_extent(self, number: int, shape: Sequence[int]) -> dict[str, int]:
         """Return the extents of a kernel's labels in a block of this shape."""
         extent = self.group.kernels[number].einsum.extent
-        for labels, size in zip(self.group.rows, shape, strict=True):
+        for labels, size in zip(self.group.tiles.rows, shape, strict=True):
             extent[labels[number]] = size
         return extent
 
     def _box(self, number: int, shape: Sequence[int], start: Sequence[int]) -> Box:
         """Return the rows of a kernel in the block of this shape that starts here."""
         found = {}
-        for labels, size, first in zip(self.group.rows, shape, start, strict=True):
+        for labels, size, first in zip(self.group.tiles.rows, shape, start, strict=True):
             found[labels[number]] = slice(first, first + size)
         return found
 
@@ -275,7 +275,7 @@ class _Worker:
         follow the addresses for all others.
         """
         kernel = self.group.kernels[number]
-        rows = [labels[number] for labels in self.group.rows]
+        rows = [labels[number] for labels in self.group.tiles.rows]
         einsum, (*operands, out) = self._first_block(number, arrays, shape)
         extent = einsum.extent
         known = {label: counted(indices(runs)) for label, runs in kernel.index}

@@ -29,11 +29,13 @@ from einmpi.kernels.distances import (
     recognise_distance,
     recognise_weighted_difference,
 )
-from einmpi.kernels.grouping import GroupingRule
 from einmpi.kernels.loop_nest import BoundNest, Range, counted
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import address_of
-from einmpi.schedule.steps import Group, Kernel, Slot
+from einmpi.kernels.updates import changes_a_part
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.groups import GroupingRule
+from einmpi.schedule.regions import Slot
 
 
 def is_map(kernel: Kernel) -> bool:
@@ -329,7 +331,7 @@ def _choose_block(
     return tuple(block)
 
 
-def _is_worthwhile(group: Group) -> bool:
+def _is_worthwhile(group: Compute) -> bool:
     """Return whether a group that begins with a matrix product needs little of it in the end.
 
     Minima of its rows, for example, while the product itself is never whole in memory.
@@ -376,4 +378,5 @@ def cpu_grouping(
         choose_block=lambda kernels, rows: _choose_block(kernels, rows, min_blocks),
         can_lead=lambda kernel: _can_lead(kernel, strict),
         is_worthwhile=_is_worthwhile,
+        changes_a_part=changes_a_part,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -24,11 +23,7 @@ from einmpi.kernels.cpu.prepared_products import product_of_views
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import ViewMaker, address_of, apply, view_maker
 from einmpi.process.environment import loaded_blas
-from einmpi.schedule.blocked_updates import BlockedUpdate, with_blocked_updates
-from einmpi.schedule.regions import Slot
-from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.step import Free, Kernel, Reuse, Step
-from einmpi.schedule.steps import SavePoint
+from einmpi.schedule.compute import Compute, Kernel
 
 # ---- added products ------------------------------------------------------------------------------
 #
@@ -74,8 +69,8 @@ def _numpy_blas() -> LoadedBlas | None:
         return None
 
 
-# The update of a target, given the arrays of slots by name. False: compute it in another way.
-UpdateCall: TypeAlias = Callable[[Mapping[str, Array], Array], bool]
+# An update, given the arrays of slots by name. None: compute it in another way.
+UpdateCall: TypeAlias = Callable[[Mapping[str, Array]], int | None]
 
 ONE = Const(1)
 # Of a product, in scalar multiplications. Smaller ones take less time than the call of BLAS.
@@ -153,43 +148,6 @@ def _multiplied(
     return {position: multiply(factor) for position, factor in factors.items()}
 
 
-# ---- in schedules --------------------------------------------------------------------------------
-
-
-def with_product_updates(schedule: Schedule, strict: bool) -> Schedule:
-    """Return the schedule with matrix products computed together with updates that need them."""
-    evicted: set[str] = set()  # slots whose values leave memory
-    computed: Counter[str] = Counter()  # how many kernels compute each vertex
-    users: dict[str, list[Step]] = {}
-    overwritten: dict[Slot, Slot] = {}  # what is written over the memory of a slot, and that slot
-    for step in schedule.steps:
-        if isinstance(step, Reuse):
-            overwritten[step.slot] = step.source
-        evicted.update(slot.name for slot in step.evicts)
-        if isinstance(step, Kernel):
-            computed[step.vertex] += 1
-        for slot in {*step.reads, *step.keeps}:
-            users.setdefault(slot.name, []).append(step)
-    updating_products = set()
-    product: Kernel | None = None  # the kernel before, if nothing but memory was managed since
-    for step in schedule.steps:
-        if not isinstance(step, Kernel):
-            if not isinstance(step, Free | Reuse | SavePoint):
-                product = None
-            continue
-        if product is not None and computed[product.vertex] == 1:
-            name = product.target.name
-            is_inner = users.get(name) == [step] and name not in evicted
-            is_overwritten = overwritten.get(step.target) in product.operands
-            if is_inner and not is_overwritten and is_product_update(product, step, strict):
-                updating_products.add(product.vertex)
-        product = step
-    if not updating_products:
-        return schedule
-    steps = with_blocked_updates(schedule.steps, updating_products)
-    return replace(schedule, steps=tuple(steps))
-
-
 def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     """Return whether BLAS may add a product to the tensor that is updated."""
     if product.select or update.select or update.operands.count(product.target) != 1:
@@ -235,15 +193,18 @@ def _is_matrix_times_vector(contraction: Contraction) -> bool:
 
 
 def prepare_product_update(
-    step: BlockedUpdate, arrays: Mapping[str, Array], target: Array, strict: bool
+    step: Compute, arrays: Mapping[str, Array], strict: bool
 ) -> UpdateCall | None:
     """Return an update as one product that is added in place; None if BLAS cannot compute it."""
-    if not is_product_update(step.product, step.update, strict):
+    product_kernel, update_kernel = step.kernels
+    if not is_product_update(product_kernel, update_kernel, strict):
         return None
-    form = find_linear_update(step.update.einsum, step.update.operands.index(step.product.target))
-    operands = [arrays[slot.name] for slot in step.product.operands]
+    target = arrays[update_kernel.target.name]
+    position = update_kernel.operands.index(product_kernel.target)
+    form = find_linear_update(update_kernel.einsum, position)
+    operands = [arrays[slot.name] for slot in product_kernel.operands]
     contraction = exact_contraction(
-        step.product.einsum, [array.dtype.name for array in operands], strict
+        product_kernel.einsum, [array.dtype.name for array in operands], strict
     )
     assert form is not None and contraction is not None
     scale = contraction.scale
@@ -258,28 +219,30 @@ def prepare_product_update(
         make_view = view_maker(operands[position], view)
         if make_view is None:
             return None
-        makers.append((step.product.operands[position].name, make_view))
+        makers.append((product_kernel.operands[position].name, make_view))
     make_target = view_maker(target, product.target)
     if make_target is None:
         return None
     (left_name, make_left), (right_name, make_right) = makers
-    old_name = step.update.operands[form.old].name
+    old_name = update_kernel.operands[form.old].name
+    target_name = update_kernel.target.name
     limits = np.finfo(target.dtype)
 
-    def update(arrays: Mapping[str, Array], target: Array) -> bool:
-        numbers = number_operands(step.update, arrays)
+    def update(arrays: Mapping[str, Array]) -> int | None:
+        target = arrays[target_name]
+        numbers = number_operands(update_kernel, arrays)
         alpha = scale * float(apply(form.product_factor, numbers, {}))
         beta = float(apply(form.old_factor, numbers, {}))
         for number in (alpha, beta):
             if not limits.tiny <= abs(number) <= limits.max:
-                return False  # BLAS would lose inf and nan, or make them
+                return None  # BLAS would lose inf and nan, or make them
         old = arrays[old_name]
         if address_of(old) != address_of(target):
             target[...] = old
         left = make_left(arrays[left_name])
         right = make_right(arrays[right_name])
         add_product(left, right, make_target(target), alpha, beta)
-        return True
+        return 0
 
     return update
 

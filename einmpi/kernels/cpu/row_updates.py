@@ -37,8 +37,8 @@ from einmpi.kernels.loop_nest import BoundNest, Nest
 from einmpi.kernels.operands import Array, apply_constant_indices
 from einmpi.kernels.prepared import PreparedCall, address_of, apply
 from einmpi.kernels.updates import PlacedRows, find_placed_rows
+from einmpi.schedule.compute import Kernel
 from einmpi.schedule.regions import indices, one_run
-from einmpi.schedule.steps import Kernel
 
 # ---- row writes ----------------------------------------------------------------------------------
 #

@@ -5,10 +5,10 @@ A team of threads owns a row. Tensors between the vertices of the group stay in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,18 +22,16 @@ from einmpi.kernels.cuda.nest import (
     PACK_BYTES,
     WARP_THREADS,
     WIDE_OFFSET,
-    Launch,
     compile_kernel,
     is_in_place,
-    key_of,
     prepare_launch,
 )
-from einmpi.kernels.grouping import GroupingRule
 from einmpi.kernels.loop_nest import Access
 from einmpi.kernels.operands import number_operands
-from einmpi.kernels.prepared import PreparedCalls
+from einmpi.kernels.updates import changes_a_part
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.groups import GroupingRule
 from einmpi.schedule.regions import names_of
-from einmpi.schedule.steps import Group, Kernel
 
 # ---- group split ---------------------------------------------------------------------------------
 #
@@ -213,14 +211,14 @@ class _GroupCollector:
 
 
 def split_group(
-    step: Group, slot_strides: Mapping[str, tuple[int, ...]], aligned: bool
+    step: Compute, slot_strides: Mapping[str, tuple[int, ...]], aligned: bool
 ) -> GroupSplit | None:
     """Choose how threads share a group; None if it has to be computed kernel by kernel.
 
     `aligned` says that every slot begins at a multiple of PACK_BYTES.
     """
     kernels = step.kernels
-    rows = team_rows(kernels, step.rows)
+    rows = team_rows(kernels, step.tiles.rows)
     dimensions = inside_dimensions(kernels, rows)
     if dimensions is None:
         return None
@@ -367,34 +365,18 @@ def _wastes_sectors(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], te
     return False
 
 
-RULE = GroupingRule(_suits, _block)
+RULE = GroupingRule(_suits, _block, changes_a_part=changes_a_part)
 
 
 # ---- the call -----------------------------------------------------------------------------------
 
-CALLS = PreparedCalls()
+Arrays: TypeAlias = Mapping[str, DeviceArray]  # of the slots of a step but the inner ones, by name
 
 
-def compute_group(step: Group, arrays: Mapping[str, DeviceArray], fast_math: bool = False) -> bool:
-    """Compute a group on the arrays of its slots, without the inner ones.
-
-    Return False if it has to be computed kernel by kernel.
-    """
-    names = sorted(arrays)
-    in_place = _is_in_place(step, arrays)
-    key = (*names, *(key_of(arrays[name]) for name in names), in_place, fast_math)
-    prepared = CALLS.get(step, key, lambda: _prepare_group(step, arrays, fast_math))
-    if prepared is None:
-        return False
-    launch, slots = prepared
-    launch([arrays[slot].data.ptr if slot else 0 for slot in slots])
-    return True
-
-
-def _prepare_group(
-    step: Group, arrays: Mapping[str, DeviceArray], fast_math: bool
-) -> tuple[Launch, tuple[str, ...]] | None:
-    """Return the launch of a group and the slots whose addresses it takes."""
+def prepare_group(
+    step: Compute, arrays: Arrays, fast_math: bool = False
+) -> Callable[[Arrays], int] | None:
+    """Return a group as one launch; None if it has to be computed kernel by kernel."""
     capture.prepare_calls()
     for array in arrays.values():
         if any(stride % array.itemsize for stride in array.strides):
@@ -407,10 +389,17 @@ def _prepare_group(
     nest = split.nest
     grid = (split.blocks, 1), (nest.team * nest.teams,)
     kernel = compile_kernel(group_source(nest), fast_math, _is_in_place(step, arrays))
-    return prepare_launch(kernel, grid, nest.parameters(), split.arguments), split.slots
+    launch = prepare_launch(kernel, grid, nest.parameters(), split.arguments)
+    slots = split.slots
+
+    def compute(arrays: Arrays) -> int:
+        launch([arrays[slot].data.ptr if slot else 0 for slot in slots])
+        return 0
+
+    return compute
 
 
-def _is_in_place(step: Group, arrays: Mapping[str, DeviceArray]) -> bool:
+def _is_in_place(step: Compute, arrays: Arrays) -> bool:
     """Return whether a group writes over an array that it reads."""
     read = [arrays[slot.name] for slot in step.reads]
     return any(is_in_place(read, arrays[slot.name]) for slot in step.writes)

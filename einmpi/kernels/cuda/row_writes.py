@@ -17,8 +17,8 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import PreparedCall, compile_kernel
 from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.updates import PlacedRows, find_placed_rows
+from einmpi.schedule.compute import Kernel
 from einmpi.schedule.regions import one_run
-from einmpi.schedule.steps import Kernel
 
 Compute = Callable[[EinSum, Sequence[DeviceArray], DeviceArray, Any], None]  # a whole kernel
 ArrayOf = Callable[[Sequence[DeviceArray]], DeviceArray]  # an array, given the operands

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -13,33 +12,30 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS, IN_LOOPS
 from einmpi.kernels.cpu.map_and_folds import cpu_grouping, is_fold, is_map
-from einmpi.kernels.cpu.product_updates import prepare_product_update, with_product_updates
+from einmpi.kernels.cpu.product_updates import is_product_update, prepare_product_update
 from einmpi.kernels.cpu.row_updates import prepare_row_writes
-from einmpi.kernels.cpu.sweeps import with_folds, with_halos_beside
-from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.halo_parts import split_at_halos
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls, stored_as
 from einmpi.kernels.updates import find_placed_rows
 from einmpi.runtime.backend import (
     NOTHING_SHARED,
+    Arrays,
+    ComputeCall,
     Copy,
     HostArray,
     as_region,
-    first_rows,
     region_indices,
 )
 from einmpi.runtime.cpu.kernels import (
     KernelOptions,
     prepare_kernel,
     prepare_scattered_update,
-    prepare_sweep,
+    prepare_stencil,
 )
 from einmpi.runtime.host_memory import RecycledMemory, Scratch
-from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.chain import Chain
-from einmpi.schedule.halo import Sweep
-from einmpi.schedule.regions import Region
-from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Group, Kernel
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.passes import Fusions
+from einmpi.schedule.regions import Region, names_of
 
 
 class NumpyBackend:
@@ -59,6 +55,26 @@ class NumpyBackend:
         self.memory = RecycledMemory()
         self.scratch = Scratch(scratch)
         self.shared = NOTHING_SHARED
+        self.resident: dict[Hashable, HostArray] = {}  # inputs are in memory of the host anyway
+        self.implementations = [
+            self._by_row_writes,
+            self._by_group,
+            self._by_stencil,
+            self._by_product_update,
+            self._by_scattered_update,
+        ]
+
+    @cached_property
+    def fusions(self) -> Fusions:
+        strict = self.options.strict
+        return Fusions(
+            groups=cpu_grouping(self.fast_math, strict),
+            groups_in_tiles=cpu_grouping(self.fast_math, strict, min_blocks=1),
+            is_product_update=lambda product, update: is_product_update(product, update, strict),
+            reads_halos=lambda step: split_at_halos(step) is not None,
+            is_map=is_map,
+            is_fold=lambda fold, of: is_fold(fold, of, strict),
+        )
 
     @cached_property
     def one_thread_backends(self) -> Sequence[NumpyBackend]:
@@ -82,11 +98,8 @@ class NumpyBackend:
     def release(self) -> None:
         self.memory.release()
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        return self.memory.array(shape, dtype)
-
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        return self.scratch.array(shape, dtype)
+    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> HostArray:
+        return (self.scratch if slow else self.memory).array(shape, dtype)
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
         return self.allocate((count,), dtype)
@@ -120,97 +133,82 @@ class NumpyBackend:
                 if not is_view:
                     target[there] = part
 
-    def take_rows(
-        self, array: HostArray, dimension: int, rows: HostArray, taken: HostArray
-    ) -> None:
-        # Without a mode other than "raise", numpy makes a copy first.
-        np.take(array, rows, dimension, first_rows(taken, dimension, len(rows)), mode="clip")
-
-    def put_rows(self, taken: HostArray, array: HostArray, dimension: int, rows: HostArray) -> None:
-        place: tuple[Any, ...] = (*(slice(None),) * dimension, rows)
-        array[place] = first_rows(taken, dimension, len(rows))
-
     def compute_kernel(
         self,
-        step: Kernel,
+        kernel: Kernel,
         operands: Sequence[HostArray],
         target: HostArray,
         prepared: PreparedCall | None = None,
     ) -> None:
         """Compute a kernel. `prepared` is its `prepared_kernel`, if the caller has it already."""
         if prepared is None:
-            prepared = self.prepared_kernel(step, operands, target)
+            prepared = self.prepared_kernel(kernel, operands, target)
         prepared(operands, target)
 
     def prepared_kernel(
-        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+        self, kernel: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> PreparedCall:
         """Return a kernel as a function of arrays that are stored as these are."""
         stored = stored_as((*operands, target))
-        prepare = partial(prepare_kernel, step, operands, target, self.options)
-        return self.calls.get(step, stored, prepare)
+        prepare = partial(prepare_kernel, kernel, operands, target, self.options)
+        return self.calls.get(kernel, stored, prepare)
 
-    def group_kernels(self, schedule: Schedule) -> Schedule:
-        strict = self.options.strict
-        rule = cpu_grouping(self.fast_math, strict)
-        updated = with_product_updates(schedule, strict)
-        grouped = group_kernels(with_halos_beside(updated), rule)
-        return with_folds(grouped, is_map, lambda fold, of: is_fold(fold, of, strict))
+    # ---- implementations ------------------------------------------------------------------------
 
-    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, HostArray]) -> bool:
-        if isinstance(step, Group):
-            outer = [arrays[slot.name] for slot in step.outer]
-            make = partial(PreparedGroup, step, arrays, self.threads, self.options.strict)
-            return self.calls.get(step, stored_as(outer), make).compute(arrays)
-        used = [arrays[slot.name] for slot in (*step.reads, *step.writes)]
-        prepare = partial(prepare_sweep, step, arrays, self.options)
-        self.calls.get(step, stored_as(used), prepare)(arrays)
-        return True
+    def _by_row_writes(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """A kernel that writes over one of its operands, but only some rows of it."""
+        if not step.is_plain:
+            return None
+        (kernel,) = step.kernels
+        names = names_of(kernel.operands)
+        target = arrays[kernel.target.name]
+        write = self.prepared_row_writes(kernel, [arrays[name] for name in names], target)
+        if write is None:
+            return None
 
-    def group_block(self, schedule: Schedule) -> Schedule:
-        rule = cpu_grouping(self.fast_math, self.options.strict, min_blocks=1)
-        return group_kernels(schedule, rule)
+        def compute(arrays: Arrays) -> int:
+            write([arrays[name] for name in names], arrays[kernel.target.name])
+            return 0
 
-    def compute_chain(self, step: Chain, arrays: Mapping[str, HostArray]) -> int | None:
-        return None
-
-    def compute_update(
-        self, step: BlockedUpdate, arrays: Mapping[str, HostArray], target: HostArray
-    ) -> bool:
-        prepare = partial(prepare_product_update, step, arrays, target, self.options.strict)
-        update = self.calls.get(step, stored_as((*arrays.values(), target)), prepare)
-        return update is not None and update(arrays, target)
-
-    def write_rows(self, step: Kernel, operands: Sequence[HostArray], target: HostArray) -> bool:
-        write = self.prepared_row_writes(step, operands, target)
-        if write is not None:
-            write(operands, target)
-        return write is not None
+        return compute
 
     def prepared_row_writes(
-        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+        self, kernel: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> PreparedCall | None:
-        """Return `write_rows` for arrays that are stored as these are; None if it returns False."""
-        rows = find_placed_rows(step.einsum)
+        """Return a kernel that writes rows of an operand; None if it may change more than that."""
+        rows = find_placed_rows(kernel.einsum)
         if rows is None or operands[rows.operand] is not target:
             return None
         options = self.options
-        prepare = partial(
-            prepare_row_writes, step, operands, target, options.strict, options.repetition
-        )
-        return self.calls.get(step, ("rows", stored_as((*operands, target))), prepare)
+        return prepare_row_writes(kernel, operands, target, options.strict, options.repetition)
 
-    def compute_scattered_update(
-        self,
-        step: SparseBlockedUpdate,
-        arrays: Mapping[str, HostArray],
-        places: HostArray,
-        target: HostArray,
-    ) -> bool:
-        used = (*arrays.values(), target)
-        prepare = partial(prepare_scattered_update, step, arrays, places, target, self.options)
-        update = self.calls.get(step, stored_as(used), prepare)
-        return update is not None and update(arrays, places, target)
+    def _by_group(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """Kernels that share rows, compiled, one block of rows at a time."""
+        if step.tiles.kind != "cache":
+            return None
+        group = PreparedGroup(step, arrays, self.threads, self.options.strict)
+        return group.compute if group.is_possible else None
+
+    def _by_stencil(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """An elementwise kernel that reads halos where they are, and aggregates of its result."""
+        if step.is_plain or step.tiles.kind:
+            return None
+        return prepare_stencil(step, arrays, self.options)
+
+    def _by_product_update(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """A product that BLAS adds to the tensor that it updates."""
+        if step.tiles.kind != "memory" or len(step.kernels) != 2:
+            return None
+        return prepare_product_update(step, arrays, self.options.strict)
+
+    def _by_scattered_update(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """The rows that values are scattered to, added up and updated in one compiled pass."""
+        if step.tiles.kind != "scattered":
+            return None
+        return prepare_scattered_update(step, arrays, self.options)
+
+    def key_of(self, arrays: Arrays) -> Hashable:
+        return stored_as(list(arrays.values()))
 
     def to_host(self, array: HostArray) -> HostArray:
         return array
@@ -218,9 +216,5 @@ class NumpyBackend:
     def from_host(self, values: HostArray, array: HostArray) -> None:
         if values is not array:
             array[...] = values
-
-    def forget_inputs(self) -> None: ...
-
-    def share_inputs(self, other: Any) -> None: ...
 
     def wait(self) -> None: ...

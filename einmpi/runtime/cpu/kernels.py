@@ -3,11 +3,11 @@ once for all calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,10 @@ from einmpi.kernels.prepared import (
     bound_call,
     view_maker,
 )
-from einmpi.runtime.backend import HostArray, select_operands
-from einmpi.schedule.blocked_updates import SparseBlockedUpdate
-from einmpi.schedule.halo import Sweep
-from einmpi.schedule.regions import indices, names_of
-from einmpi.schedule.steps import Kernel
+from einmpi.runtime.backend import PLACES, Arrays, ComputeCall, HostArray, select_operands
+from einmpi.schedule.blocked_updates import ScatteredRows
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.regions import Slot, indices, names_of
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ class _Views(NamedTuple):
 
 
 def prepare_kernel(
-    step: Kernel, operands: Sequence[HostArray], target: HostArray, options: KernelOptions
+    kernel: Kernel, operands: Sequence[HostArray], target: HostArray, options: KernelOptions
 ) -> PreparedCall:
     """Return a kernel as a function of arrays that are stored as these are."""
     dtypes = tuple([array.dtype.name for array in operands])
     calls = []
-    for part in split_index_sets(step.einsum, step.index, dtypes):
-        views = _views(step, part, operands, target)
+    for part in split_index_sets(kernel.einsum, kernel.index, dtypes):
+        views = _views(kernel, part, operands, target)
         numbers = views.einsum.labels_as_numbers
         index = {label: indices(runs) for label, runs in part.index if label in numbers}
         call = prepare_einsum(
@@ -77,7 +76,7 @@ def prepare_kernel(
             options.strict,
             options.repetition,
         )
-        calls.append(_on_views(call, step, part, views, operands, target))
+        calls.append(_on_views(call, kernel, part, views, operands, target))
     if len(calls) == 1:
         return calls[0]
 
@@ -155,64 +154,60 @@ def as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
 
 
-# ---- sweeps --------------------------------------------------------------------------------------
+# ---- fused stencils ------------------------------------------------------------------------------
 #
-# Sweeps: elementwise kernels that read blocks and halos where they are, and aggregates of their
-# results, prepared once.
+# Elementwise kernels that read blocks and halos where they are, and aggregates of their results,
+# prepared once.
 
-
-SweepCall: TypeAlias = Callable[[Mapping[str, HostArray]], None]  # on the arrays of all slots
 
 MIN_PARTS_OF_A_THIN_PART = 16  # a part with fewer values than this share of all is thin
 
 
-def prepare_sweep(
-    step: Sweep,
-    arrays: Mapping[str, HostArray],
-    options: KernelOptions,
-) -> SweepCall:
-    """Return a sweep as a function of arrays that are stored as these are, by their slots."""
+def prepare_stencil(step: Compute, arrays: Arrays, options: KernelOptions) -> ComputeCall:
+    """Return a fused stencil as a function of arrays that are stored as these are."""
     parts = split_at_halos(step)
-    assert parts is not None, f"{step} is no sweep"
-    operands = [arrays[slot.name] for slot in step.map_reads]
-    target = arrays[step.kernel.target.name]
-    if step.folds:
+    assert parts is not None, f"{step} cannot read its halos where they are"
+    kernel, *fold_kernels = step.kernels
+    reads = map_reads(step)
+    operands = [arrays[slot.name] for slot in reads]
+    target = arrays[kernel.target.name]
+    if fold_kernels:
         together = _prepare_together(step, parts, arrays, options)
         if together is not None:
             return together
     calls = [_prepare_part(step, part, operands, target, options).compute for part in parts]
     folds = []
-    for fold in step.folds:
+    for fold in fold_kernels:
         fold_operands = [arrays[slot.name] for slot in fold.operands]
         call = prepare_kernel(fold, fold_operands, arrays[fold.target.name], options)
         folds.append((fold, call))
 
-    def sweep(arrays: Mapping[str, HostArray]) -> None:
-        operands = [arrays[slot.name] for slot in step.map_reads]
-        target = arrays[step.kernel.target.name]
-        for compute in calls:
-            compute(operands, target)
-        for fold, compute in folds:
-            compute([arrays[slot.name] for slot in fold.operands], arrays[fold.target.name])
+    def compute(arrays: Arrays) -> int:
+        operands = [arrays[slot.name] for slot in reads]
+        target = arrays[kernel.target.name]
+        for compute_part in calls:
+            compute_part(operands, target)
+        for fold, compute_fold in folds:
+            compute_fold([arrays[slot.name] for slot in fold.operands], arrays[fold.target.name])
+        return 0
 
-    return sweep
+    return compute
 
 
 def _prepare_together(
-    step: Sweep,
-    halo_parts: Sequence[HaloPart],
-    arrays: Mapping[str, HostArray],
-    options: KernelOptions,
-) -> SweepCall | None:
+    step: Compute, halo_parts: Sequence[HaloPart], arrays: Arrays, options: KernelOptions
+) -> ComputeCall | None:
     """Prepare map and folds in turns; None if they are better computed one after another.
 
     Thin parts of the map are computed first. Several threads share each part, one after another.
     """
     if options.threads > 1:
         return None
-    operands = [arrays[slot.name] for slot in step.map_reads]
-    target = arrays[step.kernel.target.name]
-    label = step.kernel.einsum.output[0]
+    kernel, *fold_kernels = step.kernels
+    reads = map_reads(step)
+    operands = [arrays[slot.name] for slot in reads]
+    target = arrays[kernel.target.name]
+    label = kernel.einsum.output[0]
     thin = []
     large = []
     maps = []
@@ -221,7 +216,7 @@ def _prepare_together(
         if halo_part.part.einsum.calls() * MIN_PARTS_OF_A_THIN_PART <= target.size:
             thin.append(part)
             continue
-        einsum, views, out = _views_of_sweep(step, halo_part, operands, target)
+        einsum, views, out = _views_of_part(step, halo_part, operands, target)
         first, _ = dict(halo_part.part.positions).get(label, (0, 0))
         rows = MapRows(einsum, views, out, _label_values(halo_part, einsum), first)
         if not rows.is_possible:
@@ -229,9 +224,9 @@ def _prepare_together(
         large.append(part)
         maps.append(rows)
     folds = []
-    for fold in step.folds:
+    for fold in fold_kernels:
         fold_operands = [arrays[slot.name] for slot in fold.operands]
-        sources = [k for k, slot in enumerate(fold.operands) if slot == step.kernel.target]
+        sources = [k for k, slot in enumerate(fold.operands) if slot == kernel.target]
         index = {name: indices(runs) for name, runs in fold.index}
         prepared = ChunkedFold(fold.einsum, fold_operands, arrays[fold.target.name], index, sources)
         if not prepared.is_possible:
@@ -239,23 +234,33 @@ def _prepare_together(
         folds.append(prepared)
     together = MapAndFolds(maps, folds)
 
-    def sweep(arrays: Mapping[str, HostArray]) -> None:
-        operands = [arrays[slot.name] for slot in step.map_reads]
-        target = arrays[step.kernel.target.name]
+    def compute(arrays: Arrays) -> int:
+        operands = [arrays[slot.name] for slot in reads]
+        target = arrays[kernel.target.name]
         for part in thin:
             part.compute(operands, target)
         part_arrays = [part.views(operands, target) for part in large]
         fold_arrays = []
-        for fold in step.folds:
+        for fold in fold_kernels:
             fold_operands = [arrays[slot.name] for slot in fold.operands]
             fold_arrays.append((fold_operands, arrays[fold.target.name]))
         together.compute(part_arrays, fold_arrays)
+        return 0
 
-    return sweep
+    return compute
+
+
+def map_reads(step: Compute) -> list[Slot]:
+    """Return what the elementwise kernel of a fused stencil reads."""
+    whole = [block.whole for block in step.halos]
+    found = dict.fromkeys(slot for slot in step.kernels[0].operands if slot not in whole)
+    for block in step.halos:
+        found.update(dict.fromkeys(block.sources))
+    return list(found)
 
 
 class _PreparedPart(NamedTuple):
-    """A part of a sweep: a function that computes it, and one that makes its views."""
+    """A part of a fused stencil: a function that computes it, and one that makes its views."""
 
     compute: PreparedCall
     views: Callable[[Sequence[HostArray], HostArray], tuple[list[HostArray], HostArray]]
@@ -268,14 +273,14 @@ def _label_values(halo_part: HaloPart, einsum: EinSum) -> dict[str, HostArray]:
 
 
 def _prepare_part(
-    step: Sweep,
+    step: Compute,
     halo_part: HaloPart,
     operands: Sequence[HostArray],
     target: HostArray,
     options: KernelOptions,
 ) -> _PreparedPart:
-    """Prepare a part of a sweep for the arrays that its map reads and writes."""
-    einsum, views, out = _views_of_sweep(step, halo_part, operands, target)
+    """Prepare a part of a fused stencil for the arrays that its map reads and writes."""
+    einsum, views, out = _views_of_part(step, halo_part, operands, target)
     index = _label_values(halo_part, einsum)
     compute = prepare_einsum(
         einsum,
@@ -288,8 +293,9 @@ def _prepare_part(
         options.repetition,
     )
     makers: list[tuple[int, ViewMaker]] = []
+    reads = map_reads(step)
     for slot, view in zip(halo_part.slots, views, strict=True):
-        position = step.map_reads.index(slot)
+        position = reads.index(slot)
         make_view = view_maker(operands[position], view)
         if make_view is not None:
             makers.append((position, make_view))
@@ -299,7 +305,7 @@ def _prepare_part(
         operands: Sequence[HostArray], target: HostArray
     ) -> tuple[list[HostArray], HostArray]:
         if make_out is None or len(makers) < len(views):
-            _, again, out = _views_of_sweep(step, halo_part, operands, target)
+            _, again, out = _views_of_part(step, halo_part, operands, target)
             return again, out
         return [make_view(operands[position]) for position, make_view in makers], make_out(target)
 
@@ -309,15 +315,16 @@ def _prepare_part(
     return _PreparedPart(compute_part, make_views)
 
 
-def _views_of_sweep(
-    step: Sweep, halo_part: HaloPart, operands: Sequence[HostArray], target: HostArray
+def _views_of_part(
+    step: Compute, halo_part: HaloPart, operands: Sequence[HostArray], target: HostArray
 ) -> tuple[EinSum, list[HostArray], HostArray]:
     """Return what a part computes, what it reads of the arrays of the step, and what it writes."""
     part = halo_part.part
-    kernel = step.kernel
+    kernel = step.kernels[0]
+    reads = map_reads(step)
     taken = []
     for number, slot in enumerate(halo_part.slots):
-        array = operands[step.map_reads.index(slot)]
+        array = operands[reads.index(slot)]
         if slot == kernel.operands[part.taken[number]]:  # it has no halo
             array = _selected(kernel, part.taken[number], array)
         taken.append(part.select(array, part.einsum.operands[number]))
@@ -338,33 +345,28 @@ def _selected(kernel: Kernel, operand: int, array: HostArray) -> HostArray:
 # Updates of the rows that a scattered sum has values for, as one compiled pass.
 
 
-# An update of rows of a target, given the arrays of slots, and the row that each value goes to.
-ScatteredUpdateCall: TypeAlias = Callable[[Mapping[str, HostArray], HostArray, HostArray], bool]
-
-
 def prepare_scattered_update(
-    step: SparseBlockedUpdate,
-    arrays: Mapping[str, HostArray],
-    places: HostArray,
-    target: HostArray,
-    options: KernelOptions,
-) -> ScatteredUpdateCall | None:
+    step: Compute, arrays: Arrays, options: KernelOptions
+) -> ComputeCall | None:
     """Return an update of the rows that get values as one compiled pass; None if there is none."""
-    product = step.product
-    form = step.form
-    dtype = step.update.target.dtype
-    dtypes = {dtype, product.target.dtype, step.update.operands[form.old].dtype}
+    rows = ScatteredRows(*step.kernels)
+    product = rows.product
+    form = rows.form
+    places = arrays[PLACES]
+    target = arrays[rows.update.target.name]
+    dtype = rows.update.target.dtype
+    dtypes = {dtype, product.target.dtype, rows.update.operands[form.old].dtype}
     einsum = product.einsum
-    if dtypes not in ({"float32"}, {"float64"}) or step.dimension != 0 or product.select:
+    if dtypes not in ({"float32"}, {"float64"}) or rows.dimension != 0 or product.select:
         return None
     values = places.size * prod(product.target.shape[1:])
     if values < worth_compiling(options.repetition) or not can_change(target, target.shape[-1]):
         return None
-    update = find_row_update(form.operation, form.multiple, form.change, step.update.einsum)
+    update = find_row_update(form.operation, form.multiple, form.change, rows.update.einsum)
     if update is None:
         return None
     operands = [arrays[slot.name] for slot in product.operands]
-    index = {label: indices(runs) for label, runs in product.index if label != step.label}
+    index = {label: indices(runs) for label, runs in product.index if label != rows.label}
     prepared = ScatteredUpdate(einsum, operands, index, places, update, dtype, options.threads)
     if not prepared.is_possible:
         return None
@@ -372,12 +374,13 @@ def prepare_scattered_update(
     names = names_of(product.operands)
     extent = product.target.shape[0]
 
-    def compute(arrays: Mapping[str, HostArray], places: HostArray, target: HostArray) -> bool:
-        factor = factor_of(number_operands(step.update, arrays))
+    def compute(arrays: Arrays) -> int | None:
+        factor = factor_of(number_operands(rows.update, arrays))
         if factor is None:
-            return False
+            return None
         operands = [arrays[name] for name in names]
-        prepared.compute(operands, changed_rows(places, extent), target, factor)
-        return True
+        target = arrays[rows.update.target.name]
+        prepared.compute(operands, changed_rows(arrays[PLACES], extent), target, factor)
+        return 0
 
     return compute

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ from einmpi.errors import InputError, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cuda import capture, dispatch, driver, group
-from einmpi.kernels.cuda.attention.chain import compute_chain
+from einmpi.kernels.cuda.attention.chain import prepare_chain
 from einmpi.kernels.cuda.capture import CapturedBlas, load_blas
 from einmpi.kernels.cuda.driver import DeviceArray, cupy, nccl
 from einmpi.kernels.cuda.nest import (
@@ -33,27 +34,24 @@ from einmpi.kernels.cuda.nest import (
     key_of,
 )
 from einmpi.kernels.cuda.row_writes import prepare_row_writes
-from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.halo_parts import view_operands
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.kernels.updates import find_placed_rows
 from einmpi.process.variables import TRANSPORT_VARIABLE
 from einmpi.runtime.backend import (
     NOTHING_SHARED,
+    Arrays,
+    ComputeCall,
     as_region,
-    first_rows,
     region_indices,
     select_operands,
 )
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
-from einmpi.schedule.blocked_updates import BlockedUpdate, SparseBlockedUpdate
-from einmpi.schedule.chain import Chain
-from einmpi.schedule.halo import Sweep
-from einmpi.schedule.regions import Region, indices
-from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Group, Kernel
+from einmpi.schedule.compute import Compute, Kernel
+from einmpi.schedule.passes import Fusions
+from einmpi.schedule.regions import Region, indices, names_of
 from einmpi.units import show_bytes
 
 # ---- binding -------------------------------------------------------------------------------------
@@ -221,6 +219,8 @@ class CupyBackend:
         self.cupy = driver.cupy()
         self.calls = PreparedCalls()
         self.shared = NOTHING_SHARED
+        self.fusions = Fusions(groups=group.RULE, groups_in_tiles=group.RULE)
+        self.implementations = [self._by_row_writes, self._by_group, self._by_attention]
         self.reserved_bytes = 0
         self.resident: dict[Hashable, DeviceArray] = {}  # blocks of inputs that stay between calls
 
@@ -243,18 +243,17 @@ class CupyBackend:
     def release(self) -> None:
         self.host.release()  # CuPy has a pool of its own
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        return self.cupy.empty(shape, dtype)
+    # ---- memory and the slow tier ---------------------------------------------------------------
 
-    # ---- the slow tier --------------------------------------------------------------------------
-
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> Any:
+        if not slow:
+            return self.cupy.empty(shape, dtype)
         # Pinned memory cannot be swapped out: take at most half of what is free, shared among the
         # ranks of the node.
         limit = _available_bytes() // (2 * self.context.comm.ranks_on_node)
         pinned = self.copies.memory.array(prod(shape) * np.dtype(dtype).itemsize, limit)
         if pinned is None:
-            return self.host.allocate_slow(shape, dtype)
+            return self.host.allocate(shape, dtype, slow=True)
         return pinned.view(dtype).reshape(shape)
 
     def is_pinned(self, array: HostArray, run: object) -> bool:
@@ -349,28 +348,14 @@ class CupyBackend:
 
     # ---- kernels --------------------------------------------------------------------------------
 
-    def take_rows(
-        self, array: DeviceArray, dimension: int, rows: HostArray, taken: DeviceArray
-    ) -> None:
-        capture.need_host()
-        every = (slice(None),) * dimension
-        values = array[(*every, self.cupy.asarray(rows))]
-        first_rows(taken, dimension, len(rows))[...] = values
-
-    def put_rows(
-        self, taken: DeviceArray, array: DeviceArray, dimension: int, rows: HostArray
-    ) -> None:
-        capture.need_host()
-        every = (slice(None),) * dimension
-        array[(*every, self.cupy.asarray(rows))] = first_rows(taken, dimension, len(rows))
-
     def compute_kernel(
-        self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
+        self, kernel: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
     ) -> None:
         # The arrays of a step always have the same shapes and strides, but not the same addresses.
         alignments = tuple([array.data.ptr % PACK_BYTES for array in (*operands, target)])
         key = alignments, is_in_place(operands, target)
-        self.calls.get(step, key, lambda: self._prepare(step, operands, target))(operands, target)
+        prepare = partial(self._prepare, kernel, operands, target)
+        self.calls.get(kernel, key, prepare)(operands, target)
 
     def _prepare(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
@@ -397,55 +382,53 @@ class CupyBackend:
     def _options(self, index: LabelRuns) -> Options:
         return Options(index, self.fast_math, self.tf32, self.strict)
 
-    def group_kernels(self, schedule: Schedule) -> Schedule:
-        return group_kernels(schedule, group.RULE)
+    def key_of(self, arrays: Arrays) -> Hashable:
+        used = [array for array in arrays.values() if not isinstance(array, np.ndarray)]
+        addresses = [array.data.ptr for array in used]
+        same = [addresses.index(address) for address in addresses]  # what is written over what
+        return tuple(map(key_of, used)), tuple(same)
 
-    def compute_group(self, step: Group | Sweep, arrays: Mapping[str, DeviceArray]) -> bool:
-        assert isinstance(step, Group), "sweeps are made for CPUs"
-        outer = {slot.name: arrays[slot.name] for slot in step.outer}
-        return group.compute_group(step, outer, self.fast_math)
+    # ---- implementations ------------------------------------------------------------------------
 
-    def group_block(self, schedule: Schedule) -> Schedule:
-        return self.group_kernels(schedule)
+    def _by_group(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """Kernels that share rows, as one launch: what passes between them stays in registers."""
+        if step.tiles.kind != "cache":
+            return None
+        return group.prepare_group(step, arrays, self.fast_math)
 
-    def compute_chain(self, step: Chain, arrays: Mapping[str, DeviceArray]) -> int | None:
-        if self.strict:
-            return None  # kernels of whole chains leave out what a mask hides, inf and nan included
-        return compute_chain(step, arrays, self.calls)
+    def _by_attention(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """Attention and its gradients, by tensor cores."""
+        # They leave out what a mask hides, inf and nan included.
+        if step.tiles.kind != "memory" or self.strict:
+            return None
+        return prepare_chain(step, arrays)
 
-    def compute_update(
-        self, step: BlockedUpdate, arrays: Mapping[str, DeviceArray], target: DeviceArray
-    ) -> bool:
-        return False
-
-    def write_rows(
-        self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
-    ) -> bool:
-        rows = find_placed_rows(step.einsum)
+    def _by_row_writes(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """A kernel that writes over one of its operands, but only some rows of it."""
+        if not step.is_plain:
+            return None
+        (kernel,) = step.kernels
+        names = names_of(kernel.operands)
+        operands = [arrays[name] for name in names]
+        target = arrays[kernel.target.name]
+        rows = find_placed_rows(kernel.einsum)
         if rows is None or operands[rows.operand] is not target:
-            return False
-        key = ("rows", *map(key_of, operands))
-        write = self.calls.get(
-            step, key, lambda: prepare_row_writes(step, operands, target, self._compute_part)
-        )
-        if write is not None:
-            write(operands, target)
-        return write is not None
+            return None
+        write = prepare_row_writes(kernel, operands, target, self._compute_part)
+        if write is None:
+            return None
+
+        def compute(arrays: Arrays) -> int:
+            write([arrays[name] for name in names], arrays[kernel.target.name])
+            return 0
+
+        return compute
 
     def _compute_part(
         self, einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray, index: LabelRuns
     ) -> None:
         """Compute what a kernel needs first."""
         dispatch.compute_einsum(einsum, operands, target, *self._options(index))
-
-    def compute_scattered_update(
-        self,
-        step: SparseBlockedUpdate,
-        arrays: Mapping[str, DeviceArray],
-        places: HostArray,
-        target: DeviceArray,
-    ) -> bool:
-        return False
 
     # ---- the host -------------------------------------------------------------------------------
 
@@ -455,12 +438,6 @@ class CupyBackend:
     def from_host(self, values: HostArray, array: Any) -> None:
         if values is not array:
             self.copies.upload(np.ascontiguousarray(values), array)
-
-    def forget_inputs(self) -> None:
-        self.resident.clear()
-
-    def share_inputs(self, other: Any) -> None:
-        self.resident = other.resident
 
     def wait(self) -> None:
         self.copies.to_host.synchronize()

@@ -9,12 +9,11 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.chain import Chain
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.memory import bytes_needed
-from einmpi.schedule.regions import names_of
-from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Reuse, SavePoint, Slot, Step, Store
+from einmpi.schedule.regions import Slot, names_of
+from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
 
-LAUNCHING_STEPS = (Kernel, Group, Chain, Exchange)
 MIN_LAUNCHING_STEPS = 2  # of a stretch: a graph of one kernel is not faster than the kernel
 
 
@@ -67,7 +66,7 @@ def _bytes_needed(steps: Sequence[Step]) -> npt.NDArray[np.int64]:
     positions = []  # where the steps of each step begin
     for step in steps:
         positions.append(len(one_by_one))
-        if isinstance(step, Group):
+        if isinstance(step, Compute) and step.tiles.kind == "cache":
             one_by_one += step.steps
         else:
             one_by_one.append(step)
@@ -85,7 +84,7 @@ def _captured(
     made_before: Sequence[Slot],
 ) -> Stretch:
     """Return the stretch of these steps, which is captured if that is worth it."""
-    launching = [step for step in steps[first:stop] if isinstance(step, LAUNCHING_STEPS)]
+    launching = [step for step in steps[first:stop] if step.kernels or step.transfer]
     if len(launching) < MIN_LAUNCHING_STEPS:
         return Stretch(first, stop, is_captured=False)
     used: dict[str, None] = {}
@@ -116,14 +115,17 @@ def _ranges(steps: Sequence[Step], with_host: Collection[int]) -> Iterator[tuple
 
 def _can_be_captured(step: Step) -> bool:
     """Return whether a kind of step works on the GPU alone, with memory of the GPU."""
-    if isinstance(step, Kernel | Chain | Free | Store | SavePoint):
-        return True
-    if isinstance(step, Exchange):
-        return len(step.group) == 1
-    if isinstance(step, Group) and step.begins:
-        return False
-    if isinstance(step, Group | Reuse):
-        return not any(reuse.nan_checked for reuse in _reuses(step))
+    match step:
+        case Free() | Store() | SavePoint():
+            return True
+        case Transfer():
+            return len(step.group) == 1
+        case Reuse():
+            return not step.nan_checked
+        case Compute():
+            is_checked = any(reuse.nan_checked for reuse in step.reuse_steps)
+            is_on_host = step.tiles.kind in ("slow", "scattered")
+            return not is_checked and not is_on_host and step.begins == ((), ())
     return False
 
 
@@ -159,6 +161,4 @@ def _reuses(step: Step) -> tuple[Reuse, ...]:
     """Return a step if it reuses memory, or the steps of a group that do."""
     if isinstance(step, Reuse):
         return (step,)
-    if isinstance(step, Group):
-        return step.reuse_steps
-    return ()
+    return step.reuse_steps if isinstance(step, Compute) else ()

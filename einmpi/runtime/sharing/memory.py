@@ -4,7 +4,7 @@ together, and used again from run to run."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -21,7 +21,6 @@ from einmpi.runtime.backend import (
     HostArray,
     SharedArrays,
     SharedTransfer,
-    TransferBeside,
 )
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.kept_memory import ArrayUse, place_arrays
@@ -29,9 +28,9 @@ from einmpi.runtime.sharing.inputs import Group, find_shared_inputs
 from einmpi.runtime.sharing.slots import ComputedPiece, SharedSlot, SharedSlots, find_shared_slots
 from einmpi.runtime.transfer import rounds
 from einmpi.schedule.memory import bytes_needed, peak_bytes
-from einmpi.schedule.regions import Region, indices, packed, paired_boxes
+from einmpi.schedule.regions import Region, Slot, indices, packed, paired_boxes
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Reduce, Slot
+from einmpi.schedule.steps import Transfer
 
 # ---- transfers -----------------------------------------------------------------------------------
 #
@@ -63,46 +62,42 @@ class _Sender(NamedTuple):
 
 def prepare_shared_transfers(
     found: SharedSlots, comm: Comm, array_of: ArrayOf, advance: Advance
-) -> tuple[dict[int, SharedTransfer], dict[int, TransferBeside]]:
-    """Return the transfers in shared memory by the identity of their steps.
-
-    Also return those that can leave a block where it is, and put what arrives beside it.
+) -> dict[int, SharedTransfer]:
+    """Return the transfers in shared memory by the number of their steps.
 
     The members of a group tell each other where in their blocks the elements are that others need,
     so all of them call this. `advance` is called after every transfer of a group.
     """
     transfers: dict[int, SharedTransfer] = {}
-    transfers_beside: dict[int, TransferBeside] = {}
     for group in found.groups:
         steps = [step for step in found.steps if step.group == group]
         recutting = [step for step in steps if _recuts(step)]
         senders = _senders_of(recutting, group, comm) if recutting else {}
         for step in steps:
-            if isinstance(step, Reduce):
-                transfers[id(step)] = _prepare_reduce(step, array_of, advance)
-            elif id(step) in senders:
-                recut = _SharedRecut(step, senders[id(step)], array_of, advance)
-                transfers[id(step)] = recut.receive
-                transfers_beside[id(step)] = recut.receive_beside
+            if step.aggregation is not None:
+                transfers[step.number] = _prepare_reduce(step, array_of, advance)
+            elif step.number in senders:
+                recut = _SharedRecut(step, senders[step.number], array_of, advance)
+                transfers[step.number] = recut.receive
             else:
                 piece = found.pieces.get(step.source.name)
                 is_inside = piece is not None and piece.exchange is step
-                transfers[id(step)] = _prepare_gather(step, is_inside, advance)
-    return transfers, transfers_beside
+                transfers[step.number] = _prepare_gather(step, is_inside, advance)
+    return transfers
 
 
-def _recuts(step: Exchange | Reduce) -> bool:
-    return isinstance(step, Exchange) and not step.moves.same_to_all
+def _recuts(step: Transfer) -> bool:
+    return step.aggregation is None and not step.moves.same_to_all
 
 
-def _prepare_gather(step: Exchange, is_inside: bool, advance: Advance) -> SharedTransfer:
+def _prepare_gather(step: Transfer, is_inside: bool, advance: Advance) -> SharedTransfer:
     """Prepare to write the own piece of a block, which all members read when all have done so.
 
     The piece need not be written if it was computed inside of the block.
     """
     own = _own_pairs(step)
 
-    def gather(buffers: Buffers, comm: Comm) -> None:
+    def gather(_: Transfer, buffers: Buffers, comm: Comm) -> None:
         buffers.make(step.target)
         target = np.atleast_1d(buffers.shared_array(step.target))
         if own:
@@ -120,7 +115,7 @@ class _SharedRecut:
     """An exchange in which a rank copies what it needs from the blocks of other members."""
 
     def __init__(
-        self, step: Exchange, senders: Sequence[_Sender], array_of: ArrayOf, advance: Advance
+        self, step: Transfer, senders: Sequence[_Sender], array_of: ArrayOf, advance: Advance
     ) -> None:
         self.step = step
         self.senders = senders
@@ -128,10 +123,12 @@ class _SharedRecut:
         self.advance = advance
         self.own = _own_pairs(step)
 
-    def receive(self, buffers: Buffers, comm: Comm) -> None:
-        """Build the target's block."""
-        step = self.step
+    def receive(self, step: Transfer, buffers: Buffers, comm: Comm) -> None:
+        """Build the target's block, or copy what arrives to halo buffers."""
         source = buffers.shared_array(step.source)
+        if step.arriving:
+            self._receive_beside(step.arriving, buffers, comm)
+            return
         target = np.atleast_1d(buffers.make(step.target))
         if self.own:
             _copy(np.atleast_1d(source), target, self.own)
@@ -140,9 +137,10 @@ class _SharedRecut:
             _copy(self._block_of(sender), target, sender.elements)
         self._finish(comm)
 
-    def receive_beside(self, arriving: Sequence[Slot | None], buffers: Buffers, comm: Comm) -> None:
+    def _receive_beside(
+        self, arriving: Sequence[Slot | None], buffers: Buffers, comm: Comm
+    ) -> None:
         """Copy what each member has for this rank to a slot of its own, and leave the block."""
-        buffers.shared_array(self.step.source)
         comm.barrier_among(self.step.group)
         for sender in self.senders:
             slot = arriving[self.step.group.index(sender.rank)]
@@ -159,18 +157,19 @@ class _SharedRecut:
         self.advance(self.step.group)
 
 
-def _prepare_reduce(step: Reduce, array_of: ArrayOf, advance: Advance) -> SharedTransfer:
+def _prepare_reduce(step: Transfer, array_of: ArrayOf, advance: Advance) -> SharedTransfer:
     """Prepare to aggregate the own piece with those of the others, in the order of messages."""
     group = step.group
-    own_piece = step.reduction.pieces[step.reduction.me]
+    me = step.moves.me
+    own_piece = step.moves.pieces[step.moves.me]
     places: IndexPairs = () if own_piece is None else _index_pairs(own_piece, own_piece)
-    combine = AGGREGATIONS[step.aggregation].combine
+    combine = AGGREGATIONS[step.required_aggregation].combine
 
-    def reduce(buffers: Buffers, comm: Comm) -> None:
-        block = np.atleast_1d(buffers.shared_array(step.slot))
+    def reduce(step: Transfer, buffers: Buffers, comm: Comm) -> None:
+        block = np.atleast_1d(buffers.shared_array(step.target))
         comm.barrier_among(group)
-        for _, member in rounds(group, step.reduction.me):
-            other = np.atleast_1d(array_of(step.slot, group[member]))
+        for _, member in rounds(group, me):
+            other = np.atleast_1d(array_of(step.target, group[member]))
             with np.errstate(all="ignore"):
                 for place, _ in places:
                     part = block[place]
@@ -185,10 +184,9 @@ def _prepare_reduce(step: Reduce, array_of: ArrayOf, advance: Advance) -> Shared
 
 
 def _senders_of(
-    steps: Iterable[Exchange | Reduce], group: Group, comm: Comm
+    exchanges: Sequence[Transfer], group: Group, comm: Comm
 ) -> dict[int, list[_Sender]]:
     """Return the members from whose blocks each exchange takes elements."""
-    exchanges = [step for step in steps if isinstance(step, Exchange)]
     own = [(step.source.shape, step.moves.sends) for step in exchanges]
     all_members = [json.loads(text) for text in gather_texts_among(comm, group, json.dumps(own))]
     found: dict[int, list[_Sender]] = {}
@@ -204,11 +202,11 @@ def _senders_of(
             pairs = _index_pairs(there, received)
             packed_pairs = _index_pairs(there, packed(received))
             senders.append(_Sender(group[member], tuple(extents), pairs, packed_pairs))
-        found[id(step)] = senders
+        found[step.number] = senders
     return found
 
 
-def _own_pairs(step: Exchange) -> IndexPairs:
+def _own_pairs(step: Transfer) -> IndexPairs:
     """Return what this rank has already, in the source and in the target."""
     if step.moves.own is None or step.source == step.target:
         return ()
@@ -273,9 +271,7 @@ class SharedMemory(SharedArrays):
         self.memory: dict[Group, npt.NDArray[np.uint8]] = {}
         self.times: dict[Group, int] = {}  # transfers of each group so far in this run
         self.postponed: list[tuple[SharedSlot, Callable[[], None]]] = []
-        self.transfers, self.transfers_beside = prepare_shared_transfers(
-            found, comm, self.array_of, self.advance
-        )
+        self.transfers = prepare_shared_transfers(found, comm, self.array_of, self.advance)
 
     # ---- runs ------------------------------------------------------------------------------------
 

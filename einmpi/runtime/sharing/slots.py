@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 
@@ -15,10 +14,10 @@ from einmpi.runtime.host_memory import ALIGNMENT
 from einmpi.runtime.sharing import inputs
 from einmpi.runtime.sharing.inputs import Group, is_inside_node
 from einmpi.runtime.transfer import is_box, is_left_to_communicator
-from einmpi.schedule.regions import names_of, whole
+from einmpi.schedule.compute import only_kernel
+from einmpi.schedule.regions import Slot, names_of, whole
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.step import Reuse
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Slot, Step
+from einmpi.schedule.steps import Load, Reuse, Step, Transfer
 
 # A gathered slot is one block for the whole group: each member writes its piece at its place, or
 # computes it there, and after a barrier all of them read all of it. A published slot is the block
@@ -28,8 +27,6 @@ from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Slot, Step
 # The memory of a slot is written again only when all members have finished with it. They have if
 # the group has done a whole transfer, with its barrier, after the last use of the one slot and
 # before the first use of the other. So the uses of a slot are counted in transfers of its group.
-
-SharedStep: TypeAlias = Exchange | Reduce
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class ComputedPiece:
     """A slot that this rank computes inside of the slot that it is a piece of."""
 
     slot: Slot
-    exchange: Exchange  # that completes the other slot
+    exchange: Transfer  # that completes the other slot
     offset: int  # in the other slot, in bytes
 
 
@@ -70,7 +67,7 @@ class SharedSlots:
     """
 
     slots: Mapping[str, SharedSlot] = field(default_factory=dict)
-    steps: Sequence[SharedStep] = ()
+    steps: Sequence[Transfer] = ()
     # Those that this rank computes inside of these slots, by their own name.
     pieces: Mapping[str, ComputedPiece] = field(default_factory=dict)
 
@@ -113,9 +110,9 @@ def find_shared_slots(
         return SharedSlots()
     search = _Search(schedule)
     for step in schedule.lowered_steps:
-        if not isinstance(step, Exchange | Reduce) or not is_inside_node(step.group, nodes):
+        if not isinstance(step, Transfer) or not is_inside_node(step.group, nodes):
             continue
-        if isinstance(step, Exchange) and search.can_gather(step):
+        if search.can_gather(step):
             search.gather(step)
         elif with_published and search.can_publish(step):
             search.publish(step)
@@ -146,41 +143,41 @@ class _Search:
         self.groups: dict[str, Group] = {}
         self.areas: dict[str, int] = {}  # bytes
         self.published: set[str] = set()
-        self.shared: list[SharedStep] = []  # the steps that need no messages
+        self.shared: list[Transfer] = []  # the steps that need no messages
 
-    def can_gather(self, step: Exchange) -> bool:
+    def can_gather(self, step: Transfer) -> bool:
         """Return whether an exchange completes a block that all members of its group need."""
         target = step.target
         if not step.moves.same_to_all or target.name in self.unsuitable:
             return False
         filling = self.writers[target.name]
-        are_moves = all(isinstance(each, Load | Exchange) for each in filling)
+        are_moves = all(_brings(each) for each in filling)
         return are_moves and filling[-1] is step and target.nbytes >= inputs.MIN_SHARED_BYTES
 
-    def gather(self, step: Exchange) -> None:
+    def gather(self, step: Transfer) -> None:
         """Put the target of an exchange into the memory of its group."""
         self.groups[step.target.name] = step.group
         self.areas[step.target.name] = step.target.nbytes
         self.shared.append(step)
 
-    def can_publish(self, step: SharedStep) -> bool:
+    def can_publish(self, step: Transfer) -> bool:
         """Return whether members can read what a step moves where it was computed."""
-        (slot,) = step.reads
+        slot = step.source
         if slot.name in self.unsuitable or _published_bytes(step) < inputs.MIN_SHARED_BYTES:
             return False
-        if any(isinstance(each, Load | Exchange) for each in self.writers[slot.name]):
+        if any(map(_brings, self.writers[slot.name])):
             return False
         return step.group == self.first_transfers[slot.name].group
 
-    def publish(self, step: SharedStep) -> None:
+    def publish(self, step: Transfer) -> None:
         """Put what a step moves into the memory of its group, once for each member."""
-        name = step.reads[0].name
+        name = step.source.name
         self.groups[name] = step.group
         self.areas[name] = max(_published_bytes(step), self.areas.get(name, 0))
         self.published.add(name)
         self.shared.append(step)
 
-    def gathers_of_computed(self) -> list[Exchange]:
+    def gathers_of_computed(self) -> list[Transfer]:
         """Return the exchanges whose pieces are computed by one kernel each.
 
         These are the same on all members, even on those that have no piece: the times of slots
@@ -188,13 +185,13 @@ class _Search:
         """
         found = []
         for step in self.shared:
-            if not isinstance(step, Exchange) or not step.moves.same_to_all:
+            if not step.moves.same_to_all:
                 continue
             source = step.source
             if source.name in self.unsuitable or source.name in self.published:
                 continue
             kernels = self.writers[source.name]
-            is_computed = len(kernels) == 1 and isinstance(kernels[0], Kernel)
+            is_computed = len(kernels) == 1 and only_kernel(kernels[0]) is not None
             is_alone = len(self.writers[step.target.name]) == 1
             if is_computed and is_alone and self.first_transfers[source.name] is step:
                 found.append(step)
@@ -228,17 +225,21 @@ def _writers(steps: Sequence[Step]) -> dict[str, list[Step]]:
     return found
 
 
-def _first_transfers(steps: Sequence[Step]) -> dict[str, SharedStep]:
+def _brings(step: Step) -> bool:
+    """Return whether a step fills a slot with elements that are there already."""
+    return isinstance(step, Load) or step.kind == "exchange"
+
+
+def _first_transfers(steps: Sequence[Step]) -> dict[str, Transfer]:
     """Return the first exchange or reduction that reads each slot, with messages or without.
 
     A slot can be in the memory of one group only. All ranks take the group of this step. Which
     steps need no messages would not do: that depends on the nodes of each rank's groups.
     """
-    found: dict[str, SharedStep] = {}
+    found: dict[str, Transfer] = {}
     for step in steps:
-        if isinstance(step, Exchange | Reduce):
-            for slot in step.reads:
-                found.setdefault(slot.name, step)
+        if isinstance(step, Transfer):
+            found.setdefault(step.source.name, step)
     return found
 
 
@@ -254,7 +255,7 @@ def _unsuitable_slots(schedule: Schedule) -> Collection[str]:
     return found
 
 
-def _piece_offset(step: Exchange) -> int | None:
+def _piece_offset(step: Transfer) -> int | None:
     """Return where in the target the source could lie, in bytes; None if it could not.
 
     It must lie there as in memory of its own: without gaps, and aligned as on all ranks.
@@ -275,13 +276,13 @@ def _piece_offset(step: Exchange) -> int | None:
     return offset if offset % ALIGNMENT == 0 else None
 
 
-def _published_bytes(step: SharedStep) -> int:
+def _published_bytes(step: Transfer) -> int:
     """Return a bound on the bytes of the slot that other members read; 0 if they cannot read it.
 
     The bound is the same on all members. A halo is small, and comes from few neighbours.
     """
-    if isinstance(step, Reduce):
-        return 0 if is_left_to_communicator(step) else step.slot.nbytes
+    if step.aggregation is not None:
+        return 0 if is_left_to_communicator(step) else step.target.nbytes
     moves = step.moves
     if moves.same_to_all or moves.is_halo or moves.largest_block is None:
         return 0
@@ -291,7 +292,7 @@ def _published_bytes(step: SharedStep) -> int:
 class _Times:
     """When slots are used, counted in transfers of a group."""
 
-    def __init__(self, steps: Sequence[Step], shared: Sequence[SharedStep]) -> None:
+    def __init__(self, steps: Sequence[Step], shared: Sequence[Transfer]) -> None:
         self.first_use: dict[Slot, int] = {}  # the number of the step
         self.last_use: dict[Slot, int] = {}
         self.loaded: set[Slot] = set()
@@ -309,7 +310,7 @@ class _Times:
                 self.completed_by[step.writes[0]] = number
         # A backend may leave elements where they are, and read them when the target is read.
         for step in reversed(steps):
-            if isinstance(step, Exchange) and not step.moves.same_to_all:
+            if isinstance(step, Transfer) and not step.moves.same_to_all:
                 last = max(self.last_use[step.source], self.last_use[step.target])
                 self.last_use[step.source] = last
 

@@ -34,7 +34,7 @@ MASKS = {
 
 def found_in(case, with_numbers=False):
     chain, written = attention_chain(case, with_numbers)
-    return find_attention(chain.parts, written)
+    return find_attention(chain.kernels, written)
 
 
 @pytest.mark.parametrize("text", [PLAIN, HEADS_FIRST, SHARED_HEADS, IN_FLOAT32, IN_ONE_STATEMENT])
@@ -76,21 +76,21 @@ def test_a_scaled_mask_scales_its_fill():
 
 def test_numbers_of_rows_may_be_wanted_too():
     chain, written = attention_chain(Case(mask="t <= s"), with_numbers=True)
-    found = find_attention(chain.parts, written)
+    found = find_attention(chain.kernels, written)
     assert found is not None
     names = [found.elements[name].tensor for name in ("maxima", "totals")]
-    assert names == number_names(chain.parts)
+    assert names == number_names(chain.kernels)
 
 
 def test_a_sum_that_is_divided_afterwards():
     chain, written = attention_chain(Case(IN_ONE_STATEMENT, head=8))
-    found = find_attention(chain.parts, written)
+    found = find_attention(chain.kernels, written)
     assert found is not None
     assert found.divides
-    product, inverse, result = chain.parts[-3:]
+    product, inverse, result = chain.kernels[-3:]
     assert not result.einsum.aggregated
     assert not inverse.einsum.aggregated
-    parts = chain.parts[:-2]
+    parts = chain.kernels[:-2]
     found = find_attention(parts, [product.target.name, number_names(parts)[1]])
     assert found is not None
     assert not found.divides
@@ -171,13 +171,13 @@ def test_weights_that_are_wanted_are_not_left_out():
 def test_gradients_of_a_softmax_in_float32_are_found(mask, given):
     """Its total divides each term of a difference."""
     chain, _ = gradient_chain(Case(IN_FLOAT32, mask=mask), given)
-    found = find_gradients(chain.parts, [slot.name for slot in chain.writes])
+    found = find_gradients(chain.kernels, [slot.name for slot in chain.writes])
     assert found is not None
     assert found.factors == {"d_q": 0.125, "d_k": 0.125}
     assert "given" not in found.elements
     assert ("maxima" in found.elements) == bool(given)
     chain, _ = gradient_chain(Case(IN_FLOAT32), ("statistics", "products"))
-    assert find_gradients(chain.parts, [slot.name for slot in chain.writes]) is None
+    assert find_gradients(chain.kernels, [slot.name for slot in chain.writes]) is None
 
 
 @pytest.mark.parametrize("given", [(), ("statistics",), ("statistics", "products")], ids=len)
@@ -185,7 +185,7 @@ def test_gradients_of_a_softmax_in_float32_are_found(mask, given):
 @pytest.mark.parametrize("text", [PLAIN, HEADS_FIRST, SHARED_HEADS])
 def test_gradients_are_found(text, mask, given):
     chain, names = gradient_chain(Case(text, mask=mask, members=3, head=16), given)
-    found = find_gradients(chain.parts, [slot.name for slot in chain.writes])
+    found = find_gradients(chain.kernels, [slot.name for slot in chain.writes])
     assert found is not None
     tensors = {name: element.tensor for name, element in found.elements.items()}
     assert [tensors[name] for name in ("d_q", "d_k", "d_v")] == ["gQ", "gK", "gV"]
@@ -197,26 +197,26 @@ def test_gradients_are_found(text, mask, given):
     else:
         assert "maxima" not in tensors
     assert ("given" in tensors) == ("products" in given)
-    assert find_attention(chain.parts, [slot.name for slot in chain.writes]) is None
+    assert find_attention(chain.kernels, [slot.name for slot in chain.writes]) is None
 
 
 def test_gradients_with_another_mask_are_not_found():
     """The slopes of scores that are not seen must be 0, and of no others."""
     chain, _ = gradient_chain(Case(mask="t <= s"))
     other, _ = gradient_chain(Case(mask="t <= s + 1"))
-    masked = {kernel.target.name: kernel for kernel in other.parts}
-    parts = list(chain.parts)
+    masked = {kernel.target.name: kernel for kernel in other.kernels}
+    parts = list(chain.kernels)
     for number, kernel in enumerate(parts):
         is_slope = len(kernel.operands) > 1 and "where" in str(kernel.einsum)
         if is_slope:
             parts[number] = masked[kernel.target.name]
-    assert parts != list(chain.parts)
+    assert parts != list(chain.kernels)
     assert find_gradients(parts, [slot.name for slot in chain.writes]) is None
 
 
 def test_some_gradients_may_be_left_out():
     chain, _ = gradient_chain(Case())
-    parts = [kernel for kernel in chain.parts if kernel.target.name != "gK"]
+    parts = [kernel for kernel in chain.kernels if kernel.target.name != "gK"]
     found = find_gradients(parts, ["gQ", "gV"])
     assert found is not None
     assert "d_k" not in found.elements

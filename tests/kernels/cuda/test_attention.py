@@ -158,7 +158,7 @@ def test_rows_that_see_nothing():
 
 def storage_of(case):
     chain, written = attention_chain(case)
-    found = find_attention(chain.parts, written)
+    found = find_attention(chain.kernels, written)
     return Storage(found.elements, arrays_of(chain), found.labels)
 
 

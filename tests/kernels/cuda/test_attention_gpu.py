@@ -185,7 +185,7 @@ def test_numbers_of_rows(cupy, products, name):
     compute(prepare_attention_chain, chain, arrays)
     given = [standard(case, letter, exact[letter]) for letter in "QKV"]
     expected = expected_values(case, *given)
-    maxima, totals = [arrays[name] for name in number_names(chain.parts)]
+    maxima, totals = [arrays[name] for name in number_names(chain.kernels)]
     check(cupy, standard(case, "O", arrays["O"]), expected["O"], 3)
     check(cupy, maxima, expected["maxima"][:, :, 0], 2)
     # A total is relative to the maximum as it is stored.

@@ -54,11 +54,10 @@ from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.nest import EXACT_OPTIONS, compile_kernel
 from einmpi.kernels.cuda.problem import Problem
 from einmpi.kernels.cuda.work_split import split_work
-from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.operands import number_operands
+from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Group
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
@@ -74,8 +73,7 @@ def cupy(monkeypatch):
 
 def forget():
     """Remove prepared calls and kernels, so that none is left from another stand-in."""
-    for calls in (dispatch.CALLS, group.CALLS):
-        calls.entries.clear()
+    dispatch.CALLS.entries.clear()
     compile_kernel.cache_clear()
 
 
@@ -154,8 +152,8 @@ def test_sums_over_columns_are_no_group():
         x=(8192, 2048),
         y=(8192, 2048),
     )
-    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
-    assert not any(isinstance(step, Group) for step in schedule.steps)
+    schedule = with_groups(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
+    assert not any(len(step.kernels) > 1 for step in schedule.steps)
 
 
 @pytest.mark.parametrize("name", ["softmax", "maps", "equal values"])

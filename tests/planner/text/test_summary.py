@@ -16,9 +16,10 @@ from einmpi.planner.text import summary as words
 from einmpi.planner.text.compare import compare
 from einmpi.planner.text.explain import explain
 from einmpi.planner.text.summary import in_words, movements
+from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Exchange, Group, Kernel, Reduce
 from einmpi.units import show_bytes
+from tests.step_kinds import computed_as, is_exchange, is_reduce
 
 # Extents that every number of ranks below divides, so that all blocks of a tensor are equal.
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
@@ -72,21 +73,22 @@ class Facts:
         for rank in range(plan.ranks):
             moves = Counter()
             for step in self.flat(lower(plan, rank).steps):
-                if isinstance(step, Kernel):
-                    self.kernels[step.vertex].append(dict(step.einsum.extents))
-                elif isinstance(step, Exchange):
+                kernel = only_kernel(step)
+                if kernel is not None:
+                    self.kernels[step.vertex].append(dict(kernel.einsum.extents))
+                elif is_exchange(step):
                     self.held[step.tensor][moves[step.tensor]] += prod(step.target.shape)
                     moves[step.tensor] += 1
                     self.bytes[step.tensor] += step.nbytes
                     if rank == 0:
                         self.shapes[step.tensor].append((step.source.shape, step.target.shape))
-                elif isinstance(step, Reduce) and len(step.group) > 1:
+                elif is_reduce(step) and len(step.group) > 1:
                     self.combined[step.tensor].add((len(step.group), step.aggregation))
                     self.bytes[step.tensor] += step.nbytes
 
     def flat(self, steps):
         for step in steps:
-            yield from step.steps if isinstance(step, Group) else [step]
+            yield from step.steps if computed_as(step) == "cache" else [step]
 
 
 @pytest.fixture

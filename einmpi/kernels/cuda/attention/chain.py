@@ -36,9 +36,7 @@ from einmpi.kernels.cuda.attention.launches import (
     supports,
 )
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import key_of
-from einmpi.kernels.prepared import PreparedCalls
-from einmpi.schedule.chain import Chain
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import names_of
 
 # ---- storage -------------------------------------------------------------------------------------
@@ -135,9 +133,14 @@ class PreparedChain:
     compute: Callable[[Arrays], None]  # on arrays with the same shapes, strides and dtypes
     workspace: int = 0  # bytes of memory that it takes besides
 
+    def call(self, arrays: Arrays) -> int:
+        """Compute the chain; return the bytes that it took besides."""
+        self.compute(arrays)
+        return self.workspace
+
 
 # Returns None if the kernel does not support the chain, or arrays that are stored in this way.
-PrepareChain: TypeAlias = Callable[[Chain, Arrays], PreparedChain | None]
+PrepareChain: TypeAlias = Callable[[Compute, Arrays], PreparedChain | None]
 
 
 # Tensors with the columns of the scores as their rows, and those with the head of V.
@@ -146,9 +149,9 @@ VALUE_TENSORS = ("v", "o", "d_o", "d_v")
 ROW_NUMBERS = ("maxima", "totals", "given")  # arrays with a number for each row
 
 
-def prepare_attention_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
+def prepare_attention_chain(step: Compute, arrays: Arrays) -> PreparedChain | None:
     """Prepare a chain that computes attention; None if it is no attention, or not supported."""
-    attention = find_attention(step.parts, names_of(step.writes))
+    attention = find_attention(step.kernels, names_of(step.writes))
     if attention is None:
         return None
     elements = attention.elements
@@ -159,9 +162,9 @@ def prepare_attention_chain(step: Chain, arrays: Arrays) -> PreparedChain | None
     return PreparedChain(lambda arrays: launch(_addresses(elements, arrays)))
 
 
-def prepare_gradient_chain(step: Chain, arrays: Arrays) -> PreparedChain | None:
+def prepare_gradient_chain(step: Compute, arrays: Arrays) -> PreparedChain | None:
     """Prepare a chain that computes gradients of attention; None if it does not, or cannot."""
-    gradients = find_gradients(step.parts, names_of(step.writes))
+    gradients = find_gradients(step.kernels, names_of(step.writes))
     if gradients is None:
         return None
     own_batches = set(gradients.labels.own_batches)
@@ -263,20 +266,11 @@ def _number_dtype(storage: Storage) -> str | None:
 CHAIN_KERNELS: list[PrepareChain] = [prepare_attention_chain, prepare_gradient_chain]
 
 
-def compute_chain(step: Chain, arrays: Arrays, calls: PreparedCalls) -> int | None:
-    """Compute a chain by the first kernel that can; return the bytes it took, None if none can."""
-    key = ("chain", *(key_of(array) for array in arrays.values()))
-    prepared = calls.get(step, key, lambda: _prepare(step, arrays))
-    if prepared is None:
-        return None
-    prepared.compute(arrays)
-    return prepared.workspace
-
-
-def _prepare(step: Chain, arrays: Arrays) -> PreparedChain | None:
+def prepare_chain(step: Compute, arrays: Arrays) -> Callable[[Arrays], int] | None:
+    """Return a chain by the first kernel that can compute it; None if none can."""
     capture.prepare_calls()
     for prepare in CHAIN_KERNELS:
         prepared = prepare(step, arrays)
         if prepared is not None:
-            return prepared
+            return prepared.call
     return None

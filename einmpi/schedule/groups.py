@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einmpi.kernels.updates import find_partial_update, find_placed_rows
+from einmpi.schedule.compute import Compute, Kernel, Tiles, only_kernel
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Load, Reuse, SavePoint, Step
+from einmpi.schedule.steps import Begin, Free, Load, Reuse, SavePoint, Step
 
-GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse
-RunStep: TypeAlias = GroupedStep | Load | SavePoint
 Updates: TypeAlias = tuple[tuple[Slot, Slot], ...]  # an input, and what is written over it
 
 
@@ -27,16 +25,18 @@ class GroupingRule:
 
     `accepts` tells whether a kernel may be part of a group. `choose_block` gives how many indices
     of each row to compute at a time, or None if the kernels are better computed one by one. Of
-    other kernels, those that `can_lead` may be the first of a group that `is_worthwhile`.
+    other kernels, those that `can_lead` may be the first of a group that `is_worthwhile`. A kernel
+    that `changes_a_part` of what it is written over is computed alone.
     """
 
     accepts: Callable[[Kernel], bool]
     choose_block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
     can_lead: Callable[[Kernel], bool] = lambda _: False
-    is_worthwhile: Callable[[Group], bool] = lambda _: True
+    is_worthwhile: Callable[[Compute], bool] = lambda _: True
+    changes_a_part: Callable[[Kernel], bool] = lambda _: False
 
 
-def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
+def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """Return the schedule with groups in place of kernels, where a rule asks for them.
 
     The schedule needs no more memory with groups than it did without. What is loaded between the
@@ -45,7 +45,7 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """
     steps: list[Step] = []
     # Where slots are in the slow tier, what is in memory is not counted here.
-    uses_slow_tier = any(step.places for step in schedule.steps)
+    uses_slow_tier = any(step.spills("place") for step in schedule.steps)
     peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
     bytes_by_slot: dict[str, int] = {}  # a slot may be allocated by several steps
     position = 0
@@ -73,18 +73,19 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
 
 def _longest_run(
     steps: Sequence[Step], start: int, rule: GroupingRule, updates: Updates
-) -> list[RunStep]:
+) -> list[Step]:
     """Return the most steps from a position on that share rows, with what is freed meanwhile.
 
     Loads are among them if a kernel of the run follows, and nothing of the run has used their slot.
     """
-    run: list[RunStep] = []
+    run: list[Step] = []
     rows = _SharedRows()
     used: set[str] = set()  # slots of the run
     for step in steps[start:]:
-        if isinstance(step, Kernel):
-            is_accepted = rule.accepts(step) or (not run and rule.can_lead(step))
-            if not is_accepted or _changes_a_part(step, updates) or not rows.add(step):
+        kernel = only_kernel(step)
+        if kernel is not None:
+            is_accepted = rule.accepts(kernel) or (not run and rule.can_lead(kernel))
+            if not is_accepted or _changes_a_part(kernel, updates, rule) or not rows.add(kernel):
                 break
         elif not run or not isinstance(step, Free | Begin | Reuse | Load | SavePoint):
             break
@@ -98,31 +99,31 @@ def _longest_run(
     return _up_to_last_kernel(run)
 
 
-def _up_to_last_kernel(run: list[RunStep]) -> list[RunStep]:
+def _up_to_last_kernel(run: list[Step]) -> list[Step]:
     """Return a run without the loads and save points after its last kernel, and what follows."""
     end = len(run)
     for number in reversed(range(len(run))):
-        if isinstance(run[number], Kernel):
+        if run[number].kernels:
             break
         if isinstance(run[number], Load | SavePoint):
             end = number
     return run[:end]
 
 
-def _before_loads(run: list[RunStep]) -> list[RunStep]:
+def _before_loads(run: list[Step]) -> list[Step]:
     """Return the steps of a run before the first one that loads."""
     first_ones = itertools.takewhile(lambda step: not isinstance(step, Load), run)
     return _up_to_last_kernel(list(first_ones))
 
 
-def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedStep]]:
+def _loads_first(run: list[Step]) -> tuple[list[Step], list[Step]]:
     """Return what a run loads, to be done before it, and its other steps.
 
     What begins to load one of these slots comes before it.
     """
     loaded = [step.slot.name for step in run if isinstance(step, Load)]
-    first: list[Begin | Load] = []
-    others: list[GroupedStep] = []
+    first: list[Step] = []
+    others: list[Step] = []
     for step in run:
         if isinstance(step, Load) or (isinstance(step, Begin) and step.load.slot.name in loaded):
             first.append(step)
@@ -131,7 +132,7 @@ def _loads_first(run: list[RunStep]) -> tuple[list[Begin | Load], list[GroupedSt
     return first, others
 
 
-def _without_lost_inputs(run: list[RunStep], updates: Updates) -> list[RunStep]:
+def _without_lost_inputs(run: list[Step], updates: Updates) -> list[Step]:
     """Return the first steps of a run, in which no block loses an input that a later block needs.
 
     A slot may be written over an input. Each block of rows must then read just those elements of
@@ -151,17 +152,20 @@ def _without_lost_inputs(run: list[RunStep], updates: Updates) -> list[RunStep]:
         for number in range(writer):
             labels_read = [labels[number] for labels in rows]
             if not _reads_own_rows(kernels[number], source, labels_read, dimensions):
-                shorter = _up_to_last_kernel(run[: run.index(kernels[writer])])
+                shorter = _up_to_last_kernel(run[: _place_of_kernel(run, kernels[writer])])
                 return _without_lost_inputs(shorter, updates)
     return run
 
 
-def _changes_a_part(kernel: Kernel, updates: Updates) -> bool:
+def _place_of_kernel(run: Sequence[Step], kernel: Kernel) -> int:
+    return next(number for number, step in enumerate(run) if kernel in step.kernels)
+
+
+def _changes_a_part(kernel: Kernel, updates: Updates, rule: GroupingRule) -> bool:
     """Return whether a kernel changes only a part of what it is written over."""
     if all(kernel.target.name != target.name for _, target in updates):
         return False
-    einsum = kernel.einsum
-    return find_placed_rows(einsum) is not None or find_partial_update(einsum) is not None
+    return rule.changes_a_part(kernel)
 
 
 def _reads_own_rows(
@@ -187,7 +191,7 @@ def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
 
 
 def _group_of(
-    run: list[RunStep], bytes_before: int, peak: int, rule: GroupingRule
+    run: list[Step], bytes_before: int, peak: int, rule: GroupingRule
 ) -> list[Step] | None:
     """Return the steps of a run as what it loads, then a group.
 
@@ -202,12 +206,27 @@ def _group_of(
     if block is None:
         return None
     loads, grouped = _loads_first(run)
-    group = Group(tuple(grouped), rows, block)
+    group = _joined(kernels, grouped, Tiles("cache", rows, block))
     if not rule.is_worthwhile(group):
         return None
     steps: list[Step] = [*loads, group]
     needed = _peak_bytes(steps, bytes_before)
     return steps if needed <= max(peak, _peak_bytes(run, bytes_before)) else None
+
+
+def _joined(kernels: Sequence[Kernel], steps: Sequence[Step], tiles: Tiles) -> Compute:
+    """Return kernels as one step, with what is done between them."""
+    between = []
+    done = 0  # kernels so far
+    freed: set[Slot] = set()
+    for step in steps:
+        if step.kernels:
+            done += 1
+        else:
+            between.append((done, step))
+            freed.update(step.frees)
+    inner = frozenset(kernel.target for kernel in kernels if kernel.target in freed)
+    return Compute(tuple(kernels), tiles, inner, between=tuple(between))
 
 
 def _kernels_of(run: Sequence[Step]) -> list[Kernel]:

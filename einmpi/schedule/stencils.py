@@ -1,5 +1,5 @@
-"""Sweeps in a schedule: stencils whose halos stay beside the block, which is then not copied, and
-aggregates that are computed in the same pass over memory as the tensor they aggregate."""
+"""Fused stencils: halos stay in buffers beside the block, which is then not copied, and aggregates
+are computed in the same pass over memory as the tensor they aggregate."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from einmpi.kernels.halo_parts import split_at_halos
-from einmpi.schedule.halo import HaloBlock, HaloExchange, Sweep
+from einmpi.schedule.compute import Compute, HaloBlock, Kernel, only_kernel
 from einmpi.schedule.regions import Region, Slot, elements, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Free, Kernel, Reuse, SavePoint, Step, Store
+from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
 
-MIN_SWEPT_BYTES = 2**22  # of the tensor: a smaller one stays in the cache anyway
-
-
-# ---- halos beside the block ---------------------------------------------------------------------
+MIN_FOLDED_BYTES = 2**22  # of the tensor: a smaller one stays in the cache anyway
 
 
-def with_halos_beside(schedule: Schedule) -> Schedule:
-    """Return the schedule with halos beside their blocks where that is possible.
+# ---- halo buffers --------------------------------------------------------------------------------
 
-    It takes no more memory. Where a kernel would write over the block, it gets memory of its own
-    instead of the copy of the block.
+
+def with_halo_buffers(schedule: Schedule, reads_halos: Callable[[Compute], bool]) -> Schedule:
+    """Return the schedule with halos in buffers of their own where that is possible.
+
+    `reads_halos` tells whether a kernel can read a block and its halo where they are. It takes no
+    more memory: where a kernel would write over the block, it gets memory of its own instead of
+    the copy of the block.
     """
-    if not any(_may_stay_beside(step) for step in schedule.steps):
+    if not any(_may_have_buffers(step) for step in schedule.steps):
         return schedule
-    if any(step.places or step.evicts for step in schedule.steps):
+    if any(step.spills("place", "evict") for step in schedule.steps):
         return schedule  # memory is short
-    changes = _Changes(schedule.steps)
+    changes = _Changes(schedule.steps, reads_halos)
     for number, step in enumerate(schedule.steps):
-        if isinstance(step, Kernel):
-            changes.add_kernel(number, step)
+        kernel = only_kernel(step)
+        if kernel is not None:
+            changes.add_kernel(number, kernel)
     steps: list[Step] = []
     for number, step in enumerate(schedule.steps):
         steps += changes.replaced.get(number, [step])
     return replace(schedule, steps=tuple(steps))
 
 
-def _may_stay_beside(step: Step) -> bool:
+def _may_have_buffers(step: Step) -> bool:
     """Return whether an exchange adds a halo to a block, and would copy more than it receives."""
-    if not isinstance(step, Exchange) or step.moves.own is None or step.moves.same_to_all:
+    if not isinstance(step, Transfer) or step.moves.own is None or step.moves.same_to_all:
         return False
-    if step.source == step.target or not step.target.shape:
+    if step.aggregation is not None or step.source == step.target or not step.target.shape:
         return False
     if step.cut is not None:
         return False  # other members send it in parts
@@ -62,6 +63,7 @@ class _Changes:
     """The steps that take the place of others, by the number of those."""
 
     steps: Sequence[Step]
+    reads_halos: Callable[[Compute], bool]
     replaced: dict[int, list[Step]] = field(default_factory=dict)
 
     @cached_property
@@ -96,7 +98,7 @@ class _Changes:
             if position is None:
                 continue
             exchange = self.steps[position]
-            assert isinstance(exchange, Exchange)
+            assert isinstance(exchange, Transfer)
             block = _block_of(exchange)
             own, *arrived = block.sources
             in_the_way = self._steps_that_end(own, position, number)
@@ -109,13 +111,13 @@ class _Changes:
                 replaced[other] = []
                 if self.steps[other].frees:
                     freed_later.append(self.steps[other])
-            replaced[position] = [HaloExchange(exchange, _arriving(exchange))]
+            replaced[position] = [replace(exchange, arriving=_arriving(exchange))]
             for other in self.freeing[target.name]:
                 replaced[other] = [Free(slot) for slot in arrived]
             blocks.append(block)
-        sweep = Sweep(kernel, tuple(blocks))
-        if blocks and split_at_halos(sweep) is not None:
-            replaced[number] = [sweep, *freed_later]
+        stencil = Compute((kernel,), halos=tuple(blocks))
+        if blocks and self.reads_halos(stencil):
+            replaced[number] = [stencil, *freed_later]
             self.replaced.update(replaced)
 
     def _steps_that_end(self, own: Slot, first: int, last: int) -> list[int]:
@@ -133,10 +135,10 @@ class _Changes:
         writers = self.writers.get(target.name, [])
         if len(writers) != 1 or self.readers[target.name] != [number]:
             return None
-        return writers[0] if _may_stay_beside(self.steps[writers[0]]) else None
+        return writers[0] if _may_have_buffers(self.steps[writers[0]]) else None
 
 
-def _arriving(exchange: Exchange) -> tuple[Slot | None, ...]:
+def _arriving(exchange: Transfer) -> tuple[Slot | None, ...]:
     """Return the slots for the messages of an exchange, one for each member of the group."""
     target = exchange.target
     found: list[Slot | None] = []
@@ -149,7 +151,7 @@ def _arriving(exchange: Exchange) -> tuple[Slot | None, ...]:
     return tuple(found)
 
 
-def _block_of(exchange: Exchange) -> HaloBlock:
+def _block_of(exchange: Transfer) -> HaloBlock:
     """Return where the elements of an exchange's target are if they are not put together."""
     assert exchange.moves.own is not None
     there, here = exchange.moves.own
@@ -180,41 +182,33 @@ def with_folds(
     and a save point there is inside.
     """
     steps: list[Step] = []
-    written_over = {step.slot for step in schedule.steps if isinstance(step, Reuse)}
-    sweep_position: int | None = None  # in the new steps, as long as folds can be added
+    written_over = {slot for step in schedule.steps for slot in step.reuses}
+    position: int | None = None  # in the new steps, of what aggregates can be added to
     for step in schedule.steps:
-        sweep = _sweep_of(step, is_map)
-        last = steps[sweep_position] if sweep_position is not None else None
-        if isinstance(step, Kernel) and isinstance(last, Sweep) and is_fold(step, last.kernel):
-            assert sweep_position is not None
-            steps[sweep_position] = replace(last, folds=(*last.folds, step))
-            for number in range(sweep_position + 1, len(steps)):
+        fold = only_kernel(step)
+        last = None if position is None else steps[position]
+        if fold is not None and last is not None and is_fold(fold, last.kernels[0]):
+            assert position is not None and isinstance(last, Compute)
+            steps[position] = replace(last, kernels=(*last.kernels, fold))
+            for number in range(position + 1, len(steps)):
                 point = steps[number]
                 if isinstance(point, SavePoint):
                     steps[number] = replace(point, inside=True)
-        elif sweep is not None and sweep.kernel.target not in written_over:
-            steps.append(sweep)
-            sweep_position = len(steps) - 1
-        else:
-            steps.append(step)
-            # Without a halo there is no memory to spare, where something is freed between both.
-            is_freed = isinstance(step, Free) and isinstance(last, Sweep) and bool(last.blocks)
-            if not isinstance(step, Store | SavePoint) and not is_freed:
-                sweep_position = None
-    found: list[Step] = []
-    for step in steps:
-        is_plain = isinstance(step, Sweep) and not step.blocks and not step.folds
-        found.append(step.kernel if isinstance(step, Sweep) and is_plain else step)
-    return replace(schedule, steps=tuple(found))
+            continue
+        steps.append(step)
+        if _takes_folds(step, is_map) and step.writes[0] not in written_over:
+            position = len(steps) - 1
+            continue
+        # Without a halo there is no memory to spare, where something is freed between both.
+        is_freed = isinstance(step, Free) and isinstance(last, Compute) and bool(last.halos)
+        if not isinstance(step, Store | SavePoint) and not is_freed:
+            position = None
+    return replace(schedule, steps=tuple(steps))
 
 
-def _sweep_of(step: Step, is_map: Callable[[Kernel], bool]) -> Sweep | None:
-    """Return a step as a sweep to which aggregates can be added, if it is one."""
-    if isinstance(step, Sweep):
-        sweep = step
-    elif isinstance(step, Kernel):
-        sweep = Sweep(step)
-    else:
-        return None
-    is_large = sweep.kernel.target.nbytes >= MIN_SWEPT_BYTES
-    return sweep if is_large and is_map(sweep.kernel) else None
+def _takes_folds(step: Step, is_map: Callable[[Kernel], bool]) -> bool:
+    """Return whether aggregates can be added to what a step computes."""
+    if only_kernel(step) is None and not (isinstance(step, Compute) and step.halos):
+        return False
+    kernel = step.kernels[0]
+    return kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel)
