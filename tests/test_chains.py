@@ -15,6 +15,7 @@ import pytest
 from distributed import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.api import options_of
@@ -32,7 +33,6 @@ from einmpi.runtime.sharing import inputs as sharing_inputs
 from einmpi.runtime.threads import THREAD_VARIABLES
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.lower import lower
-from tests.step_kinds import computed_as
 
 ATTENTION = """
 T[b,h,s,t] = sum[d](Q[b,s,h,d] * K[b,t,h,d]) * 0.25

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mpi_helpers import needs_mpirun, run_mpi
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.comm.threads import run_threads
@@ -187,7 +188,7 @@ import sys
 from mpi4py import MPI
 import einmpi.comm.agreement
 from einmpi.cli.main import main
-from tests.step_kinds import computed_as
+from step_kinds import computed_as
 
 def interrupted(comm):
     raise KeyboardInterrupt

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule import passes, stencils
-from tests.step_kinds import computed_as
 
 SHAPES = {"U": (61, 40), "W": (61, 40)}
 PROGRAMS = {

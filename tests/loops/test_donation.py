@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.api import options_of
@@ -20,7 +21,6 @@ from einmpi.planner import donation, memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.verify import verify
-from tests.step_kinds import computed_as
 
 
 def run_loop(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from paths import ROOT
 from random_cuts import random_cuts
+from step_kinds import is_exchange
 
 import einmpi
 from einmpi.comm.threads import run_threads
@@ -14,7 +15,6 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.runtime.transfer import Gather, GatherInPlace, messages_of_exchange
 from einmpi.schedule.lower import lower
-from tests.step_kinds import is_exchange
 
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
 ROLES = {"batch": ("i",), "hidden": ("k",)}  # k is cut, and all ranks need all of A

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.api import options_of
@@ -21,7 +22,6 @@ from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.steps import Spill, Transfer
 from einmpi.schedule.verify import verify
-from tests.step_kinds import computed_as
 
 RANKS = [2, 3, 4, 6, 9]
 HEAT = """

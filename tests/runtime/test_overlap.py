@@ -13,6 +13,7 @@ import pytest
 from distributed import NoValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_kinds import computed_as, is_reduce
 
 import einmpi
 from einmpi.api import options_of
@@ -34,7 +35,6 @@ from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.overlap import with_overlap
 from einmpi.schedule.steps import Await
 from einmpi.schedule.verify import verify
-from tests.step_kinds import computed_as, is_reduce
 
 CHAIN = "Z[i,k] = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))"
 

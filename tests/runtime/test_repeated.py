@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from run_cases import cases
+from step_kinds import is_exchange, is_reduce
 
 import einmpi
 from einmpi.api import options_of
@@ -14,7 +15,6 @@ from einmpi.runtime import kept_memory
 from einmpi.runtime.kept_memory import keep_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from tests.step_kinds import is_exchange, is_reduce
 
 CASES = cases()
 POWER = """

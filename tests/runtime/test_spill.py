@@ -406,9 +406,9 @@ loop = { steps = 3, carry = { B = "Z" } }
 
 def test_a_run_that_is_killed_leaves_no_files(tmp_path):
     code = (
-        "import os, signal, einmpi\nfrom einmpi.runtime import passes, actions\n"
+        "import os, signal, einmpi\nfrom einmpi.runtime import compute\n"
         "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "actions.compute_in_passes = kill\neinmpi.run(einmpi.load('job.toml'))"
+        "compute._compute_out_of_core = kill\neinmpi.run(einmpi.load('job.toml'))"
     )
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "scratch").mkdir()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from loops.test_batches import SPECIAL, alone
 from paths import ROOT
+from step_kinds import computed_as
 
 import einmpi
 from einmpi.api import options_of
@@ -16,7 +17,6 @@ from einmpi.comm.threads import run_threads
 from einmpi.files.generate import load_array
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
-from tests.step_kinds import computed_as
 
 STEPS = 4
 WEIGHTS = ("W1", "b1", "W2", "b2")

@@ -6,6 +6,7 @@ from math import prod
 
 import pytest
 import run_cases
+from step_kinds import computed_as, is_exchange, is_reduce
 
 import einmpi
 from einmpi.models.config import MODELS, llama_program
@@ -19,7 +20,6 @@ from einmpi.planner.text.summary import in_words, movements
 from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.lower import lower
 from einmpi.units import show_bytes
-from tests.step_kinds import computed_as, is_exchange, is_reduce
 
 # Extents that every number of ranks below divides, so that all blocks of a tensor are equal.
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
