@@ -4,12 +4,12 @@ are computed in the same pass over memory as the tensor they aggregate."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.schedule.compute import Compute, HaloBlock, Kernel, only_kernel
-from einmpi.schedule.regions import Region, Slot, elements, shape
+from einmpi.schedule.regions import Region, Slot, elements, names_of, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
 
@@ -28,8 +28,6 @@ def with_halo_buffers(schedule: Schedule, reads_halos: Callable[[Compute], bool]
     """
     if not any(_may_have_buffers(step) for step in schedule.steps):
         return schedule
-    if any(step.spills("place", "evict") for step in schedule.steps):
-        return schedule  # memory is short
     changes = _Changes(schedule.steps, reads_halos)
     for number, step in enumerate(schedule.steps):
         kernel = only_kernel(step)
@@ -70,6 +68,11 @@ class _Changes:
     def readers(self) -> dict[str, list[int]]:
         """The steps that read or keep each slot."""
         return self._steps_by_slot(lambda step: {*step.reads, *step.keeps})
+
+    @cached_property
+    def spilled(self) -> Collection[str]:
+        """The slots that may be in the slow tier."""
+        return self._steps_by_slot(lambda step: step.spills("place", "evict"))
 
     @cached_property
     def freeing(self) -> dict[str, list[int]]:
@@ -135,7 +138,11 @@ class _Changes:
         writers = self.writers.get(target.name, [])
         if len(writers) != 1 or self.readers[target.name] != [number]:
             return None
-        return writers[0] if _may_have_buffers(self.steps[writers[0]]) else None
+        exchange = self.steps[writers[0]]
+        used = names_of((*exchange.reads, target))
+        if any(name in self.spilled for name in used):  # they are in other places at other times
+            return None
+        return writers[0] if _may_have_buffers(exchange) else None
 
 
 def _arriving(exchange: Transfer) -> tuple[Slot | None, ...]:
