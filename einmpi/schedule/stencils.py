@@ -180,12 +180,12 @@ def _block_of(exchange: Transfer) -> HaloBlock:
 def with_folds(
     schedule: Schedule,
     is_map: Callable[[Kernel], bool],
-    is_fold: Callable[[Kernel, Kernel], bool],
+    is_fold: Callable[[Kernel, Slot], bool],
 ) -> Schedule:
     """Return the schedule with aggregates computed together with the tensor that they aggregate.
 
     `is_map` tells whether a kernel can be computed some rows at a time, `is_fold` whether a kernel
-    can aggregate the target of another one in this way. What was between them comes after both,
+    can aggregate what is in a slot in this way. What was between them comes after both,
     and a save point there is inside.
     """
     steps: list[Step] = []
@@ -194,7 +194,7 @@ def with_folds(
     for step in schedule.steps:
         fold = only_kernel(step)
         last = None if position is None else steps[position]
-        if fold is not None and last is not None and is_fold(fold, last.kernels[0]):
+        if fold is not None and last is not None and is_fold(fold, last.kernels[0].target):
             assert position is not None and isinstance(last, Compute)
             steps[position] = replace(last, kernels=(*last.kernels, fold))
             for number in range(position + 1, len(steps)):

@@ -49,10 +49,10 @@ def is_map(kernel: Kernel) -> bool:
     return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
 
 
-def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
-    """Return whether a kernel is a compiled aggregate, in chunks, of what another one computes."""
+def is_fold(kernel: Kernel, of: Slot, strict: bool) -> bool:
+    """Return whether a kernel is a compiled aggregate, in chunks, of what is in a slot."""
     einsum = kernel.einsum
-    if of.target not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
+    if of not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
         return False
     if einsum.has_special_form or einsum.is_pass_of_scan:
         return False  # it has a kernel of its own
