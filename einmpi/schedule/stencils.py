@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.schedule.compute import Compute, HaloBlock, Kernel, only_kernel
+from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, elements, names_of, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
@@ -182,40 +183,58 @@ def with_folds(
     is_map: Callable[[Kernel], bool],
     is_fold: Callable[[Kernel, Slot], bool],
 ) -> Schedule:
-    """Return the schedule with aggregates computed together with the tensor that they aggregate.
+    """Return the schedule with aggregates of a tensor computed in one pass over its memory.
 
+    That is the pass in which the tensor is computed, or the pass of another aggregate of it.
     `is_map` tells whether a kernel can be computed some rows at a time, `is_fold` whether a kernel
-    can aggregate what is in a slot in this way. What was between them comes after both,
-    and a save point there is inside.
+    can aggregate what is in a slot in this way. What was between them comes after both, and a save
+    point there is inside.
     """
     steps: list[Step] = []
     written_over = {slot for step in schedule.steps for slot in step.reuses}
     position: int | None = None  # in the new steps, of what aggregates can be added to
+    folded: Slot | None = None  # the tensor of which they are
     for step in schedule.steps:
         fold = only_kernel(step)
         last = None if position is None else steps[position]
-        if fold is not None and last is not None and is_fold(fold, last.kernels[0].target):
-            assert position is not None and isinstance(last, Compute)
-            steps[position] = replace(last, kernels=(*last.kernels, fold))
-            for number in range(position + 1, len(steps)):
-                point = steps[number]
-                if isinstance(point, SavePoint):
-                    steps[number] = replace(point, inside=True)
-            continue
+        if fold is not None and isinstance(last, Compute) and folded is not None:
+            assert position is not None
+            between = steps[position + 1 :]
+            arrived = {slot for each in between for slot in each.writes}
+            if is_fold(fold, folded) and arrived.isdisjoint(fold.operands):
+                steps[position] = replace(last, kernels=(*last.kernels, fold))
+                for number, point in enumerate(between, position + 1):
+                    if isinstance(point, SavePoint):
+                        steps[number] = replace(point, inside=True)
+                continue
         steps.append(step)
-        if _takes_folds(step, is_map) and step.writes[0] not in written_over:
+        found = _folded_slot(step, is_map, is_fold)
+        if found is not None and step.writes[0] not in written_over:
             position = len(steps) - 1
+            folded = found
             continue
         # Without a halo there is no memory to spare, where something is freed between both.
         is_freed = isinstance(step, Free) and isinstance(last, Compute) and bool(last.halos)
-        if not isinstance(step, Store | SavePoint) and not is_freed:
+        if not isinstance(step, Store | SavePoint | Transfer) and not is_freed:
             position = None
+    if max(bytes_needed(steps), default=0) > max(bytes_needed(schedule.steps), default=0):
+        return schedule
     return replace(schedule, steps=tuple(steps))
 
 
-def _takes_folds(step: Step, is_map: Callable[[Kernel], bool]) -> bool:
-    """Return whether aggregates can be added to what a step computes."""
+def _folded_slot(
+    step: Step, is_map: Callable[[Kernel], bool], is_fold: Callable[[Kernel, Slot], bool]
+) -> Slot | None:
+    """Return the tensor of which aggregates can be computed together with a step, if there is one.
+
+    It is what the step computes, or what it aggregates itself.
+    """
     if only_kernel(step) is None and not (isinstance(step, Compute) and step.halos):
-        return False
+        return None
     kernel = step.kernels[0]
-    return kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel)
+    if kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel):
+        return kernel.target
+    for slot in kernel.operands:
+        if slot.nbytes >= MIN_FOLDED_BYTES and is_fold(kernel, slot):
+            return slot
+    return None
