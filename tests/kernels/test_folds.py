@@ -10,7 +10,7 @@ from step_kinds import computed_as
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
-from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.process.variables import THREAD_VARIABLES
 from einmpi.schedule import passes, stencils
 
 SHAPES = {"U": (61, 40), "W": (61, 40)}
@@ -43,9 +43,10 @@ def outputs_of(program):
 
 
 def computed(program, inputs, threads=1):
-    made = einmpi.compile(einmpi.program(program, outputs=outputs_of(program), **inputs))
-    made.backend = NumpyBackend(threads)
-    made.repeated_schedule = lambda _: None  # it would have the backend of before
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in THREAD_VARIABLES:
+            patch.setenv(variable, str(threads))
+        made = einmpi.compile(einmpi.program(program, outputs=outputs_of(program), **inputs))
     found = {name: array.gather() for name, array in made(inputs).items()}
     ((_, schedule),) = made.ready.values()
     return made, found, schedule.steps
