@@ -4,6 +4,7 @@ in less memory.
 
 import numpy as np
 import pytest
+from distributed import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.steps import Exchange, Group, Kernel, SavePoint
-from tests.distributed import run_on_threads
 
 PROGRAMS = {
     "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),

@@ -1,4 +1,4 @@
-"""Kernels of a GPU against the reference: cases for a real GPU and for tests/cupy_on_cpu.py."""
+"""Kernels of a GPU against the reference: cases for a real GPU and for tests/lib/cupy_on_cpu.py."""
 
 import itertools
 from dataclasses import replace

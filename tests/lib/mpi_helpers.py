@@ -36,7 +36,7 @@ OMPI_SETTINGS = {
 _SETTINGS = {
     **OMPI_SETTINGS,
     "OPENBLAS_NUM_THREADS": "1",  # threads of many ranks on few cores hide everything else
-    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests" / "lib"))),
     # Unbuffered, print writes a line and its end apart, and lines of ranks are mixed.
     "PYTHONUNBUFFERED": "",
     # Whether UCX warns depends on the network of the machine, and tests compare what is printed.

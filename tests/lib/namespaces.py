@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paths import ROOT
+from tests.lib.paths import ROOT
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 NETWORK = "10.77.0."  # seen inside the namespaces alone

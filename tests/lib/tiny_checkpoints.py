@@ -14,7 +14,7 @@ import einmpi
 from einmpi.models.config import Config, read_config
 from einmpi.models.programs import FREQUENCIES, ModelProgram, weights_of
 
-FOLDER = Path(__file__).resolve().parent / "models" / "checkpoints"
+FOLDER = Path(__file__).resolve().parents[1] / "models" / "checkpoints"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

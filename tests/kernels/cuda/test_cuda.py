@@ -1,4 +1,4 @@
-"""CUDA kernels without a GPU: tests/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
+"""CUDA kernels without a GPU: tests/lib/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
 
 import itertools
 import re
