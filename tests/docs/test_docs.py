@@ -613,10 +613,10 @@ def test_values_equal_the_code(tmp_path):
 
 
 def test_flags_of_jobs_equal_the_code():
-    """The job file page lists every flag of the commands that take a job, with its commands."""
+    """The page lists every flag of the commands that take a job, with its commands."""
     taking_jobs = ("run", "check", "plan", "verify")
     listed = set()
-    for flags, commands_shown, _ in table_after("job_file.md", "## The command line"):
+    for flags, commands_shown, _ in table_after("command_line.md", "## Flags"):
         names = taking_jobs if commands_shown == "all" else commands_shown.split(", ")
         first_flag = flags.split(",")[0].split()[0]
         listed.update((first_flag, name) for name in names)
@@ -668,7 +668,7 @@ def test_json_keys_equal_the_code(tmp_path):
     assert of_loops == {key.replace("loop.", "loops.", 1) for key in of_loop}
     found |= {*of_loop, "loops"}
     shown = []
-    for row in table_after("job_file.md", "### The JSON of a run"):
+    for row in table_after("command_line.md", "## The JSON of a run"):
         shown += row[0].split(", ")
     assert sorted(shown) == sorted(found)
 
@@ -750,7 +750,7 @@ def test_json_keys_of_plans_equal_the_code(tmp_path):
     ((plan, _),) = second.ready.values()
     keys |= {f"shared.{key}" for key in as_json(plan)["shared"]}
     shown = []
-    for row in table_after("job_file.md", "### The JSON of a plan"):
+    for row in table_after("command_line.md", "## The JSON of a plan"):
         shown += row[0].split(", ")
     assert sorted(shown) == sorted(keys)
 
