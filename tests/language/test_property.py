@@ -38,14 +38,14 @@ def arrays(draw: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.array(draw(st.lists(elements, min_size=count, max_size=count)), dtype).reshape(shape)
 
 
-@settled(50)
+@settled(120)
 @given(programs())
 def test_program_equals_numpy(program: Program) -> None:
     check_against_numpy(program)
 
 
 @pytest.mark.slow
-@settled(150)
+@settled(600)
 @given(programs())
 def test_more_programs_equal_numpy(program: Program) -> None:
     check_against_numpy(program)
@@ -62,7 +62,7 @@ def check_against_numpy(program: Program) -> None:
 
 
 @pytest.mark.slow
-@settled(30)
+@settled(60)
 @given(programs())
 def test_blocks_change_nothing(program: Program) -> None:
     note(program_text(program))
@@ -75,7 +75,7 @@ def test_blocks_change_nothing(program: Program) -> None:
         assert not problem, f"{name}{problem}"
 
 
-@settled(30)
+@settled(60)
 @given(programs())
 def test_printed_graph_reads_back(program: Program) -> None:
     note(program_text(program))
@@ -83,7 +83,7 @@ def test_printed_graph_reads_back(program: Program) -> None:
         reads_back(graph)
 
 
-@settled(30)
+@settled(60)
 @given(programs())
 def test_second_rewrite_changes_nothing(program: Program) -> None:
     note(program_text(program))
@@ -91,7 +91,7 @@ def test_second_rewrite_changes_nothing(program: Program) -> None:
     assert str(optimize(graph)) == str(graph)
 
 
-@settled(30)
+@settled(60)
 @given(programs(), st.permutations(LABEL_NAMES))
 def test_names_of_labels_do_not_matter(program: Program, names: list[str]) -> None:
     """Two texts of one program: other names, other order of statements, extents written or not."""
