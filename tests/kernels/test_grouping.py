@@ -4,6 +4,7 @@ in less memory.
 
 import numpy as np
 import pytest
+from distributed import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_kinds import computed_as, is_exchange
@@ -15,7 +16,6 @@ from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.process.variables import THREAD_VARIABLES
 from einmpi.schedule.steps import SavePoint, loads_among
-from tests.distributed import run_on_threads
 
 PROGRAMS = {
     "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),
