@@ -30,8 +30,7 @@ from einmpi.loops.stages import (
     with_loop,
 )
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Cost, loop_plan_of
+from einmpi.planner.plan import Cost, Options, Plan, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import loaded_cuts
 from einmpi.schedule.moves import elements_between, redistributed_elements

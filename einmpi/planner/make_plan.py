@@ -16,13 +16,11 @@ from einmpi.graph.scalar import MAX_COUNT
 from einmpi.graph.split_gathers import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.late import late
-from einmpi.planner.finishing import cost_of, price_of
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.paper import divisors
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import FittedInputs, SharedInputs
-from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
+from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
+from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.solving.solver import SharedTables

@@ -10,8 +10,7 @@ from math import sqrt
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.moving.volume import NOTHING
 from einmpi.planner.paper import Cost
-from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import cuts_of
+from einmpi.planner.plan import Plan, cuts_of
 from einmpi.planner.repetition import find_layers, repeated_layers
 from einmpi.planner.text.summary import movements, show_layout
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
-from einmpi.planner.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
+from einmpi.planner.memory import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
 

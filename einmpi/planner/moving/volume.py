@@ -15,8 +15,7 @@ from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import Needed
-from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
+from einmpi.planner.moving.halo import HALO_NEIGHBOURS, Needed, halo_words
 from einmpi.planner.paper import Cost
 
 # ---- volume --------------------------------------------------------------------------------------

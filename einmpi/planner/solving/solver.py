@@ -19,7 +19,7 @@ from einmpi.planner.machine import (
     Prices,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
+from einmpi.planner.moving.halo import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
     NO_AXES,
     Factors,
@@ -39,8 +39,16 @@ from einmpi.planner.solving.elimination import (
     minimize,
     minimize_without_dominated,
 )
-from einmpi.planner.solving.move_costs import Groups, Move, States
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
+from einmpi.planner.states import (
+    MAX_SYMBOLS,
+    Groups,
+    Move,
+    States,
+    Symbols,
+    choices,
+    distinct_layouts,
+    symbols_to_cut,
+)
 
 # ---- edge costs ----------------------------------------------------------------------------------
 #

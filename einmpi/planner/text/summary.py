@@ -12,7 +12,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.volume import edges_of_plan
 from einmpi.planner.paper import Cost
-from einmpi.planner.plan_data import PlanData, cuts_of
+from einmpi.planner.plan import Plan, cuts_of
 from einmpi.planner.repetition import find_layers
 from einmpi.units import counted, show_bytes, show_count
 
@@ -27,13 +27,13 @@ Note = tuple[str, str]  # a keyword, which may be empty, and the text that belon
 KEYWORD_COLUMNS = 13  # width of the keyword that begins a note
 
 
-def show_cuts(plan: PlanData, name: str) -> str:
+def show_cuts(plan: Plan, name: str) -> str:
     """Return the parts of the labels of a vertex that are cut: "i:2 k:4"."""
     cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
     return " ".join(cut)
 
 
-def show_layout(plan: PlanData, name: str) -> str:
+def show_layout(plan: Plan, name: str) -> str:
     """Return the number of parts of each dimension in the layout a tensor is kept in: [4,2]."""
     return show_parts(plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound))))
 
@@ -87,7 +87,7 @@ class Movement:
     is_halo: bool = False  # the copied words are what ranks lack for index arithmetic
 
 
-def movements(plan: PlanData) -> Iterator[Movement]:
+def movements(plan: Plan) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
     for edge, target, cuts, traffic in edges_of_plan(cuts_of(plan), plan.resident):
         if not traffic.words.total:
@@ -113,7 +113,7 @@ def movements(plan: PlanData) -> Iterator[Movement]:
         )
 
 
-def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
+def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
     """Return how many reads an edge serves: one, or all reads of a stored tensor."""
     if target.kind == "vertex":
         return 1
@@ -124,7 +124,7 @@ def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
 # ---- as text ------------------------------------------------------------------------------------
 
 
-def in_words(plan: PlanData) -> list[Note]:
+def in_words(plan: Plan) -> list[Note]:
     """Return at most four notes: what the plan cuts, sends, combines and moves most.
 
     They stay short for any number of vertices.
@@ -150,7 +150,7 @@ def in_words(plan: PlanData) -> list[Note]:
 _Cut = tuple[tuple[str, int], ...]  # labels with their numbers of parts
 
 
-def _cuts(plan: PlanData) -> list[str]:
+def _cuts(plan: Plan) -> list[str]:
     """Return the most frequent cuts first. Labels of different vertices may have the same name."""
     groups: _Groups[tuple[_Cut, int]] = _Groups("vertex", "vertices")
     for name, state in plan.states.items():
@@ -190,7 +190,7 @@ def _grouped(
     return groups.listed(show)
 
 
-def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
+def _copies(plan: Plan, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
 
     def key_of(move: Movement) -> tuple[int, int] | None:
@@ -228,7 +228,7 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
     return _grouped(moved, key_of, show)
 
 
-def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
+def _combines(plan: Plan, moved: Sequence[Movement]) -> list[str]:
     """Return which partial results are combined over how many ranks."""
 
     def key_of(move: Movement) -> str | None:
@@ -327,7 +327,7 @@ class Fold(NamedTuple):
         return f"… {first} to {last}: {count} vertices of {layers}, each as in the layer before"
 
 
-def vertices_and_folds(plan: PlanData, full: bool = False) -> list[Vertex | Fold]:
+def vertices_and_folds(plan: Plan, full: bool = False) -> list[Vertex | Fold]:
     """Return what a table shows, in order: vertices, and folds for others; `full` has no folds."""
     computed = plan.graph.computed
     shown: list[Vertex | Fold] = []
@@ -340,7 +340,7 @@ def vertices_and_folds(plan: PlanData, full: bool = False) -> list[Vertex | Fold
     return shown
 
 
-def folded_vertices(plan: PlanData) -> frozenset[str]:
+def folded_vertices(plan: Plan) -> frozenset[str]:
     """Return the names of the vertices that tables do not show."""
     names: set[str] = set()
     for each in vertices_and_folds(plan):
@@ -349,7 +349,7 @@ def folded_vertices(plan: PlanData) -> frozenset[str]:
     return frozenset(names)
 
 
-def _folds(plan: PlanData) -> Iterator[tuple[int, int, Fold]]:
+def _folds(plan: Plan) -> Iterator[tuple[int, int, Fold]]:
     """Yield the place of the first vertex of each fold, the place after its last, and the fold."""
     computed = plan.graph.computed
     if len(computed) <= MOST_UNFOLDED:
@@ -367,7 +367,7 @@ def _folds(plan: PlanData) -> Iterator[tuple[int, int, Fold]]:
         first = place + 1
 
 
-def _whole_layers(plan: PlanData) -> tuple[int, int, int]:
+def _whole_layers(plan: Plan) -> tuple[int, int, int]:
     """Return the place of the first layer, the vertices of a layer, and the number of layers.
 
     The search for layers looks at what surrounds each vertex, so that it leaves out parts of the
@@ -385,7 +385,7 @@ def _whole_layers(plan: PlanData) -> tuple[int, int, int]:
     return start, period, (end - start) // period
 
 
-def _look_alike(plan: PlanData, vertex: Vertex, before: Vertex) -> bool:
+def _look_alike(plan: Plan, vertex: Vertex, before: Vertex) -> bool:
     """Return whether a plan says the same of two vertices that compute the same."""
     for name, name_before in zip(vertex.inputs, before.inputs, strict=True):
         if plan.layouts.get(name) != plan.layouts.get(name_before):
