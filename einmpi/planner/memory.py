@@ -17,6 +17,7 @@ from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar
 from einmpi.graph.segments import used_labels
 from einmpi.planner.factor import Block
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.states import numbered
 
 # ---- sparse updates ------------------------------------------------------------------------------
 #
@@ -333,12 +334,8 @@ class Cuts:
     def symbols(self, kind: str, name: str) -> tuple[int, ...]:
         """Return what each axis cuts of a vertex or tensor as numbers; R is past the last one."""
         if kind == "tensor":
-            return tuple(
-                len(self.graph[name].bound) if cut is None else cut for cut in self.layouts[name]
-            )
-        labels = self.graph[name].computed_einsum.labels
-        numbers = {label: number for number, label in enumerate((*labels, None))}
-        return tuple(numbers[label] for label in self.states[name])
+            return numbered(self.layouts[name], range(len(self.graph[name].bound)))
+        return numbered(self.states[name], self.graph[name].computed_einsum.labels)
 
     def block_bytes(self, name: str, cuts: Sequence[int | None]) -> int:
         """Return the size of the largest block of a tensor with these cuts."""

@@ -25,7 +25,7 @@ from einmpi.planner.repetition import (
 )
 from einmpi.planner.solving.elimination import Limits
 from einmpi.planner.solving.solver import SharedTables, Solution, Solver, Unreachable
-from einmpi.planner.states import Groups, States
+from einmpi.planner.states import Groups, States, named, numbered
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.units import counted
 
@@ -441,7 +441,7 @@ class CutSearch:
         for name, cuts in (*self.options.given.items(), *self.options.placed.items()):
             number = self.problem.number["tensor", name]
             ndim = len(self.graph[name].bound)
-            self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
+            self.fixed[number] = numbered(cuts, range(ndim))
             self.prescribed[number] = self.mesh.parts(cuts, range(ndim))
         if not self.is_default:
             strategy = STRATEGIES[self.options.strategy]
@@ -594,12 +594,8 @@ class CutSearch:
         states: dict[str, tuple[str | None, ...]] = {}
         layouts: dict[str, tuple[int | None, ...]] = {}
         for (kind, name), number in (problem or self.problem).number.items():
-            symbols = found[number]
             if kind == "tensor":
-                ndim = len(self.graph[name].bound)
-                layouts[name] = tuple(symbol if symbol < ndim else None for symbol in symbols)
+                layouts[name] = named(found[number], range(len(self.graph[name].bound)))
             else:
-                einsum = self.graph[name].computed_einsum
-                label_or_none = (*einsum.labels, None)
-                states[name] = tuple(label_or_none[symbol] for symbol in symbols)
+                states[name] = named(found[number], self.graph[name].computed_einsum.labels)
         return states, layouts

@@ -6,8 +6,9 @@ Both are rows of symbols, one for each axis; a symbol is the number of a label o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import Mesh, allowed_masks
 
 Symbols = npt.NDArray[np.int64]  # a row for each choice, a column for each group of axes
+
+Name = TypeVar("Name", str, int)  # of a label, or the number of a dimension
 
 MAX_SYMBOLS = 8  # labels of one vertex, or dimensions of one tensor, that may be cut: the longest
 FEW_ROWS = 64  # too few to be worth looking for equal layouts
@@ -44,6 +47,18 @@ def output_symbols(einsum: EinSum) -> tuple[int, ...]:
 def tensor_symbols(ndim: int) -> tuple[int, ...]:
     """Return the symbols of a tensor's layout: each dimension, and R, stands for itself."""
     return tuple(range(ndim + 1))
+
+
+def named(symbols: Iterable[int], names: Iterable[Name]) -> tuple[Name | None, ...]:
+    """Return the label or dimension that each symbol stands for; None for R."""
+    name_or_none = (*names, None)
+    return tuple([name_or_none[symbol] for symbol in symbols])
+
+
+def numbered(cuts: Iterable[Name | None], names: Iterable[Name]) -> tuple[int, ...]:
+    """Return the symbol of each label or dimension; R, past the last one, for None."""
+    symbols = {name: symbol for symbol, name in enumerate((*names, None))}
+    return tuple([symbols[cut] for cut in cuts])
 
 
 def symbols_to_cut(

@@ -19,6 +19,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.states import named
 
 # ---- runs ----------------------------------------------------------------------------------------
 #
@@ -70,19 +71,6 @@ def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
     return whole(extent) if found is None else found
 
 
-def equal_share_length(mesh: Mesh, extent: int, axes: Sequence[int]) -> int | None:
-    """Return how many indices of a label every rank has; None if some may have more than others.
-
-    All have equally many where the axes lie in one window whose blocks are equally long.
-    """
-    if not axes:
-        return extent
-    for window in mesh.windows(extent):
-        if set(axes).issubset(window) and extent % prod(mesh.factors[axis] for axis in window) == 0:
-            return extent // prod(mesh.factors[axis] for axis in axes)
-    return None
-
-
 def _share_of_window(
     mesh: Mesh, extent: int, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
 ) -> Runs:
@@ -113,6 +101,37 @@ def _runs_of_blocks(
     is_first = np.diff(selected, prepend=-2) > 1
     is_last = np.diff(selected, append=blocks + 2) > 1
     return selected[is_first], selected[is_last] + 1
+
+
+@lru_cache(maxsize=4096)
+def indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
+    """Return how many indices of a dimension have each combination of digits on some axes.
+
+    On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
+    axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
+    """
+    window_of = {}
+    for window in mesh.windows(extent):
+        for axis in window:
+            window_of[axis] = window
+    blocks_of = {}  # axis → fine blocks that its window divides the dimension into
+    borders = [np.array([0, extent])]
+    for axis in axes:
+        blocks = prod(mesh.factors[other] for other in window_of[axis])
+        blocks_of[axis] = blocks
+        borders.append(-(-np.arange(blocks + 1) * extent // blocks))
+    # From one border to the next, all indices have the same digits.
+    starts = np.unique(np.concatenate(borders))
+    combination = np.zeros(len(starts) - 1, np.int64)
+    for axis in axes:
+        block = starts[:-1] * blocks_of[axis] // extent
+        window = window_of[axis]
+        later = prod(mesh.factors[other] for other in window[window.index(axis) + 1 :])
+        digit = block // later % mesh.factors[axis]
+        combination = combination * mesh.factors[axis] + digit
+    combinations = prod(mesh.factors[axis] for axis in axes)
+    found = np.bincount(combination, np.diff(starts), combinations)
+    return found.astype(np.int64)
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
@@ -442,14 +461,11 @@ def _kept_of_label(
 @lru_cache(maxsize=4096)
 def _share_lengths(mesh: Mesh, extent: int, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return how many indices of a label that these axes cut each of some ranks has."""
-    equal_length = equal_share_length(mesh, extent, axes)
-    if equal_length is not None:
-        return np.full(len(ranks), equal_length, np.int64)
-    lengths = np.empty(len(ranks), np.int64)
-    for digits, places in _places_by_digits(mesh, ranks, axes):
-        cuts = tuple([(axis, digits[axis]) for axis in axes])
-        lengths[places] = length(share(mesh, extent, cuts))
-    return lengths
+    combination = np.zeros(len(ranks), np.int64)
+    for axis in axes:
+        digits = [mesh.digits(rank)[axis] for rank in ranks]
+        combination = combination * mesh.factors[axis] + digits
+    return indices_by_digits(mesh, extent, axes)[combination]
 
 
 def _count_below(runs: Runs, bounds: Ints) -> Ints:
@@ -465,58 +481,30 @@ def _count_below(runs: Runs, bounds: Ints) -> Ints:
 
 
 def halo_words(
-    mesh: Mesh, needed: Needed, cuts: Sequence[int | None], state: Sequence[str | None]
-) -> tuple[int, int]:
-    """Return (words that all ranks together receive, those of them that come from other nodes).
-
-    `cuts` has the dimension that each axis cuts where the operand is stored, `state` the label
-    that it cuts in the vertex.
-    """
-    found = _received(mesh, needed, [cuts], [state], tuple(range(mesh.ranks)))
-    return int(found.total[0, 0]), int(found.between[0, 0])
-
-
-@dataclass(frozen=True)
-class HaloTable:
-    """Words received for all pairs of layouts and states, as arrays [layout, state]."""
-
-    total: Ints
-    between: Ints
-
-
-def halo_table(
     mesh: Mesh,
     needed: Needed,
-    layouts: Sequence[Sequence[int | None]],
-    states: Sequence[Sequence[str | None]],
-) -> HaloTable:
-    """Return the words that move for all pairs. On many ranks, some of them stand for all."""
-    ranks = _counted_ranks(mesh.ranks)
-    found = _received(mesh, needed, layouts, states, ranks)
-    total = found.total * mesh.ranks // len(ranks)
-    between = found.between * mesh.ranks // len(ranks)
-    return HaloTable(total, between)
+    layouts: Sequence[Sequence[int]],
+    states: Sequence[Sequence[int]],
+    most_ranks: int,
+) -> tuple[Ints, Ints]:
+    """Return (words that all ranks receive, those of them that come from other nodes).
 
-
-def _received(
-    mesh: Mesh,
-    needed: Needed,
-    layouts: Sequence[Sequence[int | None]],
-    states: Sequence[Sequence[str | None]],
-    ranks: tuple[int, ...],
-) -> HaloTable:
-    """Return the words that these ranks receive, for all pairs of layouts and states.
+    Both are arrays [layout, state], for all pairs of symbols that the axes cut where the operand is
+    stored, and in the vertex. On many ranks, `most_ranks` of them stand for all.
 
     The sender of an element has the digits of the receiver on all axes that do not cut the
     operand, so it is on another node only if an axis between nodes cuts the operand.
     """
+    ranks = _counted_ranks(mesh.ranks, most_ranks)
     shape = (len(layouts), len(states), len(ranks))
+    label_names = [label for label, _ in needed.extents]
+    label_states = [named(state, label_names) for state in states]
     wanted: Ints = np.ones((1, 1), np.int64)
     kept: Ints = np.ones((1, 1, 1), np.int64)
     kept_on_node = kept
     for dimension in range(len(needed.bound)):
         labels = needed.labels(dimension)
-        axes_by_state = [axes_of_labels(labels, state) for state in states]
+        axes_by_state = [axes_of_labels(labels, state) for state in label_states]
         cutting_by_layout = []
         between_by_layout = []
         for cuts in layouts:
@@ -536,9 +524,10 @@ def _received(
             kept_on_node = kept_on_node * table[np.ix_(layout_numbers, state_numbers)]
     needed_words = np.broadcast_to(wanted, shape[1:]).sum(axis=1)
     received = needed_words - np.broadcast_to(kept, shape).sum(axis=2)
-    if mesh.nodes == 1:
-        return HaloTable(received, np.zeros_like(received))
-    return HaloTable(received, needed_words - kept_on_node.sum(axis=2))
+    between = np.zeros_like(received)
+    if mesh.nodes > 1:
+        between = needed_words - kept_on_node.sum(axis=2)
+    return received * mesh.ranks // len(ranks), between * mesh.ranks // len(ranks)
 
 
 def _once_if_equal(counts: Ints) -> Ints:
@@ -554,15 +543,15 @@ def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
 
 
 @lru_cache(maxsize=64)
-def _counted_ranks(ranks: int) -> tuple[int, ...]:
-    """Return all ranks, or some of them that have all kinds of digits."""
-    if ranks <= MOST_RANKS_COUNTED:
+def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
+    """Return all ranks, or so many of them that have all kinds of digits."""
+    if ranks <= most:
         return tuple(range(ranks))
     # Multiples of a number without a common factor come to all ranks, in a mixed order.
     step = ranks * 5 // 8
     while gcd(step, ranks) > 1:
         step += 1
-    return tuple(sorted(k * step % ranks for k in range(MOST_RANKS_COUNTED)))
+    return tuple(sorted(k * step % ranks for k in range(most)))
 
 
 def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:

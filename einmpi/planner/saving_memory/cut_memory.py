@@ -35,7 +35,7 @@ from einmpi.planner.plan import Options, Plan, cuts_of
 from einmpi.planner.saving_memory.order import Constraints, other_orders
 from einmpi.planner.search import EXACT_AXES, CutSearch, merged_shapes
 from einmpi.planner.solving.solver import Solver, Unreachable
-from einmpi.planner.states import Groups, Move, States
+from einmpi.planner.states import Groups, Move, States, named
 
 # ---- least bytes ---------------------------------------------------------------------------------
 #
@@ -352,10 +352,9 @@ class _LeastOfVariable:
         if self.kind == "tensor":
             if self.vertex.name not in search.resident:
                 return _Choice(0, 0, state)
-            layout = [None if cut == len(self.extents) else cut for cut in state]
+            layout = named(state, range(len(self.extents)))
             return _Choice(self.copies * block_bytes(self.vertex, mesh, layout), 0, state)
-        einsum = self.vertex.computed_einsum
-        labels = tuple((*einsum.labels, None)[cut] for cut in state)
+        labels = named(state, self.vertex.computed_einsum.labels)
         whole: tuple[None, ...] = (None,) * len(mesh.factors)
         layouts = dict.fromkeys(self.vertex.inputs, whole)
         cut_vertex = Cuts(search.graph, mesh, {self.vertex.name: labels}, layouts)
