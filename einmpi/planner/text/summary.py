@@ -135,16 +135,48 @@ def in_words(plan: Plan) -> list[Note]:
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
+    phrases: dict[str, _Groups[_Phrase]] = {}
+    for kind in ("copies", "halos", "new cuts", "partial results"):
+        phrases[kind] = _Groups("tensor", "tensors")
+    for move in moved:
+        for kind, phrase in _phrases(plan, move):
+            phrases[kind].add(phrase, move.tensor, move.nbytes)
+
+    def show(phrase: _Phrase, names: list[str]) -> str:
+        return f"{phrase[0]}{_list(names)}{phrase[1]}"
+
+    copies, halos, new_cuts, combined = (group.listed(show) for group in phrases.values())
     notes = []
     for keyword, parts in (
         ("cuts", _cuts(plan)),
-        ("sends", _copies(plan, moved) + _halos(moved) + _recuts(moved)),
-        ("combines", _combines(plan, moved)),
+        ("sends", copies + halos + new_cuts),
+        ("combines", combined),
         ("moves most", _most(moved)),
     ):
         if parts:
             notes.append((keyword, "; ".join(parts)))
     return notes
+
+
+# What stands before and after the names of tensors that move alike, and for how many uses.
+_Phrase = tuple[str, str, int]
+
+
+def _phrases(plan: Plan, move: Movement) -> Iterator[tuple[str, _Phrase]]:
+    """Yield what is said of a movement, each time with its kind."""
+    if move.is_halo:
+        yield "halos", ("of ", ", what the indices of a rank reach outside of its part", 0)
+    elif move.words.join:
+        what = "all of" if move.copies == plan.mesh.ranks else "each part of"
+        once = f", once for {move.uses} uses" if move.uses > 1 else ""
+        yield "copies", (f"{what} ", f" to {move.copies} ranks{once}", move.uses)
+    if move.words.repartition:
+        cuts = f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
+        yield "new cuts", ("", f" anew, cut {cuts}", 0)
+    if move.words.aggregate:
+        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
+        over = f" over {move.partials} ranks ({aggregation})"
+        yield "partial results", ("partial results of ", over, 0)
 
 
 _Cut = tuple[tuple[str, int], ...]  # labels with their numbers of parts
@@ -174,73 +206,6 @@ def _cuts(plan: Plan) -> list[str]:
         return f"{what}{again} ({_vertex_list(names, len(plan.states))})"
 
     return groups.listed(show)
-
-
-def _grouped(
-    moved: Sequence[Movement],
-    key_of: Callable[[Movement], Key | None],
-    show: Callable[[Key, list[str]], str],
-) -> list[str]:
-    """Return a text for each key of movements, which `show` makes; None is no key."""
-    groups: _Groups[Key] = _Groups("tensor", "tensors")
-    for move in moved:
-        key = key_of(move)
-        if key is not None:
-            groups.add(key, move.tensor, move.nbytes)
-    return groups.listed(show)
-
-
-def _copies(plan: Plan, moved: Sequence[Movement]) -> list[str]:
-    """Return which tensors are copied to how many ranks."""
-
-    def key_of(move: Movement) -> tuple[int, int] | None:
-        return (move.copies, move.uses) if move.words.join and not move.is_halo else None
-
-    def show(key: tuple[int, int], names: list[str]) -> str:
-        copies, uses = key
-        what = "all of" if copies == plan.mesh.ranks else "each part of"
-        once = f", once for {uses} uses" if uses > 1 else ""
-        return f"{what} {_list(names)} to {copies} ranks{once}"
-
-    return _grouped(moved, key_of, show)
-
-
-def _halos(moved: Sequence[Movement]) -> list[str]:
-    """Return of which tensors ranks get what they lack for index arithmetic."""
-
-    def show(key: bool, names: list[str]) -> str:
-        return f"of {_list(names)}, what the indices of a rank reach outside of its part"
-
-    return _grouped(moved, lambda move: move.is_halo or None, show)
-
-
-def _recuts(moved: Sequence[Movement]) -> list[str]:
-    """Return which tensors are cut along other dimensions, and how."""
-
-    def show(key: str, names: list[str]) -> str:
-        return f"{_list(names)} anew, cut {key}"
-
-    def key_of(move: Movement) -> str | None:
-        if not move.words.repartition:
-            return None
-        return f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
-
-    return _grouped(moved, key_of, show)
-
-
-def _combines(plan: Plan, moved: Sequence[Movement]) -> list[str]:
-    """Return which partial results are combined over how many ranks."""
-
-    def key_of(move: Movement) -> str | None:
-        if not move.words.aggregate:
-            return None
-        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
-        return f"over {move.partials} ranks ({aggregation})"
-
-    def show(key: str, names: list[str]) -> str:
-        return f"partial results of {_list(names)} {key}"
-
-    return _grouped(moved, key_of, show)
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
