@@ -376,16 +376,8 @@ class _Unit(NamedTuple):
     """A vertex, or an outer product and its reader."""
 
     result: str
-    reads: tuple[tuple[Read, str], ...]  # with the tensor that is read
+    reads: tuple[Read, ...]
     ways: Ways
-
-
-class _Joined(NamedTuple):
-    """Some units of a graph, and what they charge."""
-
-    charging: Charging
-    charge_of: Mapping[Read, int]  # its number
-    tensor_of: Mapping[Read, str]
 
 
 def lower_bound_words(
@@ -403,12 +395,12 @@ def lower_bound_words(
     total = 0
     charged: dict[Read, float] = {}
     of_tensors: dict[str, float] = {}
-    for joined in _charging(graph, ranks, resident):
-        charges = joined.charging.best(fraction)
-        total += max(0, joined.charging.bound(charges, fraction))
-        for read, number in joined.charge_of.items():
+    for charging, charge_of in _charging(graph, ranks, resident):
+        charges = charging.best(fraction)
+        total += max(0, charging.bound(charges, fraction))
+        for read, number in charge_of.items():
             charged[read] = charges[number] / fraction
-            name = joined.tensor_of[read]
+            name = _tensor(graph, read)
             of_tensors[name] = of_tensors.get(name, 0.0) + charged[read]
     bound = -(-total // fraction)  # words are whole numbers
     if words is None or bound >= words:
@@ -427,6 +419,15 @@ def _finest_fraction(graph: EinGraph, ranks: int) -> int:
     return min(FINEST_FRACTION, MOST_WORDS // max(1, ranks * largest * terms))
 
 
+# Some units of a graph with what they charge, and the number of the charge for each operand.
+_Joined = tuple[Charging, Mapping[Read, int]]
+
+
+def _tensor(graph: EinGraph, read: Read) -> str:
+    reader, operand = read
+    return graph[reader].inputs[operand]
+
+
 def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[_Joined]:
     """Yield the parts of a graph with what they may charge, all at once or piece by piece.
 
@@ -435,18 +436,22 @@ def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterato
     input that an earlier piece reads.
     """
     units = list(_units(graph, ranks))
-    free = {*resident, *_partly_read(graph)}
+    free = set(resident)
+    for vertex in graph.computed:
+        for operand, name in enumerate(vertex.inputs):
+            if vertex.computed_einsum.has_arithmetic(operand):
+                free.add(name)  # a vertex may need only a part of it
     made = {unit.result for unit in units}
     free |= {vertex.name for vertex in graph.computed if vertex.name not in made}
     if _rows(units) > MOST_ROWS:
         alike = vertices_alike(graph, dict.fromkeys(free, "free"))
-        whole = _joined(graph, units, free, alike)
-        if len(whole.charging.parts) + whole.charging.charges <= MOST_ROWS:
-            yield whole
+        charging, charge_of = _joined(graph, units, free, alike)
+        if len(charging.parts) + charging.charges <= MOST_ROWS:
+            yield charging, charge_of
             return
     read_before: set[str] = set()
     for piece in _pieces(units):
-        read_here = {name for unit in piece for _, name in unit.reads}
+        read_here = {_tensor(graph, read) for unit in piece for read in unit.reads}
         made_here = {unit.result for unit in piece}
         not_charged = set(free)
         for name in read_here:
@@ -475,14 +480,6 @@ def _pieces(units: Sequence[_Unit]) -> Iterator[Sequence[_Unit]]:
     yield units[start:]
 
 
-def _partly_read(graph: EinGraph) -> Iterator[str]:
-    """Yield tensors of which a vertex may need only a part, by index arithmetic."""
-    for vertex in graph.computed:
-        for operand, name in enumerate(vertex.inputs):
-            if vertex.computed_einsum.has_arithmetic(operand):
-                yield name
-
-
 def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
     """Yield the vertices of a graph; outer products together with their readers."""
     vertices: dict[str, Vertex] = {}
@@ -497,8 +494,8 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
     for name, vertex in vertices.items():
         if name in product_of:
             product = product_of[name]
-            others = [read for read in _reads(vertex) if read[1] != product.name]
             operand = vertex.inputs.index(product.name)
+            others = [read for read in _reads(vertex) if read[1] != operand]
             ways = joint_ways(product.computed_einsum, vertex.computed_einsum, operand, ranks)
             yield _Unit(name, (*_reads(product), *others), ways)
         elif name not in reader_of:
@@ -506,8 +503,8 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
             yield _Unit(name, _reads(vertex), ways)
 
 
-def _reads(vertex: Vertex) -> tuple[tuple[Read, str], ...]:
-    return tuple(((vertex.name, at), name) for at, name in enumerate(vertex.inputs))
+def _reads(vertex: Vertex) -> tuple[Read, ...]:
+    return tuple((vertex.name, operand) for operand in range(len(vertex.inputs)))
 
 
 def _joined(
@@ -519,19 +516,18 @@ def _joined(
     """
     numbers: dict[Read, int] = {}
     charge_of: dict[Read, int] = {}
-    tensor_of: dict[Read, str] = {}
     charges_for: dict[str, list[int]] = {}
     charges_of: list[tuple[int | None, ...]] = []
     for unit in units:
         charges: list[int | None] = []
-        for (reader, operand), name in unit.reads:
+        for reader, operand in unit.reads:
             charge = None
+            name = graph[reader].inputs[operand]
             if name not in free:
                 model = alike.get(reader, reader), operand
                 charge = numbers.setdefault(model, len(numbers))
                 charges_for.setdefault(name, []).append(charge)
                 charge_of[reader, operand] = charge
-                tensor_of[reader, operand] = name
             charges.append(charge)
         charges_of.append(tuple(charges))
 
@@ -545,5 +541,4 @@ def _joined(
     limits: dict[Limit, None] = {}
     for name, charged in charges_for.items():
         limits[Limit(tuple(sorted(charged)), graph[name].elements)] = None
-    charging = Charging(list(parts.values()), list(limits), len(numbers))
-    return _Joined(charging, charge_of, tensor_of)
+    return Charging(list(parts.values()), list(limits), len(numbers)), charge_of
