@@ -346,6 +346,18 @@ class Cuts:
         einsum = self.graph[name].einsum
         return einsum is not None and any(label in einsum.aggregated for label in self.states[name])
 
+    def is_there(self, user: str, operand: int) -> bool:
+        """Return whether a vertex reads an operand as it is stored, or as it is computed.
+
+        An input without a layout of its own is there for its only reader.
+        """
+        name = self.graph[user].inputs[operand]
+        if name in self.layouts:
+            return self.layouts[name] == self.wanted(user, operand)
+        if self.graph[name].is_input:
+            return True
+        return self.made(name) == self.wanted(user, operand) and not self.is_partial(name)
+
     def moves(self, name: str) -> bool:
         """Return whether a result moves to its layout when it is computed."""
         if name not in self.layouts:

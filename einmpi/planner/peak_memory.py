@@ -186,9 +186,9 @@ class _Memory:
                 size = most_needed(cut.mesh, needed, state) * np.dtype(tensor.dtype).itemsize
                 has_messages = True
             else:
-                wanted = cut.wanted(vertex.name, operand)
-                if self._is_there(tensor, wanted):
+                if name in stored and cut.is_there(vertex.name, operand):
                     continue
+                wanted = cut.wanted(vertex.name, operand)
                 size = cut.block_bytes(name, wanted)
                 # An input of which no two ranks need the same is read by each: no messages.
                 has_messages = name in stored or None in wanted
@@ -196,17 +196,6 @@ class _Memory:
             if has_messages:
                 buffers = max(buffers, self._buffers(max(stored.get(name, 0), size)))
         return _Operands(new, gathered, buffers)
-
-    def _is_there(self, tensor: Vertex, wanted: tuple[int | None, ...]) -> bool:
-        """Return whether a tensor is stored complete, with these cuts."""
-        name = tensor.name
-        if name not in self.stored:
-            return False
-        if name in self.cut.layouts:
-            return self.cut.layouts[name] == wanted
-        if tensor.is_input:
-            return True
-        return self.cut.made(name) == wanted and not self.cut.is_partial(name)
 
     def _buffers(self, nbytes: int) -> int:
         """Return the bytes of message buffers while a block of this size moves."""
@@ -253,23 +242,12 @@ def input_bytes(cut: Cuts, inputs: Collection[str]) -> dict[str, int]:
 # Which carried tensors are updated in place: the next value is written over the old one.
 
 
-def updatable_in_place(
-    cut: Cuts, carry: Mapping[str, str], nan_checked: Collection[str]
-) -> dict[str, str]:
-    """Return, for inputs that can be updated in place, the output that takes their memory.
-
-    `carry` has the output that each input becomes. `nan_checked` are tensors that must be computed
-    before an input is lost: if one of them is nan, the step is run again from its inputs.
-    """
-    return {
-        name: output
-        for name, output in carry.items()
-        if not why_not_in_place(cut, name, output, nan_checked)
-    }
-
-
 def why_not_in_place(cut: Cuts, name: str, output: str, nan_checked: Collection[str]) -> str:
-    """Return why an output cannot take the memory of an input; nothing if it can."""
+    """Return why an output cannot take the memory of an input; nothing if it can.
+
+    `nan_checked` are tensors that must be computed before the input is lost: if one of them is nan,
+    the step is run again from its inputs.
+    """
     graph = cut.graph
     if not graph[name].bound:
         return "a number is not worth it"
@@ -304,16 +282,14 @@ def _operands_read(cut: Cuts, user: Vertex, name: str) -> list[int]:
     """Return the operands of a vertex that are an input where it is stored, not a copy of it."""
     found = []
     needed = needed_of(user, name, cut.graph[name].bound)
+    layout = cut.layouts.get(name)
     for operand, operand_name in enumerate(user.inputs):
         if operand_name != name:
             continue
-        layout = cut.layouts.get(name)
-        if layout is None:
-            is_there = True
-        elif needed is not None:
-            is_there = is_inside(cut.mesh, needed, layout, cut.states[user.name])
+        if needed is None or layout is None:
+            is_there = cut.is_there(user.name, operand)
         else:
-            is_there = layout == cut.wanted(user.name, operand)
+            is_there = is_inside(cut.mesh, needed, layout, cut.states[user.name])
         if is_there:
             found.append(operand)
     return found
@@ -418,18 +394,10 @@ def _is_updated_where_it_is(
     if cut.moves(update.name):
         return False
     for operand, name in enumerate(update.inputs):
-        is_input = cut.graph[name].is_input
         if name == product and not reads_where_it_writes(update, operand):
             return False
-        stored = cut.layouts.get(name)
-        if is_input and name not in resident:
+        if cut.graph[name].is_input and name not in resident:
             return False
-        if stored is None and is_input:
-            continue  # nothing else reads it, so that it is where this update needs it
-        if stored is None:
-            if cut.is_partial(name):
-                return False
-            stored = cut.made(name)
-        if stored != cut.wanted(update.name, operand):
+        if not cut.is_there(update.name, operand):
             return False
     return update.computed_einsum.is_elementwise

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.chains import ChainSearch
+from einmpi.planner.factor import Variable
 from einmpi.planner.memory import (
     LEAST_MESSAGE_BUFFER_BYTES,
     MESSAGE_BUFFER_BYTES,
@@ -29,28 +31,17 @@ from einmpi.planner.peak_memory import (
     bytes_at_vertices,
     input_bytes,
     peak_bound,
-    updatable_in_place,
+    why_not_in_place,
 )
 from einmpi.planner.plan import Options, Plan, cuts_of
 from einmpi.planner.saving_memory.order import Constraints, other_orders
-from einmpi.planner.search import EXACT_AXES, CutSearch, merged_shapes
+from einmpi.planner.search import CutSearch, merged_shapes
 from einmpi.planner.solving.solver import Solver, Unreachable
 from einmpi.planner.states import Groups, Move, States, named
 
 # ---- least bytes ---------------------------------------------------------------------------------
 #
 # The least memory in which a rank can carry out a plan: most tensors are outside of it.
-
-
-def least_bytes(cut: Cuts, resident: Collection[str]) -> int:
-    """Return the least memory in which a rank can carry out a plan.
-
-    Everything but resident inputs is then kept outside of memory, and each vertex is computed in
-    the smallest pieces.
-    """
-    staying = sum(input_bytes(cut, resident).values())
-    pieces_of_vertices = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
-    return with_message_buffers(staying, max(pieces_of_vertices, default=0), cut.mesh.ranks)
 
 
 def least_bytes_of_vertex(cut: Cuts, vertex: Vertex) -> int:
@@ -171,12 +162,21 @@ class CutMemory:
         return sum(input_bytes(cut, self.resident).values())
 
     def least(self, cut: Cuts) -> int:
-        """Return the least memory in which these cuts can be carried out."""
-        return least_bytes(cut, self.resident)
+        """Return the least memory in which a rank can carry out these cuts.
+
+        Everything but resident inputs is then kept outside of memory, and each vertex is computed
+        in the smallest pieces.
+        """
+        pieces = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
+        return with_message_buffers(self.staying(cut), max(pieces, default=0), self.mesh.ranks)
 
     def updatable(self, cut: Cuts) -> dict[str, str]:
         """Return the inputs that can be updated in place, each with the output that it becomes."""
-        return updatable_in_place(cut, self.options.carry, self.options.nan_checked)
+        found = {}
+        for name, output in self.options.carry.items():
+            if not why_not_in_place(cut, name, output, self.options.nan_checked):
+                found[name] = output
+        return found
 
     def blocked(self, cut: Cuts, updatable: Mapping[str, str]) -> tuple[str, ...]:
         """Return the vertices that are computed block by block, together with the next one."""
@@ -252,12 +252,11 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
 # The cuts with which a rank needs the least memory, when all that can be is kept outside of it.
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """A state of a variable."""
 
-    resident_bytes: int  # of all vertices, or tensors, that share the variable
     piece_bytes: int  # of the smallest pieces of the vertex
+    resident_bytes: int  # of all vertices, or tensors, that share the variable
     state: tuple[int, ...]
 
 
@@ -270,7 +269,13 @@ def least_memory_states(search: CutSearch) -> States:
     """
     choices = []
     for variable in range(len(search.problem.variables)):
-        choices.append(_best_choices(_LeastOfVariable(search, variable).choices()))
+        found = sorted(_choices(search, variable), key=lambda choice: choice[:2])
+        # Those that no other one beats: pieces grow, and resident bytes fall.
+        kept: list[_Choice] = []
+        for choice in found:
+            if not kept or choice.resident_bytes < kept[-1].resident_bytes:
+                kept.append(choice)
+        choices.append(kept)
     largest_needed = max(of_variable[0].piece_bytes for of_variable in choices)
     sizes = {largest_needed}
     for of_variable in choices:
@@ -292,76 +297,54 @@ def least_memory_states(search: CutSearch) -> States:
     return [choice.state for choice in best]
 
 
-def _best_choices(choices: Iterator[_Choice]) -> list[_Choice]:
-    """Return the choices that no other one beats: pieces grow, and resident bytes fall."""
-    kept: list[_Choice] = []
-    for choice in sorted(choices, key=lambda each: (each.piece_bytes, each.resident_bytes)):
-        if not kept or choice.resident_bytes < kept[-1].resident_bytes:
-            kept.append(choice)
-    return kept
+def _choices(search: CutSearch, number: int) -> Iterator[_Choice]:
+    """Yield a choice for each size of the blocks that a rank may have of a variable."""
+    variable = search.problem.variables[number]
+    sharing = list(search.problem.number.values()).count(number)
+    seen = set()
+    for state in _states(search, number):
+        symbols = range(len(variable.extents))
+        shares = longest_shares(search.mesh, variable.extents, state, symbols)
+        if shares not in seen:
+            seen.add(shares)
+            piece, staying = _needs(search, variable, state)
+            yield _Choice(piece, sharing * staying, state)
 
 
-class _LeastOfVariable:
-    """The memory that the states of one variable need."""
+def _states(search: CutSearch, variable: int) -> Iterator[tuple[int, ...]]:
+    """Yield the states that a variable may have, on many axes with the axes merged."""
+    mesh = search.mesh
+    solver = Solver(search.problem, mesh, search.prescribed, search.fixed, across_windows=True)
+    uncut = solver.uncut()[variable]
+    if search.start is not None:
+        yield search.start[variable]
+    shapes: Sequence[Groups] = [solver.every_axis.groups]
+    if not search.exact_axes:
+        shapes = merged_shapes(mesh)
+    for shape in shapes:
+        move = Move(mesh, shape)
+        try:
+            rows = solver.rows(variable, move, uncut)
+        except Unreachable:
+            continue
+        for row in rows:
+            yield move.expand(row, uncut)
 
-    def __init__(self, search: CutSearch, variable: int) -> None:
-        self.search = search
-        self.variable = variable
-        problem = search.problem
-        self.kind = problem.variables[variable].kind
-        self.vertex: Vertex = search.graph[problem.variables[variable].name]
-        self.extents = problem.variables[variable].extents
-        sharing = [number for number in problem.number.values() if number == variable]
-        self.copies = len(sharing)
 
-    def choices(self) -> Iterator[_Choice]:
-        """Yield a choice for each size of the blocks that a rank may have."""
-        seen = set()
-        for state in self._states():
-            symbols = range(len(self.extents))
-            shares = longest_shares(self.search.mesh, self.extents, state, symbols)
-            if shares not in seen:
-                seen.add(shares)
-                yield self._choice(state)
-
-    def _states(self) -> Iterator[tuple[int, ...]]:
-        """Yield the states that the variable may have, on many axes with the axes merged."""
-        search = self.search
-        mesh = search.mesh
-        solver = Solver(search.problem, mesh, search.prescribed, search.fixed, across_windows=True)
-        uncut = (len(self.extents),) * len(mesh.factors)
-        if search.start is not None:
-            yield search.start[self.variable]
-        if len(mesh.factors) <= EXACT_AXES:
-            shapes: Sequence[Groups] = [[(axis,) for axis in range(len(mesh.factors))]]
-        else:
-            shapes = merged_shapes(mesh)
-        for shape in shapes:
-            move = Move(mesh, shape)
-            try:
-                rows = solver.rows(self.variable, move, uncut)
-            except Unreachable:
-                continue
-            for row in rows:
-                yield move.expand(row, uncut)
-
-    def _choice(self, state: tuple[int, ...]) -> _Choice:
-        """Return what a state needs."""
-        search = self.search
-        mesh = search.mesh
-        if self.kind == "tensor":
-            if self.vertex.name not in search.resident:
-                return _Choice(0, 0, state)
-            layout = named(state, range(len(self.extents)))
-            return _Choice(self.copies * block_bytes(self.vertex, mesh, layout), 0, state)
-        labels = named(state, self.vertex.computed_einsum.labels)
-        whole: tuple[None, ...] = (None,) * len(mesh.factors)
-        layouts = dict.fromkeys(self.vertex.inputs, whole)
-        cut_vertex = Cuts(search.graph, mesh, {self.vertex.name: labels}, layouts)
-        staying = 0
-        for operand, name in enumerate(self.vertex.inputs):
-            if name in search.resident and ("tensor", name) not in search.problem.number:
-                cuts = cut_vertex.wanted(self.vertex.name, operand)
-                staying += cut_vertex.block_bytes(name, cuts)
-        piece = least_bytes_of_vertex(cut_vertex, self.vertex)
-        return _Choice(self.copies * staying, piece, state)
+def _needs(search: CutSearch, variable: Variable, state: tuple[int, ...]) -> tuple[int, int]:
+    """Return the bytes of the smallest pieces in a state, and of resident inputs."""
+    mesh = search.mesh
+    vertex = search.graph[variable.name]
+    if variable.kind == "tensor":
+        if vertex.name not in search.resident:
+            return 0, 0
+        return 0, block_bytes(vertex, mesh, named(state, range(len(variable.extents))))
+    labels = named(state, vertex.computed_einsum.labels)
+    whole: tuple[None, ...] = (None,) * len(mesh.factors)
+    layouts = dict.fromkeys(vertex.inputs, whole)
+    cut_vertex = Cuts(search.graph, mesh, {vertex.name: labels}, layouts)
+    staying = 0
+    for operand, name in enumerate(vertex.inputs):
+        if name in search.resident and ("tensor", name) not in search.problem.number:
+            staying += cut_vertex.block_bytes(name, cut_vertex.wanted(vertex.name, operand))
+    return least_bytes_of_vertex(cut_vertex, vertex), staying
