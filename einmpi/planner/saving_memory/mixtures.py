@@ -164,7 +164,7 @@ class Mixtures:
         """Return the cost of computing each variable; 0 where no machine was measured."""
         if not self.problem.rates:
             return [0] * len(states)
-        return [self.solver.work_cost(number, state) for number, state in enumerate(states)]
+        return [self.solver.own_cost(number, state) for number, state in enumerate(states)]
 
     # ---- mixtures of two cuts -------------------------------------------------------------------
 

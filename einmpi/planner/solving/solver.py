@@ -141,8 +141,11 @@ class Solver:
     def __post_init__(self) -> None:
         operations = self.problem.operations
         self.rates = self.problem.rates
-        light = 0 if self.rates else _light_operations(operations)
-        self.heavy = [number for number, count in enumerate(operations) if count > light]
+        # The variables whose work costs something.
+        self.heavy: set[int] = set()
+        if self.weigh_work or self.rates:
+            light = 0 if self.rates else _light_operations(operations)
+            self.heavy.update(number for number, count in enumerate(operations) if count > light)
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.
         self.unit = 1 + (self._largest_cost() >> 60)
 
@@ -179,12 +182,9 @@ class Solver:
         states = current or self.uncut()
         rows = [self.rows(number, move, state) for number, state in enumerate(states)]
         tables = [self.edge_table(edge, rows, move, states) for edge in self.problem.edges]
-        if self.price:
-            for number, state in enumerate(states):
-                tables.append(self.memory_table(number, rows[number], move, state))
-        if self.weigh_work or self.rates:
-            for number in self.heavy:
-                tables.append(self.work_table(number, rows[number], move, states[number]))
+        for number, state in enumerate(states):
+            if self.price or number in self.heavy:
+                tables.append(self.own_table(number, rows[number], move, state))
         fallback = None
         if current is not None:
             fallback = [move.row_of(rows[number], state) for number, state in enumerate(states)]
@@ -243,10 +243,10 @@ class Solver:
             states[edge.source] = tuple(source)
         return int(self.edge_table(edge, rows, self.every_axis, states).costs.sum())
 
-    def work_cost(self, variable: int, state: Sequence[int]) -> int:
-        """Return the price of what the ranks compute for a variable in a given state."""
+    def own_cost(self, variable: int, state: Sequence[int]) -> int:
+        """Return what a variable costs in a given state, without what moves."""
         rows = self._row_of_state(state)
-        return int(self.work_table(variable, rows, self.every_axis, state).costs.sum())
+        return int(self.own_table(variable, rows, self.every_axis, state).costs.sum())
 
     def _row_of_state(self, state: Sequence[int]) -> Symbols:
         """Return the only choice of a variable whose state is given."""
@@ -287,38 +287,31 @@ class Solver:
             self.cache[key] = rows
         return rows
 
-    def memory_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """Return the price of the blocks that each choice keeps on every rank."""
-        blocks = self.problem.blocks[variable]
-        key = ("memory", self.price, blocks, move.staying_symbols(state), id(rows))
-        if key not in self.cache:
-            symbols = len(self.problem.variables[variable].extents)
-            parts = move.parts(rows, symbols, state)
-            total = np.zeros(len(rows), np.int64)
-            for nbytes, cut_symbols in blocks:
-                total += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
-            price = total * self.mesh.ranks * self.price // MEMORY_PRICE_SCALE
-            self.cache[key] = price * self.prices.memory
-        return Table((variable,), self.cache[key], self.memo.number(key))
+    def own_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
+        """Return the price of each choice alone: of its blocks on every rank, and of its work.
 
-    def work_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """Return the price of what the ranks compute for each choice.
-
-        Where a machine was measured, that is the time of all operations; else the price of the
-        repeated ones.
+        Where a machine was measured, work costs the time of all operations; else the repeated ones
+        have a price.
         """
-        operations = self.problem.operations[variable]
+        blocks = self.problem.blocks[variable] if self.price else ()
+        operations = self.problem.operations[variable] if variable in self.heavy else 0
         rate = self.rates[variable] if self.rates else None
-        key = ("work", operations, rate, move.staying_symbols(state), id(rows))
+        work = operations, rate
+        key = ("own", self.price, blocks, work, move.staying_symbols(state), id(rows))
         if key not in self.cache:
-            symbols = len(self.problem.variables[variable].extents)
-            replicas = move.parts(rows, symbols, state)[:, -1]
-            if rate is not None:
-                picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
-                self.cache[key] = picoseconds // self.unit * replicas
+            parts = move.parts(rows, len(self.problem.variables[variable].extents), state)
+            memory = np.zeros(len(rows), np.int64)
+            for nbytes, cut_symbols in blocks:
+                memory += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
+            costs = memory * self.mesh.ranks * self.price // MEMORY_PRICE_SCALE
+            costs = costs * self.prices.memory
+            replicas = parts[:, -1]
+            if rate is None:
+                costs += operations // self.unit * (replicas - 1) // FLOPS_PER_BYTE
             else:
-                repeated = operations // self.unit * (replicas - 1)
-                self.cache[key] = repeated // FLOPS_PER_BYTE
+                picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
+                costs += picoseconds // self.unit * replicas
+            self.cache[key] = costs
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     # ---- costs of an edge -----------------------------------------------------------------------
