@@ -309,7 +309,11 @@ def _in_better_form(
             for vertex in chain(*(vertices[name] for name in names)):
                 notes[vertex] = _note_on_form(other, vertex)
             other = replace(other, notes=notes)
-            return other if plan is None or _costs_less(other, plan) else plan
+            if plan is None:
+                return other
+            # It has to spill less, or as much and to move less or to take less time.
+            costs_less = (other.spilled, price_of(other)) < (plan.spilled, price_of(plan))
+            return other if costs_less else plan
         names = cut_names
     assert plan is not None
     return plan
@@ -337,11 +341,6 @@ def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
             if name in plan.bills and plan.bills[name].nbytes > 0:
                 return True
     return False
-
-
-def _costs_less(plan: Plan, other: Plan) -> bool:
-    """Return whether a plan has to spill less, or as much and moves less or takes less time."""
-    return (plan.spilled, price_of(plan)) < (other.spilled, price_of(other))
 
 
 def _meshes(ranks: int, options: Options) -> list[Mesh]:

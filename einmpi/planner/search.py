@@ -85,19 +85,16 @@ def search_holding(solver: Solver, held: Mapping[int, tuple[int, ...]]) -> Solut
     """
     holding = replace(solver, fixed={**solver.fixed, **held})
     found = []
-    for groups in _shapes_to_hold(solver.mesh):
+    shapes = merged_shapes(solver.mesh)
+    if len(solver.mesh.factors) <= EXACT_AXES:
+        shapes = shapes[:1]  # few axes are not merged
+    for groups in shapes:
         merged = holding.solve(groups, limits=MERGED_LIMITS)
         found.append(_descend(holding, merged, most_axes=1))
     best = _cheapest(found)
     if any(_cost_of_layout(solver, number, best.states) for number in held):
         best = _descend(solver, best, most_axes=1)
     return replace(best, exact=False)
-
-
-def _shapes_to_hold(mesh: Mesh) -> Sequence[Groups]:
-    """Return ways to merge the axes; few axes are not merged."""
-    shapes = merged_shapes(mesh)
-    return shapes[:1] if len(mesh.factors) <= EXACT_AXES else shapes
 
 
 def _cost_of_layout(solver: Solver, layout: int, states: States) -> int:

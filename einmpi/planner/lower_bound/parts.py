@@ -185,7 +185,11 @@ def most_kept(
         times *= prime ** np.maximum(exponent, 0)
         shares *= prime ** np.maximum(-exponent, 0)
     kept: Ints = repeated * elements
-    rounded = prod(_rounded_up(extent, ranks) for extent in bound)
+    # Extents as they would be if all fine blocks of a dimension were alike. How many fine blocks
+    # there are depends on the axes; the worst case is taken.
+    rounded = 1
+    for extent in bound:
+        rounded *= extent if extent < ranks else -(-extent // ranks) * ranks
     if rounded * ranks > MOST_ELEMENTS:
         return kept
     even: Ints = rounded * times // shares
@@ -198,17 +202,6 @@ def _exponents(numbers: Ints, prime: int, most: int) -> Ints:
     for exponent in range(1, most + 1):
         found += numbers % prime**exponent == 0
     return found
-
-
-@lru_cache(maxsize=1024)
-def _rounded_up(extent: int, ranks: int) -> int:
-    """Return the most indices that a dimension would have if all its fine blocks were alike.
-
-    How many fine blocks there are depends on the axes; the worst case is taken.
-    """
-    if extent < ranks:
-        return extent
-    return -(-extent // ranks) * ranks
 
 
 @lru_cache(maxsize=1024)
@@ -354,11 +347,6 @@ class Link:
         side = self.ends.index(variable)
         self.taken[side] = self.taken[side][kept]
         self.layout_of[side] = self.layout_of[side][kept]
-
-    def words_of_pairs(self) -> Ints:
-        """Return what moves at least, for each pair of the values that are left."""
-        words: Ints = self.words[self.layout_of[0]][:, self.layout_of[1]]
-        return words
 
 
 MOST_VARIABLES = 64
@@ -518,7 +506,8 @@ class _Values:
             words = edge.words_of_input(after)
             tables.append(Table((target,), np.minimum(words, self.words), len(tables)))
         for link in self.links:
-            words = np.minimum(link.words_of_pairs(), self.words)
+            of_source, of_target = link.layout_of
+            words = np.minimum(link.words[of_source][:, of_target], self.words)
             tables.append(Table(link.ends, words, len(tables)))
         found = minimize(sizes, tables)
         return found.cost if found.exact else known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -61,11 +61,6 @@ class Basis:
         self.amounts = _times(inverse, right_side)  # of each of these columns
         self.prices = _times(inverse.T, costs)  # of the rows
 
-    def reduced_costs(self, columns: Columns) -> Floats:
-        """Return what one unit of each column costs, less the prices of what it gives."""
-        found: Floats = columns.costs - (columns.entries * self.prices[:, None]).sum(axis=0)
-        return found
-
     def enter(self, column: Floats, reduced_cost: float) -> None:
         """Use as much of a column as possible, in place of the one that is used up first."""
         direction = _times(self.inverse, column)
@@ -91,7 +86,8 @@ def find_prices(basis: Basis, columns: Columns, more: Callable[[Floats], Columns
     pivots = PIVOTS_FOR_EACH_ROW * len(basis.amounts)
     while True:
         while pivots:
-            reduced = basis.reduced_costs(columns)
+            # What one unit of each column costs, less the prices of what it gives.
+            reduced = columns.costs - (columns.entries * basis.prices[:, None]).sum(axis=0)
             cheapest = int(reduced.argmin())
             if reduced[cheapest] > -TOLERANCE:
                 break
@@ -205,15 +201,6 @@ class _Program:
             column[self.parts + charge] += part.ways.spare[way]
         return column
 
-    @cached_property
-    def highest_charges(self) -> Floats:
-        """What each charge could be if it were the only one, as a share of the scale."""
-        highest = np.ones(self.charging.charges)
-        for limit in self.charging.limits:
-            for charge in limit.charges:
-                highest[charge] = min(highest[charge], limit.elements / self.scale)
-        return highest
-
     def start(self) -> Basis:
         """Return the solution in which all ranks compute everything, so that only inputs move.
 
@@ -234,7 +221,11 @@ class _Program:
         costs = np.zeros(self.rows)
         for number, way in enumerate(ways):
             costs[number] = self.charging.parts[number].ways.words[way] / self.scale
-        costs[parts:] = np.where(signs > 0, self.highest_charges, 0.0)
+        highest = np.ones(self.charging.charges)  # each charge if it were the only one
+        for limit in self.charging.limits:
+            for charge in limit.charges:
+                highest[charge] = min(highest[charge], limit.elements / self.scale)
+        costs[parts:] = np.where(signs > 0, highest, 0.0)
         return Basis(inverse, np.concatenate([counts, little]), costs)
 
     def fixed_columns(self) -> Columns:

@@ -66,23 +66,14 @@ def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
     for window in mesh.windows(extent):
         digits = tuple((axis, value) for axis, value in cuts if axis in window)
         if digits:
-            selected = _share_of_window(mesh, extent, window, digits)
+            # The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
+            blocks = prod(mesh.factors[axis] for axis in window)
+            first, last = _runs_of_blocks(mesh, window, digits)
+            starts = -(-first * extent // blocks)
+            stops = -(-last * extent // blocks)
+            selected = joined(zip(starts.tolist(), stops.tolist(), strict=True))
             found = selected if found is None else intersect(found, selected)
     return whole(extent) if found is None else found
-
-
-def _share_of_window(
-    mesh: Mesh, extent: int, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
-) -> Runs:
-    """Return the indices whose block has the given digits.
-
-    The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
-    """
-    blocks = prod(mesh.factors[axis] for axis in window)
-    first, last = _runs_of_blocks(mesh, window, digits)
-    starts = -(-first * extent // blocks)
-    stops = -(-last * extent // blocks)
-    return joined(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 @lru_cache(maxsize=65536)
