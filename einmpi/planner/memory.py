@@ -268,23 +268,6 @@ def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
     return min(extent, fine_blocks // parts * longest_block)
 
 
-def operand_cuts(
-    graph: EinGraph, name: str, operand: int, state: Sequence[str | None]
-) -> tuple[int | None, ...]:
-    """Return the dimension of an operand that each axis cuts in this state of its user."""
-    einsum = graph[name].computed_einsum
-    cuts: list[int | None] = []
-    for label in state:
-        cuts.append(None if label is None else einsum.dimension_cut_by(operand, label))
-    return tuple(cuts)
-
-
-def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Return the dimension of a vertex's result that each axis cuts in this state."""
-    dimensions = graph[name].computed_einsum.output_dimensions
-    return tuple([None if label is None else dimensions.get(label) for label in state])
-
-
 def bytes_of_blocked_update(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
     """Return the memory for a vertex that is computed block by block, for an update."""
     einsum = vertex.computed_einsum
@@ -325,11 +308,27 @@ class Cuts:
 
     def made(self, name: str) -> tuple[int | None, ...]:
         """Return the dimension that each axis cuts of a result as it is computed."""
-        return output_cuts(self.graph, name, self.states[name])
+        dimensions = self.graph[name].computed_einsum.output_dimensions
+        state = self.states[name]
+        return tuple([None if label is None else dimensions.get(label) for label in state])
 
     def wanted(self, user: str, operand: int) -> tuple[int | None, ...]:
         """Return the dimension that each axis cuts of an operand as a vertex reads it."""
-        return operand_cuts(self.graph, user, operand, self.states[user])
+        einsum = self.graph[user].computed_einsum
+        cuts: list[int | None] = []
+        for label in self.states[user]:
+            cuts.append(None if label is None else einsum.dimension_cut_by(operand, label))
+        return tuple(cuts)
+
+    def loaded(self, name: str) -> tuple[int | None, ...]:
+        """Return the dimension that each axis cuts of an input as it is loaded.
+
+        That is its layout, or what its only reader needs.
+        """
+        if name in self.layouts:
+            return self.layouts[name]
+        user = self.graph.consumers[name][0]
+        return self.wanted(user, self.graph[user].inputs.index(name))
 
     def symbols(self, kind: str, name: str) -> tuple[int, ...]:
         """Return what each axis cuts of a vertex or tensor as numbers; R is past the last one."""

@@ -229,12 +229,8 @@ def peak_bound(
 
 def input_bytes(cut: Cuts, inputs: Collection[str]) -> dict[str, int]:
     """Return the bytes of a rank's block of each of these inputs that is used."""
-    found = {}
-    for name in inputs:
-        for user in cut.graph.consumers.get(name, ()):
-            operand = cut.graph[user].inputs.index(name)
-            found[name] = cut.block_bytes(name, cut.layouts.get(name) or cut.wanted(user, operand))
-    return found
+    used = [name for name in inputs if cut.graph.consumers.get(name)]
+    return {name: cut.block_bytes(name, cut.loaded(name)) for name in used}
 
 
 # ---- updates in place ----------------------------------------------------------------------------

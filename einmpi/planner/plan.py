@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple
 
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.late import late
 from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
@@ -17,9 +17,6 @@ from einmpi.planner.machine import Machine, Weights
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
-    FusedChain,
-    Labels,
-    Layouts,
     longest_shares,
     stage_of,
 )
@@ -118,8 +115,8 @@ class LoopPlan:
     validated_every: int = 0  # so many steps
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Cuts):
     """How a graph is cut over `ranks` ranks. `einmpi.plan` makes it; print(plan) explains it.
 
     `states` gives for each vertex the label that each axis of the mesh cuts, or None; `layouts`
@@ -128,12 +125,8 @@ class Plan:
     last ranks are idle.
     """
 
-    graph: EinGraph
-    mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle
     ranks: int
     strategy: str
-    states: Labels
-    layouts: Layouts
     bills: Mapping[str, Bill]  # vertex → what it moves and how long it takes
     peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # of certificate: "exact" or "gap"
@@ -146,7 +139,6 @@ class Plan:
     nan_checked: tuple[str, ...] = ()
     donate: bool = False  # whether it is written over it
     blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
-    chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
     memory: int | None = None  # the limit asked for, in bytes per rank
     besides: int = 0  # bytes of the limit that the plan leaves to batches and chunks
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
@@ -345,11 +337,6 @@ class Plan:
         einsum = self.graph[name].computed_einsum
         counts = self.mesh.parts(self.states[name], einsum.labels)
         return dict(zip(einsum.labels, counts, strict=True))
-
-
-def cuts_of(plan: Plan) -> Cuts:
-    """Return the cuts of a plan."""
-    return Cuts(plan.graph, plan.mesh, plan.states, plan.layouts, plan.chains)
 
 
 def loop_plan_of(plan: Plan) -> LoopPlan:

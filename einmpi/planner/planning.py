@@ -14,7 +14,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
 from einmpi.planner.moving.volume import Bill, bills, total_bill
 from einmpi.planner.paper import graph_cost
-from einmpi.planner.plan import AUTO, Options, Plan, Recomputed, cuts_of
+from einmpi.planner.plan import AUTO, Options, Plan, Recomputed
 from einmpi.planner.saving_memory.cut_memory import CutMemory, least_memory_states
 from einmpi.planner.saving_memory.mixtures import Mixture, PricedCuts, searches_of
 from einmpi.planner.saving_memory.recompute import (
@@ -393,7 +393,7 @@ class Planning:
         names = [None, *(vertex.name for vertex in plan.graph.computed)]
         peak = plan.peak
         while overlapped:
-            needed = self.memory.at_vertices(cuts_of(plan), overlapped=overlapped)
+            needed = self.memory.at_vertices(plan, overlapped=overlapped)
             peak = max(plan.peak, *needed)
             if limit is None or peak <= limit:
                 break
@@ -417,7 +417,7 @@ class Planning:
 
         At most, all files are read before the first vertex.
         """
-        most = max(self.memory.at_vertices(cuts_of(plan), self.options.files)) + plan.overlap
+        most = max(self.memory.at_vertices(plan, self.options.files)) + plan.overlap
         peak = max(plan.peak, min(limit, most))
         return replace(plan, peak=peak, ahead=peak - plan.peak)
 

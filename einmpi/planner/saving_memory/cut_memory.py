@@ -33,7 +33,7 @@ from einmpi.planner.peak_memory import (
     peak_bound,
     why_not_in_place,
 )
-from einmpi.planner.plan import Options, Plan, cuts_of
+from einmpi.planner.plan import Options, Plan
 from einmpi.planner.saving_memory.order import Constraints, other_orders
 from einmpi.planner.search import CutSearch, merged_shapes
 from einmpi.planner.solving.solver import Solver, Unreachable
@@ -231,7 +231,6 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
     assert options.memory is not None
     limit = options.memory
     graph = plan.graph
-    cut = cuts_of(plan)
     kept: list[str] = []
     waiting = [sorted(names, key=lambda name: graph.position[graph.consumers[name][0]])]
     for _ in range(MOST_TRIALS):
@@ -239,7 +238,7 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
             break
         tried = waiting.pop()
         resident = (*plan.resident, *kept, *tried)
-        if CutMemory(graph, plan.mesh, options, resident).peak(cut) <= limit:
+        if CutMemory(graph, plan.mesh, options, resident).peak(plan) <= limit:
             kept += tried
         elif len(tried) > 1:
             half = len(tried) // 2

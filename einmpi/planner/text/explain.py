@@ -19,7 +19,6 @@ from einmpi.planner.plan import (
     Plan,
     Recomputed,
     SharedInputs,
-    cuts_of,
 )
 from einmpi.planner.text.summary import (
     Fold,
@@ -99,7 +98,7 @@ def _in_place(plan: Plan, loop: LoopPlan) -> str:
             continue
         why = "memory is short"
         if not plan.spilled:
-            why = why_not_in_place(cuts_of(plan), name, output, plan.nan_checked)
+            why = why_not_in_place(plan, name, output, plan.nan_checked)
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
     in_blocks = []
@@ -140,7 +139,8 @@ def totals(plan: Plan, full: bool = False) -> list[Note]:
         if name not in folded:
             notes.append(("", f"{name}: {note}"))
     if plan.layouts:
-        notes.append(("layouts", _layouts(plan)))
+        layouts = [f"{name} {show_layout(plan, name)}" for name in plan.layouts]
+        notes.append(("layouts", _listed(layouts)))
     if plan.shared is not None:
         notes.append(("shared", _shared(plan.shared)))
     if plan.fitted is not None and (plan.fitted.kept or plan.fitted.loaded):
@@ -163,11 +163,6 @@ def totals(plan: Plan, full: bool = False) -> list[Note]:
         notes.append(("objective", f"bytes; one between nodes counts as {BETWEEN}"))
     notes.append(("digest", plan.digest))
     return notes + in_words(plan)
-
-
-def _layouts(plan: Plan) -> str:
-    """Return the parts of each stored tensor's dimensions: "A [2,4], B [8,1]"."""
-    return _listed([f"{name} {show_layout(plan, name)}" for name in plan.layouts])
 
 
 def _shared(shared: SharedInputs) -> str:

@@ -12,7 +12,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.volume import edges_of_plan
 from einmpi.planner.paper import Cost
-from einmpi.planner.plan import Plan, cuts_of
+from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers
 from einmpi.units import counted, show_bytes, show_count
 
@@ -89,7 +89,7 @@ class Movement:
 
 def movements(plan: Plan) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
-    for edge, target, cuts, traffic in edges_of_plan(cuts_of(plan), plan.resident):
+    for edge, target, cuts, traffic in edges_of_plan(plan, plan.resident):
         if not traffic.words.total:
             continue
         made: list[int] = []
