@@ -18,7 +18,7 @@ from einmpi.planner.mesh import Mesh, allowed_masks
 
 Symbols = npt.NDArray[np.int64]  # a row for each choice, a column for each group of axes
 
-Name = TypeVar("Name", str, int)  # of a label, or the number of a dimension
+Name = TypeVar("Name")  # of a label, or the number of a dimension
 
 MAX_SYMBOLS = 8  # labels of one vertex, or dimensions of one tensor, that may be cut: the longest
 FEW_ROWS = 64  # too few to be worth looking for equal layouts

@@ -193,7 +193,7 @@ def make_cluster(text: str, ranks: int, machine: Machine | None) -> Cluster:
         raise InputError(_WHERE, problem, one_of(TOPOLOGIES, topology))
     times = _times(given)
     times["bw"] *= cores  # which share the link of their node
-    measured = {}
+    measured: dict[str, int] = {}
     if machine is not None and machine.between:
         measured.update(bw=machine.between, lat=machine.latency_between)
     if machine is not None and machine.inside:

@@ -342,7 +342,6 @@ def _all_digits(mesh: Mesh, axes: Collection[int]) -> Iterator[tuple[int, ...]]:
 # Words that move where indices are arithmetic: of one plan, and for the tables of the search.
 
 
-Ints = npt.NDArray[np.int64]
 Axes = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)
 

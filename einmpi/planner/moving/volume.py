@@ -176,6 +176,8 @@ def computed_flow(
     every: Factors[Any], between: Factors[Any], amount: int, kept: Any, kept_on_nodes: Any
 ) -> Flow:
     """Return what moves of a computed tensor, given what stays on its rank and on its node."""
+    if between is NO_AXES:  # as in searches on one node
+        return Flow(received(every, amount, kept), 0, every.peers, 1)
     total = received(every, amount, kept, sharing_on_nodes(every, between))
     return Flow(total, received(between, amount, kept_on_nodes), every.peers, between.peers)
 

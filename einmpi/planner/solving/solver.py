@@ -360,13 +360,17 @@ class Solver:
             sources, source_of_row = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
         every = layout_factors(move.lengths, ndim, sources, targets, staying.every)
         between: Factors[Any] = NO_AXES
-        if self.mesh.nodes > 1:
+        is_on_nodes = self.mesh.nodes > 1
+        if is_on_nodes:
             lengths = move.lengths_between
             between = layout_factors(lengths, ndim, sources, targets, staying.between)
         if edge.source is None:
-            return self._price(input_flow(every, between, nbytes))[0][target_of_row]
+            costs: Ints = self._price(input_flow(every, between, nbytes))[0][target_of_row]
+            return costs
         kept = self._kept(edge, move, len(self.mesh.factors), every, sources, targets)
-        on_nodes = self._kept(edge, move, self.mesh.node_axes, between, sources, targets)
+        on_nodes: Ints | int = 0
+        if is_on_nodes:
+            on_nodes = self._kept(edge, move, self.mesh.node_axes, between, sources, targets)
         costs = self._price(computed_flow(every, between, nbytes, kept, on_nodes))
         return costs[np.ix_(source_of_row, target_of_row)]
 
@@ -409,13 +413,15 @@ class Solver:
         """
         extents_divide = not any(extent % self.mesh.ranks for extent in edge.bound)
         every_axis_free = move.groups == self.every_axis.groups
+        share: Ints
         if extents_divide or self.unit > 1 or not every_axis_free:
             ranks = prod(self.mesh.factors[:axes])
-            share: Ints = overlap_share(products, ranks, edge.nbytes // self.unit)
+            share = overlap_share(products, ranks, edge.nbytes // self.unit)
             return share
         itemsize = edge.nbytes // max(1, prod(edge.bound))
         kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
-        return products.replicas * kept * itemsize
+        share = products.replicas * kept * itemsize
+        return share
 
 
 @dataclass
