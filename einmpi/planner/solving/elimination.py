@@ -119,7 +119,7 @@ def largest_join(sizes: Sequence[int], scopes: Iterable[Sequence[int]], limit: i
     `scopes` are the variables of each table. No table is made.
     """
     order = _Order(sizes, scopes)
-    largest = 0
+    largest = 1  # of variables with one value
     while largest <= limit:
         variable = order.next()
         if variable is None:
