@@ -9,8 +9,7 @@ from einmpi import api
 from einmpi.cli.job_options import check_files, load_job, print_or_write, write_job_report
 from einmpi.errors import InputError, nearest_of, printable
 from einmpi.planner.plan import Plan
-from einmpi.planner.saving_memory.memory_curve import curve_json, curve_text, memory_curve
-from einmpi.planner.text.compare import compare
+from einmpi.planner.text.compare import compare, curve_json, curve_text, memory_curve
 from einmpi.planner.text.explain import as_json
 from einmpi.planner.text.relations import relations
 from einmpi.report.describe import check_plot, write_picture, write_plot

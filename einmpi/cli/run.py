@@ -39,8 +39,7 @@ from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import history_file
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.sequence import LoopSequence, ValidationRun, loop_kinds
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Cost
+from einmpi.planner.plan import Cost, Options, Plan
 from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses

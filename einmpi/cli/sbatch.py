@@ -27,7 +27,6 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.job.settings import SETTINGS
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData
 from einmpi.process.environment import python_command
 from einmpi.units import counted, parse_seconds, show_bytes
 from einmpi.version import __version__
@@ -258,7 +257,7 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     return Estimate(memory_mib, seconds, [memory_text, *time_text])
 
 
-def _peak(plan: PlanData, backend: str) -> int:
+def _peak(plan: Plan, backend: str) -> int:
     """Return the bytes that the tensors of a rank take in host memory."""
     peak = plan.peak_in_all
     if backend != "numpy":
@@ -270,7 +269,7 @@ def _peak(plan: PlanData, backend: str) -> int:
     return peak
 
 
-def _bytes_of_files(plan: PlanData) -> int:
+def _bytes_of_files(plan: Plan) -> int:
     """Return the bytes of all inputs and outputs, as if all were in files."""
     tensors: dict[str, Vertex] = {}
     bytes_of_batches = 0  # of all but the first ones
@@ -282,7 +281,7 @@ def _bytes_of_files(plan: PlanData) -> int:
     return sum(vertex.nbytes for vertex in tensors.values()) + bytes_of_batches
 
 
-def _run_seconds(plan: PlanData, backend: str, threads: int) -> tuple[float, list[str]]:
+def _run_seconds(plan: Plan, backend: str, threads: int) -> tuple[float, list[str]]:
     """Return the seconds without files, and lines that say what they are based on."""
     cost = plan.cost_in_all
     if cost.seconds is not None and plan.machine is not None:

@@ -30,10 +30,8 @@ from einmpi.loops.stages import (
     with_loop,
 )
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Cost, loop_plan_of
+from einmpi.planner.plan import Cost, Options, Plan, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
-from einmpi.schedule.lower import loaded_cuts
 from einmpi.schedule.moves import elements_between, redistributed_elements
 
 Planned = TypeVar("Planned")
@@ -50,7 +48,7 @@ def layouts_of(given: Mapping[str, Any]) -> dict[str, Layout]:
 
 def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
     """Return the layout in which steps need one of their inputs."""
-    return Layout(plan.mesh, graph[name].bound, loaded_cuts(plan, name))
+    return Layout(plan.mesh, graph[name].bound, plan.loaded(name))
 
 
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:

@@ -30,8 +30,7 @@ from einmpi.loops.read_ahead import (
     rows_in_order,
     rows_read_together,
 )
-from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import BatchPlan
+from einmpi.planner.plan import BatchPlan, Plan
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.host_memory import aligned_empty
 from einmpi.schedule.layout import Layout

@@ -38,8 +38,7 @@ from einmpi.loops.stages import (
     with_loop,
     written_step,
 )
-from einmpi.planner.plan import Options
-from einmpi.planner.plan_data import Cost, cost_of_all
+from einmpi.planner.plan import Cost, Options, cost_of_all
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import boxes, packed, shape
 

@@ -17,13 +17,11 @@ from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, ma
 from einmpi.kernels.updates import find_partial_update
 from einmpi.language.parse import rewrite
 from einmpi.loops.batches import reads_into_memory_of_plan
-from einmpi.planner.donation import is_sparse_update
 from einmpi.planner.memory import places_filled, scattered_label
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, loop_plan_of
+from einmpi.planner.peak_memory import is_sparse_update
+from einmpi.planner.plan import BatchPlan, Cost, LoopPlan, Options, Plan, loop_plan_of
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import loaded_cuts
 
 # ---- updates -------------------------------------------------------------------------------------
 #
@@ -335,7 +333,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         strategy = DEFAULT_STRATEGY  # there is nothing here that this strategy is about
     placed = {}
     for name in stages.hoisted:
-        placed[name] = loaded_cuts(plan, name)
+        placed[name] = plan.loaded(name)
     can_be_pinned = inputs.union(graph.outputs).difference(placed)
     pins = {}
     for name, parts in options.pins.items():

@@ -10,8 +10,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.planner.plan import Plan
-from einmpi.planner.text.explain import heading
-from einmpi.planner.text.notes import totals
+from einmpi.planner.text.explain import heading, totals
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.picture import svg
 from einmpi.schedule.regions import show_region

@@ -10,7 +10,7 @@ from html import escape
 from itertools import pairwise
 from typing import TypeAlias
 
-from einmpi.planner.saving_memory.memory_curve import CurvePoint
+from einmpi.planner.text.compare import CurvePoint
 from einmpi.report.arrange import Point
 from einmpi.units import show_bytes
 

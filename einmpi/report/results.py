@@ -17,10 +17,8 @@ from einmpi.comm.base import Comm
 from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
-from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import Cost, cost_of_all, loop_plan_of
-from einmpi.planner.text.explain import certificate_data
-from einmpi.planner.text.notes import one_level
+from einmpi.planner.plan import Cost, Plan, cost_of_all, loop_plan_of
+from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.environment import current_date, software_versions
 from einmpi.report.recording.loop_record import LoopRecord
 from einmpi.report.recording.record import Timeline

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import explain, heading, loops_of, vertex_rows
-from einmpi.planner.text.notes import totals
+from einmpi.planner.text.explain import explain, heading, loops_of, totals, vertex_rows
 from einmpi.planner.text.summary import (
     KEYWORD_COLUMNS,
     Fold,
@@ -60,7 +58,7 @@ def plan_text(plan: Plan, full: bool = False) -> str:
     return "".join(texts).rstrip("\n")
 
 
-def _rendered_plan(plan: PlanData, full: bool) -> str:
+def _rendered_plan(plan: Plan, full: bool) -> str:
     """Return the plan of a program, or of a loop, for a terminal."""
     most = max((bill.nbytes for bill in plan.bills.values()), default=0)
     styles = []

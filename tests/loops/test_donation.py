@@ -17,7 +17,7 @@ from einmpi.kernels.cpu import dispatch
 from einmpi.kernels.cpu import row_updates as scattered_updates
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
-from einmpi.planner import donation, memory
+from einmpi.planner import memory, peak_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.verify import verify
@@ -618,7 +618,7 @@ def test_bits_of_scattered_updates(
         found = []
         for donate in (True, False):
             found.append(on_ranks(ranks, job, used, carry, 2, donate))
-        patched.setattr(donation, "is_sparse_update", lambda *_: False)
+        patched.setattr(peak_memory, "is_sparse_update", lambda *_: False)
         found.append(on_ranks(ranks, job, used, carry, 2))
     assert found[2][1].blocked == ()
     for outputs, _, _ in found[:2]:
@@ -654,7 +654,7 @@ def test_bits_of_updates_in_one_pass(monkeypatch, compiled_updates, update, rank
     used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
     together, _, _ = on_ranks(ranks, job, used, carry, 2)
     assert len(compiled_updates) == 2 * ranks
-    monkeypatch.setattr(donation, "is_sparse_update", lambda *_: False)
+    monkeypatch.setattr(peak_memory, "is_sparse_update", lambda *_: False)
     apart, plan, _ = on_ranks(ranks, job, used, carry, 2)
     assert plan.blocked == () and len(compiled_updates) == 2 * ranks
     assert together["W"].tobytes() == apart["W"].tobytes()
