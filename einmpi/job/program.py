@@ -21,7 +21,7 @@ from einmpi.job.loop_table import check_rate, has_word
 from einmpi.language.parse import build_graphs, parse_program
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source, Statement, statements
-from einmpi.language.toml_document import Document, KeyPath, lookup, show
+from einmpi.language.toml_document import Document, Entry, KeyPath, show
 from einmpi.training.settings import Training
 from einmpi.training.write_out import Program, WrittenOut, write_out
 
@@ -195,15 +195,15 @@ class PythonValues(Document):
 
     def source(self, path: KeyPath) -> Source:
         """Return a string value as a Source that knows which argument it is in."""
-        return Source(self.place(path), str(lookup(self, path)))
+        return Source(self.place(path), str(self.lookup(path)))
 
 
-def python_values(**arguments: Mapping[str, Any] | None) -> PythonValues:
+def python_values(**arguments: Mapping[str, Any] | None) -> Entry:
     """Return arguments that are mappings as a document with a table for each."""
     data = {}
     for argument, given in arguments.items():
         data[argument] = _as_toml(argument, named_values(argument, given))
-    return PythonValues(name="", text="", data=data, positions={})
+    return Entry(PythonValues(name="", text="", data=data, positions={}))
 
 
 def _show_key(key: str | int) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import prune
@@ -17,7 +16,7 @@ from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, Batches, Loop, StepProgram, 
 from einmpi.job.loop_table import LoopTable, ReadInputs, TrainTable, check_rate, has_word
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
-from einmpi.language.toml_document import Document, get, kind_of
+from einmpi.language.toml_document import Entry, kind_of
 from einmpi.training.write_out import RATE, Program, write_out
 
 
@@ -121,7 +120,7 @@ def read_program_text(
     types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
     if loop_table is None:
         return ProgramText(source, tuple(own_inputs), dict(sizes), items, types)
-    refuse_step_as_input(own_inputs, loop_table.place())
+    refuse_step_as_input(own_inputs, loop_table.entry.place)
     batches = loop_table.read_batches(own_inputs, sizes)
     most_steps = loop_table.read_steps(sizes, steps, batches)
     program = ProgramText(
@@ -158,7 +157,7 @@ def _trained(
     taken = {*words, *program.sizes, *(spec.name for spec in own_inputs)}
     if STEP in program.computed or STEP in program.sizes:
         what = f"{STEP} is not the number of the step in this program, and training needs that"
-        raise InputError(train.place(), what, f"another name than {STEP} in the program")
+        raise train.entry.wrong(what, f"another name than {STEP} in the program")
     batched = () if program.batches is None else program.batches.names
     complete = _with_numbers(program)
 
@@ -186,7 +185,7 @@ def _trained(
     added = train.statements(written, program.source)
     inputs = list(_without(program.inputs, added))
     for state in written.state:
-        place = train.place()
+        place = train.entry.place
         inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
     items = program.items
     if written.program is not None:
@@ -214,7 +213,7 @@ def _check_rate(program: ProgramText, train: TrainTable, complete: ProgramText) 
     # An earlier loop may have a rate of its own.
     readable = [spec for spec in program.inputs if spec.name != RATE]
     known = StepProgram(complete.written, sizes, readable)
-    check_rate(known, train.place("optimizer", "rate"), rate)
+    check_rate(known, train.entry.place_of("optimizer", "rate"), rate)
 
 
 def _without(
@@ -239,31 +238,31 @@ class LoopText(NamedTuple):
 
 
 def read_loop_texts(
-    document: Document,
+    document: Entry,
     inputs: Sequence[InputSpec],
     sizes: Mapping[str, int],
     steps: int | None,
     read_others: ReadInputs,
 ) -> list[ProgramText]:
     """Return the programs of all [[loop]] tables, in order."""
-    count = len(document.data["loop"])
-    if "program" in document.data:
+    tables = document["loop"]
+    count = len(tables.value)
+    if document["program"].value is not None:
         what = "there is a program besides those of the loops"
-        raise InputError(document.place(("program",)), what, "a program in each [[loop]]")
+        raise document["program"].wrong(what, "a program in each [[loop]]")
     if not count:
-        raise InputError(document.place(("loop",)), "there is no loop in the list", "[[loop]]")
+        raise tables.wrong("there is no loop in the list", "[[loop]]")
     programs: list[ProgramText] = []
     carried_on: dict[str, InputSpec] = {}  # what earlier loops carried or computed
     for number in range(count):
-        path = ("loop", number)
-        given = document.data["loop"][number]
-        if not isinstance(given, dict):
-            raise InputError(document.place(path), f"loop has {kind_of(given)}", "[[loop]] tables")
-        loop_table = LoopTable(document, path, read_others)
-        if get(document, (*path, "program"), str) is None:
+        entry = tables[number]
+        if not isinstance(entry.value, dict):
+            raise entry.wrong(f"loop has {kind_of(entry.value)}", "[[loop]] tables")
+        loop_table = LoopTable(entry, read_others)
+        if entry["program"].get(str) is None:
             expected = 'program = "NAME[labels] = expression"'
-            raise InputError(document.place(path), "this loop has no program", expected)
-        source = document.source((*path, "program"))
+            raise entry.wrong("this loop has no program", expected)
+        source = entry["program"].source
         program = read_program_text(source, inputs, sizes, loop_table, steps, carried_on)
         programs.append(program)
         carried_on |= _results_of(program)
