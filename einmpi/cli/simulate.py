@@ -17,7 +17,7 @@ from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.summary import table_lines
 from einmpi.process.signals import clean_up_at_sigterm
 from einmpi.report.html import write_report
-from einmpi.report.recording.record import write_trace
+from einmpi.report.record import write_trace
 from einmpi.simulate.cluster import make_cluster
 from einmpi.simulate.replay import (
     PLATFORM_EXPECTED,

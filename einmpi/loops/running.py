@@ -215,6 +215,8 @@ class LoopRun:
         self.values: dict[str, Any] = {}
         self.rows: dict[str, list[Any]] = {name: [] for name in loop.columns}
         self.steps_done = 0
+        self.steps_before = 0  # those of them that an earlier run has done
+        self.seconds_once = 0.0  # before the first step
         self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
 
@@ -257,6 +259,8 @@ class LoopRun:
             self.values.update(self.checkpoints.carried())
             for name, values in self.checkpoints.history(self.number).items():
                 self.rows[name] = list(values)
+        self.steps_before = self.steps_done
+        self.seconds_once = self.measured.seconds
         self.started = time.monotonic()
 
     def release(self) -> None:

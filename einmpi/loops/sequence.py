@@ -293,6 +293,7 @@ class LoopSequence:
             history = checkpoints.history(number)
             self.results.append(LoopResult({}, history, ended.steps, ended.is_done))
             run = self.runs[number]
+            run.steps_before = ended.steps
             run.plan = with_loop(run.plan, run.loop, run.stages, None)
         for name, saved in checkpoints.kept_results().items():
             layout = self.layouts.get(name)

@@ -25,7 +25,7 @@ from einmpi.planner.text.explain import explain, heading, loops_of
 from einmpi.report.graph_picture import LayoutUse, graph_picture, layouts_of
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
-from einmpi.report.recording.record import KINDS, Timeline
+from einmpi.report.record import KINDS, Timeline
 from einmpi.units import counted, plural
 from einmpi.version import __version__
 

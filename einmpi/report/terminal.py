@@ -23,8 +23,8 @@ from einmpi.planner.text.summary import (
     vertices_and_folds,
 )
 from einmpi.process.environment import columns
-from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
 from einmpi.report.results import LoopReport
+from einmpi.report.times import VertexTimes, summary_notes, summary_rows
 from einmpi.units import counted, plural, show_seconds
 
 if TYPE_CHECKING:

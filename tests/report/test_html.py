@@ -38,7 +38,7 @@ from einmpi.report.graph_picture import (
 from einmpi.report.html import page, timeline_data, write_report
 from einmpi.report.page_tables import tensor_table, time_by_kind
 from einmpi.report.picture import STYLES, Box, Text, svg
-from einmpi.report.recording.record import KINDS, Span, Timeline
+from einmpi.report.record import KINDS, Span, Timeline
 
 JOBS = ("chain", "attention", "softmax", "distances", "shortest_path")
 
