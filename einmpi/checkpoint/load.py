@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import in_order, needed
 from einmpi.job.loop import MOST_STEPS, Loop
 from einmpi.planner.make_plan import MAX_RANKS
@@ -37,8 +37,8 @@ from einmpi.version import __version__
 # What a checkpoint holds after some vertices of a graph, or after some steps of a loop.
 
 
-class SavedKind(NamedTuple):
-    """A tensor of a checkpoint by its name, shape and dtype."""
+class HistoryKind(NamedTuple):
+    """The recorded values of a loop in a checkpoint: their name, shape and dtype."""
 
     name: str
     bound: tuple[int, ...]
@@ -68,7 +68,7 @@ class Contents(Protocol):
         Raise ValueError if they cannot be computed in this order.
         """
 
-    def tensors(self, done: int) -> list[SavedKind]:
+    def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
         """Return the tensors of a checkpoint, in order."""
 
     def place(self, done: int) -> str:
@@ -98,12 +98,8 @@ class GraphContents:
             return self
         return GraphContents(in_order(self.graph, names), names)
 
-    def tensors(self, done: int) -> list[SavedKind]:
-        kinds = []
-        for name in needed(self.graph, done):
-            vertex = self.graph[name]
-            kinds.append(SavedKind(name, vertex.bound, vertex.dtype))
-        return kinds
+    def tensors(self, done: int) -> Sequence[Vertex]:
+        return [self.graph[name] for name in needed(self.graph, done)]
 
     def place(self, done: int) -> str:
         return self.graph.computed[done - 1].name
@@ -117,7 +113,7 @@ class LoopKinds(NamedTuple):
 
     loop: Loop
     graph: EinGraph  # of a step, as written
-    kept: tuple[SavedKind, ...]  # results of earlier loops that are still needed
+    kept: tuple[Vertex, ...]  # results of earlier loops that are still needed
 
 
 class LoopContents:
@@ -146,26 +142,17 @@ class LoopContents:
             raise ValueError("the order of a step does not matter to a checkpoint")
         return self
 
-    def tensors(self, done: int) -> list[SavedKind]:
-        kinds = []
-        for name in self.current.loop.carry:
-            vertex = self.current.graph[name]
-            kinds.append(SavedKind(name, vertex.bound, vertex.dtype))
-        kinds += self.current.kept
-        for number, each in enumerate(self.ended):
-            kinds += self._histories(number, each.steps)
-        kinds += self._histories(len(self.ended), done - self.steps_before)
-        return kinds
-
-    def _histories(self, number: int, steps: int) -> list[SavedKind]:
-        """Return the recorded values of a loop after some steps."""
-        kinds = []
-        for name in self.loops[number].loop.columns:
-            dtype = "float64"  # of numbers of the validation
-            if name in self.loops[number].loop.record:
-                dtype = self.loops[number].graph[name].dtype
-            kinds.append(SavedKind(history_name(name, number), (steps,), dtype))
-        return kinds
+    def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
+        carried = [self.current.graph[name] for name in self.current.loop.carry]
+        steps = [*(each.steps for each in self.ended), done - self.steps_before]
+        histories = []
+        for number, count in enumerate(steps):
+            loop, graph, _ = self.loops[number]
+            for name in loop.columns:
+                # Numbers of the validation are float64.
+                dtype = graph[name].dtype if name in loop.record else "float64"
+                histories.append(HistoryKind(history_name(name, number), (count,), dtype))
+        return [*carried, *self.current.kept, *histories]
 
     def place(self, done: int) -> str:
         step = f"step {done - self.steps_before - 1}"

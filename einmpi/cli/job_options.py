@@ -73,23 +73,21 @@ def checked_job(options: argparse.Namespace) -> Job:
     if job.loop is not None and options.command == "run":
         _check_loop_flags(options, job)
     elif options.command == "run":
-        checkpoint_interval(options)
+        checkpoint_interval(options, in_steps=False)
         if options.trace_steps is not None:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
     return job
 
 
-def checkpoint_interval(options: argparse.Namespace) -> float:
-    """Return the seconds between two checkpoints."""
-    return parse_seconds(options.every or CHECKPOINT_INTERVAL, "--every")
+def checkpoint_interval(options: argparse.Namespace, in_steps: bool = True) -> tuple[float, int]:
+    """Return the seconds and the steps between two checkpoints; one of them is 0.
 
-
-def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds and the steps between two checkpoints of a loop; one of them is 0."""
+    Only in a loop it may be in steps.
+    """
     text = options.every or CHECKPOINT_INTERVAL
     match = re.fullmatch(r" *([0-9]{1,15}) *steps? *", text)
-    if match is None:
+    if match is None or not in_steps:
         return parse_seconds(text, "--every"), 0
     steps = int(match[1])
     if steps == 0:
@@ -100,7 +98,7 @@ def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
 def _check_run_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
-    loop_interval(options)
+    checkpoint_interval(options)
 
 
 def _check_loop_flags(options: argparse.Namespace, job: Job) -> None:

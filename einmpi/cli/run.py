@@ -12,13 +12,12 @@ from statistics import median
 
 from einmpi.api import options_of, reference
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.folder import CheckpointFolder, claim_folder
-from einmpi.checkpoint.resume import Checkpoints, identity, open_checkpoints, prepare
+from einmpi.checkpoint.folder import CheckpointFolder, Saving, claim_folder
+from einmpi.checkpoint.resume import Checkpoints, LoopCheckpoints, prepare
 from einmpi.cli.job_options import (
     check_files,
     checked_job,
     checkpoint_interval,
-    loop_interval,
     print_or_write,
     traced_steps,
     write_job_report,
@@ -35,7 +34,6 @@ from einmpi.files.datasets import Dataset
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.compiled import STATISTICS
 from einmpi.loops.arrival import joined_plans
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import history_file
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.sequence import LoopSequence, ValidationRun, loop_kinds
@@ -138,14 +136,22 @@ def run_job(
     # The first activity also tells a launcher that all ranks handle signals now.
     activity_writer(comm.rank)("preparing the run")
     outputs_claim = None
-    folder_claim = None
+    saving = None
     with ExitStack() as claims:
         if keep_outputs:
             outputs_claim = claims.enter_context(claim_outputs(job, comm))
         if options.checkpoint is not None:
-            folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+            claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+            saving = Saving(
+                options.checkpoint,
+                *checkpoint_interval(options),
+                options.resume,
+                stop_requests,
+                options.quiet,
+                claim,
+            )
         run_claimed = _run_schedule if job.loop is None else run_loops
-        finished = run_claimed(job, options, comm, stop_requests, outputs_claim, folder_claim)
+        finished = run_claimed(job, options, comm, outputs_claim, saving)
         report = stored_report(job, finished, comm, outputs_claim, start)
         return report, finished.checkpoints
 
@@ -154,12 +160,11 @@ def _run_schedule(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
-    stop_requests: Sequence[str],
     outputs_claim: Claim | None,
-    folder_claim: Claim | None,
+    saving: Saving | None,
 ) -> FinishedRun:
     """Run a job without loops, as often as --repeat asks for; nothing is written in the run."""
-    checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
+    checkpoints = None if saving is None else Checkpoints(saving, comm, job)
     compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints)
     recorder = None
     if _should_record(options, comm, schedule):
@@ -207,27 +212,6 @@ def _watch(
         recorder.begin()
 
 
-def _open_checkpoints(
-    job: Job,
-    options: argparse.Namespace,
-    comm: Comm,
-    stop_requests: Sequence[str],
-    claim: Claim | None,
-) -> Checkpoints | None:
-    if options.checkpoint is None:
-        return None
-    return open_checkpoints(
-        job,
-        comm,
-        options.checkpoint,
-        checkpoint_interval(options),
-        options.resume,
-        stop_requests,
-        options.quiet,
-        claim,
-    )
-
-
 def is_recording_requested(options: argparse.Namespace) -> bool:
     """Return whether a flag needs the times of all steps."""
     return options.command == "run" and bool(options.summary or options.trace or options.report)
@@ -251,9 +235,8 @@ def run_loops(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
-    stop_requests: Sequence[str],
     outputs_claim: Claim | None,
-    folder_claim: Claim | None,
+    saving: Saving | None,
 ) -> FinishedRun:
     """Run the loops of a job whose files no other run can write.
 
@@ -264,7 +247,7 @@ def run_loops(
         return together(comm, lambda: options_of(of_job))
 
     note = activity_writer(comm.rank)
-    checkpoints = _open_loop_checkpoints(job, options, comm, stop_requests, folder_claim)
+    checkpoints = None if saving is None else _open_loop_checkpoints(job, comm, saving)
     loops = LoopSequence(job, comm, plan_options, checkpoints)
     recorders: dict[int, LoopRecorder] = {}  # of each loop, if it is recorded
     planned: list[float] = []
@@ -355,33 +338,13 @@ def _loop_report(
     )
 
 
-def _open_loop_checkpoints(
-    job: Job,
-    options: argparse.Namespace,
-    comm: Comm,
-    stop_requests: Sequence[str],
-    claim: Claim | None,
-) -> LoopCheckpoints | None:
+def _open_loop_checkpoints(job: Job, comm: Comm, saving: Saving) -> LoopCheckpoints:
     """Return the checkpoints of a job with loops, with the one from which it continues."""
-    if options.checkpoint is None:
-        return None
-    seconds, steps = loop_interval(options)
-    checkpoints = LoopCheckpoints(
-        options.checkpoint,
-        seconds,
-        steps,
-        comm,
-        loop_kinds(job),
-        together(comm, lambda: identity(job)),
-        stop_requests,
-        options.quiet,
-        claim,
-    )
-    checkpoints.find(options.resume)
+    checkpoints = LoopCheckpoints(saving, comm, job, loop_kinds(job))
     loop = checkpoints.contents.current.loop
     if checkpoints.steps_done >= loop.steps:
         raise InputError(
-            f"--checkpoint {options.checkpoint}",
+            f"--checkpoint {saving.folder}",
             f"the checkpoint is after {counted(checkpoints.steps_done, 'step')}",
             f"more steps than {loop.steps}",
         )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import abort_on_divergence, find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
@@ -31,7 +32,6 @@ from einmpi.loops.arrival import (
     read_by_stages,
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.load import EndedLoop, LoopKinds, SavedKind, SavedTensor
+from einmpi.checkpoint.load import EndedLoop, LoopKinds, SavedTensor
+from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, nearest_of
@@ -26,7 +27,6 @@ from einmpi.loops.arrival import (
     result_layouts,
     with_staying,
 )
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.stages import (
     bytes_kept,
@@ -323,13 +323,7 @@ class LoopSequence:
 
 def loop_kinds(job: Job) -> list[LoopKinds]:
     """Return what each loop of a job adds to a checkpoint."""
-    names = names_passed_on(job)
     kinds = []
-    made: dict[str, SavedKind] = {}
-    for each, kept in zip(job.one_after_another(), names.kept, strict=True):
-        still_needed = tuple(kind for name, kind in made.items() if name in kept)
-        kinds.append(LoopKinds(loop_of(each), each.written, still_needed))
-        for name in names_made(each):
-            vertex = each.written[name]
-            made[name] = SavedKind(name, vertex.bound, vertex.dtype)
+    for each, kept in zip(job.one_after_another(), kept_tensors(job), strict=True):
+        kinds.append(LoopKinds(loop_of(each), each.written, tuple(kept.values())))
     return kinds
