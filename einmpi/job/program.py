@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -16,14 +15,15 @@ from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.graph.scalar import unique
 from einmpi.job.job import Job, with_settings
-from einmpi.job.loop import STEP, Batches, StepProgram, numbers_of_steps
+from einmpi.job.loop import Batches, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import check_rate, has_word
-from einmpi.language.parse import build_graphs, parse_program
+from einmpi.job.program_text import ProgramText, written_training
+from einmpi.language.parse import build_graphs
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import Document, Entry, KeyPath, show
 from einmpi.training.settings import Training
-from einmpi.training.write_out import Program, WrittenOut, write_out
+from einmpi.training.write_out import WrittenOut
 
 
 def program_job(
@@ -118,38 +118,14 @@ def trained_job(
     """
     if job.loop is not None and job.loop.written_out:
         raise InputError(training.place(), "the job has a [train]", "einmpi.loop, which runs it")
-    text = job.source.text
-    words = set(re.findall(r"[^\W\d]\w*", text))
-    if STEP in job.sizes or any(vertex.name == STEP for vertex in job.written.computed):
-        what = f"{STEP} is not the number of the step in this program, and training needs that"
-        raise InputError(training.place(), what, f"another name than {STEP} in the program")
-    items = []
-    for item in statements(job.source):
-        if item.name in job.written.by_name or not isinstance(item, Statement):
-            items.append(item)
-
-    def dtypes_of(changed_text: str) -> dict[str, str]:
-        source = replace(job.source, text=changed_text)
-        types = parameter_types(job)
-        graph = parse_program(source, inputs_of(job), job.sizes, parameters=types)
-        return {vertex.name: vertex.dtype for vertex in graph.vertices}
-
-    written = write_out(
-        training,
-        Program(
-            graph=job.written,
-            items=items,
-            taken={*words, *job.sizes, *(spec.name for spec in job.inputs)},
-            dtypes_of=dtypes_of,
-            carried=tuple(carry),
-            batched=() if batches is None else batches.names,
-            constants=tuple(parameter_types(job)),
-        ),
-    )
+    program = _program_text(job, batches)
+    written = written_training(program, program, training, carry)
     changed = job
-    if steps is not None and "steps" not in words and has_word(written.text, "steps"):
+    if steps is not None and "steps" not in program.words and has_word(written.text, "steps"):
         changed = replace(changed, sizes={**job.sizes, "steps": steps})
-    _check_rate(changed, training)
+    if isinstance(training.rate, str):
+        numbers = StepProgram(job.written, changed.sizes, program.inputs)
+        check_rate(numbers, training.place("optimizer", "rate"), Source("rate", training.rate))
     if written.program is not None:
         changed = replace(changed, source=replace(job.source, text=written.program))
     inputs: dict[str, tuple[Sequence[int], str]] = {}
@@ -166,16 +142,17 @@ def trained_job(
     return replace(found, inputs=(*found.inputs, *specs)), written
 
 
-def _check_rate(job: Job, training: Training) -> None:
-    """Refuse a rate that is no expression of numbers."""
-    if not isinstance(training.rate, str):
-        return
+def _program_text(job: Job, batches: Batches | None) -> ProgramText:
+    """Return the program of a job, without statements that the job does not need."""
     specs = {spec.name: spec for spec in job.inputs}
     for vertex in job.written.inputs:
-        if vertex.name not in specs:
-            specs[vertex.name] = InputSpec(vertex.name, vertex.bound, vertex.dtype)
-    program = StepProgram(job.written, job.sizes, tuple(specs.values()))
-    check_rate(program, training.place("optimizer", "rate"), Source("rate", training.rate))
+        specs.setdefault(vertex.name, InputSpec(vertex.name, vertex.bound, vertex.dtype))
+    items = []
+    for item in statements(job.source):
+        if item.name in job.written.by_name or not isinstance(item, Statement):
+            items.append(item)
+    inputs = tuple(specs.values())
+    return ProgramText(job.source, inputs, job.sizes, items, parameter_types(job), batches=batches)
 
 
 # ---- arguments as the tables of a job file -------------------------------------------------------

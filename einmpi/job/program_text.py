@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import prune
@@ -17,7 +18,8 @@ from einmpi.job.loop_table import LoopTable, ReadInputs, TrainTable, check_rate,
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
 from einmpi.language.toml_document import Entry, kind_of
-from einmpi.training.write_out import RATE, Program, write_out
+from einmpi.training.settings import Training
+from einmpi.training.write_out import RATE, Program, WrittenOut, write_out
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class ProgramText:
     steps: int = 1  # at most
     batches: Batches | None = None  # inputs of which each step takes some rows
     results: tuple[str, ...] | None = None  # tensors of the last step, if not all that are unused
+
+    @property
+    def words(self) -> set[str]:
+        """All words in the text."""
+        return set(re.findall(r"[^\W\d]\w*", self.source.text))
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -144,22 +151,22 @@ def _with_numbers(program: ProgramText) -> ProgramText:
     return replace(program, inputs=(*program.inputs, *numbers), sizes=sizes)
 
 
-def _trained(
-    program: ProgramText, train: TrainTable, results: Mapping[str, InputSpec]
-) -> ProgramText:
-    """Return a program with the statements that train it. `results` are those of earlier loops."""
-    loop_table = program.loop_table
-    assert loop_table is not None
-    text = program.source.text
-    words = set(re.findall(r"[^\W\d]\w*", text))
-    earlier = set(results) - words
-    own_inputs = [spec for spec in program.inputs if spec.name not in earlier]
-    taken = {*words, *program.sizes, *(spec.name for spec in own_inputs)}
+def written_training(
+    program: ProgramText,
+    complete: ProgramText,
+    training: Training,
+    carried: Iterable[str],
+    earlier: Collection[str] = (),
+) -> WrittenOut:
+    """Return the statements that train a program, and what they carry.
+
+    `complete` is the same program with the numbers of steps among its inputs. `earlier` are tensors
+    of earlier loops that it does not read.
+    """
     if STEP in program.computed or STEP in program.sizes:
         what = f"{STEP} is not the number of the step in this program, and training needs that"
-        raise train.entry.wrong(what, f"another name than {STEP} in the program")
-    batched = () if program.batches is None else program.batches.names
-    complete = _with_numbers(program)
+        raise InputError(training.place(), what, f"another name than {STEP} in the program")
+    known = {spec.name for spec in program.inputs}.difference(earlier)
 
     def dtypes_of(changed_text: str) -> dict[str, str]:
         changed = replace(program.source, text=changed_text)
@@ -168,25 +175,37 @@ def _trained(
         graph = replace(complete, source=changed, inputs=inputs, items=items).written
         return {vertex.name: vertex.dtype for vertex in graph.vertices}
 
-    written = write_out(
-        train.training,
+    return write_out(
+        training,
         Program(
             graph=complete.written,
             items=program.items,
-            taken=taken,
+            taken=known.union(program.words, program.sizes),
             dtypes_of=dtypes_of,
             earlier=earlier,
-            carried=tuple(loop_table.carry),
-            batched=batched,
+            carried=tuple(carried),
+            batched=() if program.batches is None else program.batches.names,
             constants=tuple(program.parameter_types),
         ),
     )
+
+
+def _trained(
+    program: ProgramText, train: TrainTable, results: Mapping[str, InputSpec]
+) -> ProgramText:
+    """Return a program with the statements that train it. `results` are those of earlier loops."""
+    loop_table = program.loop_table
+    assert loop_table is not None
+    complete = _with_numbers(program)
+    earlier = set(results) - program.words
+    written = written_training(program, complete, train.training, loop_table.carry, earlier)
     _check_rate(program, train, complete)
     added = train.statements(written, program.source)
     inputs = list(_without(program.inputs, added))
     for state in written.state:
         place = train.entry.place
         inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
+    text = program.source.text
     items = program.items
     if written.program is not None:
         text = written.program
