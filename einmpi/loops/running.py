@@ -33,9 +33,9 @@ from einmpi.loops.arrival import (
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.history import HistoryFile
-from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
+    condition_holds,
     kept_outputs,
     numbers_read,
     once_options,

@@ -14,15 +14,19 @@ from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.repetition import find_layers, repeated_layers
 from einmpi.planner.text.summary import movements, show_layout
-from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.picture import (
+    MARGIN,
     MONO_WIDTH,
+    Arrangement,
     Box,
     Curve,
+    Edge,
     Picture,
+    Point,
     Shape,
     ShapeGroup,
     Text,
+    arrange,
     overlap,
     shifted,
     shortened,
