@@ -17,8 +17,8 @@ from einmpi.compiled.running import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, files_as_read
 from einmpi.files.generate import find_planned
-from einmpi.job.job import Job
-from einmpi.job.loop import Batches, Loop
+from einmpi.job.job import Job, loop_of
+from einmpi.job.loop import Batches
 from einmpi.loops.read_ahead import (
     ArrayRows,
     BatchedInput,
@@ -79,12 +79,12 @@ class LoopBatches:
                 sources[name] = GeneratedRows(spec)
         return sources
 
-    def arrive_in(self, plan: Plan, job: Job, loop: Loop) -> BatchPlan:
+    def arrive_in(self, plan: Plan, job: Job) -> BatchPlan:
         """Take note of the layouts in which a step needs the rows; return how they arrive."""
         for name in self.sources:
             if name in plan.graph.by_name:
                 self.layouts[name] = arrival_layout(plan, name)
-        found = plan_batches(job, loop, plan)
+        found = plan_batches(job, plan)
         assert found is not None
         self.bytes_ahead = found.bytes_ahead
         self.bytes_arriving = found.bytes_arriving
@@ -150,12 +150,12 @@ def reads_into_memory_of_plan(job: Job) -> bool:
     return job.backend == "numpy"
 
 
-def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
+def plan_batches(job: Job, plan: Plan) -> BatchPlan | None:
     """Return how batches arrive in the layouts of a plan.
 
     They are read ahead if the memory limit leaves room for it.
     """
-    batches = loop.batches
+    batches = loop_of(job).batches
     if batches is None:
         return None
     ahead = 0

@@ -173,6 +173,11 @@ class Stages:
     hoisted: tuple[str, ...]  # what `once` computes for `step`
 
     @property
+    def loop(self) -> Loop:
+        """The loop whose step it is."""
+        return loop_of(self.step)
+
+    @property
     def inputs(self) -> set[str]:
         """The inputs of both jobs, with those that `once` computes for `step`."""
         names = {vertex.name for vertex in self.step.graph.inputs}
@@ -181,8 +186,9 @@ class Stages:
         return names
 
 
-def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
+def kept_outputs(job: Job) -> tuple[str, ...]:
     """Return the tensors of the last step that are results, besides those that are carried."""
+    loop = loop_of(job)
     if loop.results is not None:
         names = list(loop.results)
     elif job.outputs:
@@ -208,37 +214,39 @@ def final_names(job: Job) -> tuple[str, ...]:
             is_state = name in loop.state
             if not is_state or name in stored:
                 names.append(name)
-        names += kept_outputs(each, loop)
+        names += kept_outputs(each)
     return unique(names)
 
 
-def written_step(job: Job, loop: Loop) -> EinGraph:
+def written_step(job: Job) -> EinGraph:
     """Return the program of a step as written, with all that the loop needs as outputs."""
-    outputs = unique(_read_by_loop(job, loop), kept_outputs(job, loop))
+    outputs = unique(_read_by_loop(job), kept_outputs(job))
     return prune(replace(job.as_computed, outputs=outputs))
 
 
-def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
+def _read_by_loop(job: Job) -> tuple[str, ...]:
     """Return the tensors of a step that are carried, recorded, or read by the condition."""
+    loop = loop_of(job)
     computed = {vertex.name for vertex in job.written.computed}
     watched = [name for name in loop.watched if name in computed]
     return unique(loop.carry.values(), watched)
 
 
-def stages_of(job: Job, loop: Loop, inputs_changing: Collection[str] = ()) -> Stages:
+def stages_of(job: Job, inputs_changing: Collection[str] = ()) -> Stages:
     """Split the job of a loop.
 
     Besides what it carries, `inputs_changing` are not always the same.
     """
+    loop = loop_of(job)
     # What the loop reads belongs to a step, even if it is always the same.
-    changing = [*loop.carry, STEP, *_read_by_loop(job, loop), *inputs_changing]
+    changing = [*loop.carry, STEP, *_read_by_loop(job), *inputs_changing]
     if not loop.carry and not inputs_changing:  # the only step is all there is
         changing += [vertex.name for vertex in job.written.computed]
     batched: tuple[str, ...] = ()
     if loop.batches is not None:
         batched = loop.batches.names
         changing += [*batched, ROWS, EPOCH]
-    parts = hoist(written_step(job, loop), changing)
+    parts = hoist(written_step(job), changing)
     specs = [spec for spec in job.inputs if spec.name not in batched]
     for name in parts.names:
         vertex = parts.step[name]
@@ -282,8 +290,8 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     return replace(changed, graph=with_updates_in_order(graph, carry))
 
 
-def validation_loop(job: Job, validation: Validation) -> tuple[Job, Loop]:
-    """Return the loop over the batches of a validation, and its job."""
+def validation_job(job: Job, validation: Validation) -> Job:
+    """Return the job of the loop over the batches of a validation."""
     others = {spec.name: spec for spec in validation.inputs}
     inputs = []
     for spec in job.inputs:
@@ -296,15 +304,16 @@ def validation_loop(job: Job, validation: Validation) -> tuple[Job, Loop]:
         batches=validation.batches,
         results=(),
     )
-    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps), steps
+    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps)
 
 
-def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
+def step_options(options: Options, stages: Stages) -> Options:
     """Return the options of a step's plan.
 
     All inputs are there before it begins, but for batches: each row arrives on one rank, and copies
     of it count.
     """
+    loop = stages.loop
     inputs = tuple(vertex.name for vertex in stages.step.graph.inputs)
     batched = () if loop.batches is None else loop.batches.names
     names = {*inputs, *stages.step.graph.outputs}
@@ -370,13 +379,13 @@ def _roles_in(graph: EinGraph, roles: Mapping[str, tuple[str, ...]]) -> dict[str
 
 def with_loop(
     plan: Plan,
-    loop: Loop,
     stages: Stages,
     once: Plan | None,
     batches: BatchPlan | None = None,
     arriving: Mapping[str, Cost] | None = None,
 ) -> Plan:
     """Return the plan of a step that knows its loop, and counts what batches take."""
+    loop = stages.loop
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})
     if batches is None or not reads_into_memory_of_plan(stages.step):
         return replace(plan, loop=around)
@@ -490,7 +499,7 @@ def evaluate_loops(
         for spec in each.inputs:
             if spec.value is not None:
                 arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
-        results = evaluate_loop(each, loop_of(each), arrays)
+        results = evaluate_loop(each, arrays)
         if job.loops:
             for name, output in loop_of(each).carry.items():
                 found[output] = results[name]
@@ -512,13 +521,14 @@ def _inputs_of(
     return found
 
 
-def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def evaluate_loop(job: Job, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the last values of what is carried, and the outputs of the last step.
 
     Each step evaluates the whole program as written; nothing is computed only once. Of inputs that
     come in batches, all rows are given.
     """
-    step = written_step(job, loop)
+    loop = loop_of(job)
+    step = written_step(job)
     dtypes = numbers_read(step, loop)
     values = dict(inputs)
     outputs: dict[str, Array] = {}
@@ -535,7 +545,7 @@ def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str
         if loop.until is not None and condition_holds(loop.until, {**values, **outputs}):
             break
     found = {name: outputs[output] for name, output in loop.carry.items()}
-    for name in kept_outputs(job, loop):
+    for name in kept_outputs(job):
         found[name] = outputs[name]
     return found
 

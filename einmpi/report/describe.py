@@ -71,7 +71,7 @@ def _program_lines(job: Job, made_earlier: Collection[str], unused: Iterable[str
         for name in job.loop.numbers(0):
             if name in origins:
                 origins[name] = "of each step"
-        stages = stages_of(job, job.loop)
+        stages = stages_of(job)
         graphs = {"step": stages.step.graph}
         if stages.once is not None:
             graphs = {"once": stages.once.graph, **graphs}

@@ -443,7 +443,7 @@ def check_loop(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
         on_ranks = functools.partial(_on_mpi, comm)
 
     def on_rank(own: Any) -> _LoopOnRank:
-        run = LoopRun(job, job.loop, own, options_of(job, strategy=case.strategy))
+        run = LoopRun(job, own, options_of(job, strategy=case.strategy))
         run.prepare({})
         result = run.run()
         total = sum(int(text) for text in own.allgather_text(str(run.measured.received)))
