@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,34 +52,12 @@ class EndedLoop(NamedTuple):
     is_done: bool  # whether its condition held
 
 
-class Contents(Protocol):
-    """What checkpoints hold. They are numbered by what is done."""
-
-    most: int  # the highest number
-    ended: tuple[EndedLoop, ...]  # loops before the one that is running
-    order: tuple[str, ...]  # of vertices, if they are not in the order of the program
-
-    def after(self, ended: Sequence[EndedLoop]) -> Contents:
-        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
-
-    def in_order(self, names: Sequence[str]) -> Contents:
-        """Return what checkpoints hold if vertices come in this order; no names: as they are.
-
-        Raise ValueError if they cannot be computed in this order.
-        """
-
-    def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
-        """Return the tensors of a checkpoint, in order."""
-
-    def place(self, done: int) -> str:
-        """Return what was done last, for messages: "Z" or "step 99"."""
-
-    def progress(self, done: int) -> str:
-        """Return how far the run was: "3 of 7 vertices"."""
-
-
 class GraphContents:
-    """After the first vertices of a graph: the tensors that later vertices and outputs need."""
+    """After the first vertices of a graph: the tensors that later vertices and outputs need.
+
+    Checkpoints are numbered by what is done, up to `most`. `order` is that of the vertices, if they
+    are not in the order of the program.
+    """
 
     ended: tuple[EndedLoop, ...] = ()
 
@@ -88,23 +66,31 @@ class GraphContents:
         self.order = tuple(order)
         self.most = len(graph.computed)
 
-    def after(self, ended: Sequence[EndedLoop]) -> Contents:
+    def after(self, ended: Sequence[EndedLoop]) -> GraphContents:
+        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
         if ended:
             raise ValueError("the job has no loops")
         return self
 
     def in_order(self, names: Sequence[str]) -> GraphContents:
+        """Return what checkpoints hold if vertices come in this order; no names: as they are.
+
+        Raise ValueError if they cannot be computed in this order.
+        """
         if list(names) == [vertex.name for vertex in self.graph.computed] or not names:
             return self
         return GraphContents(in_order(self.graph, names), names)
 
     def tensors(self, done: int) -> Sequence[Vertex]:
+        """Return the tensors of a checkpoint, in order."""
         return [self.graph[name] for name in needed(self.graph, done)]
 
     def place(self, done: int) -> str:
+        """Return what was done last, for messages: "Z" or "step 99"."""
         return self.graph.computed[done - 1].name
 
     def progress(self, done: int) -> str:
+        """Return how far the run was: "3 of 7 vertices"."""
         return f"{done} of {counted(self.most, 'vertex', 'vertices')}"
 
 
@@ -161,6 +147,9 @@ class LoopContents:
     def progress(self, done: int) -> str:
         steps = counted(self.current.loop.steps, "step")
         return f"{done - self.steps_before} of at most {steps}"
+
+
+Contents: TypeAlias = GraphContents | LoopContents  # what checkpoints hold
 
 
 def history_name(name: str, loop: int) -> str:

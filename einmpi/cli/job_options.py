@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
@@ -190,12 +190,27 @@ def print_or_write(options: argparse.Namespace, text: str, data: object) -> None
         print(text)
 
 
-def write_job_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+def write_job_report(
+    options: argparse.Namespace,
+    job: Job,
+    plan: Plan,
+    details: Mapping[str, str] | None = None,
+    **more: Any,
+) -> None:
+    """Write the page of --report; `details` are lines below its title."""
     from einmpi.report.html import write_report
 
     title = printable(job.title or job.source.name)
-    details = {"job": job.path, "date": current_date(), "host": platform.node()}
-    if job.sizes:
-        details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+    if details is None:
+        sizes = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+        details = report_details({"job": job.path}, sizes)
     program = "\n\n".join(part.source.text.strip("\n") for part in job.one_after_another())
     write_report(options.report, plan, program=program, title=title, details=details, **more)
+
+
+def report_details(subject: Mapping[str, str], sizes: str) -> dict[str, str]:
+    """Return the lines below the title of a report: what it is about, when, where, which sizes."""
+    details = {**subject, "date": current_date(), "host": platform.node()}
+    if sizes:
+        details["sizes"] = sizes
+    return details

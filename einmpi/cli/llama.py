@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.cli.job_options import check_files, given_settings, print_or_write
+from einmpi.cli.job_options import (
+    check_files,
+    given_settings,
+    print_or_write,
+    report_details,
+    write_job_report,
+)
 from einmpi.cli.llama_files import (
     load_model,
     prompt_shapes,
@@ -40,9 +45,7 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.planner.text.compare import Comparison, compare
 from einmpi.planner.text.explain import as_json
 from einmpi.planner.text.summary import table_lines
-from einmpi.process.environment import current_date
 from einmpi.process.signals import clean_up_at_sigterm
-from einmpi.report.html import write_report
 from einmpi.report.terminal import comparison_text, plan_text
 from einmpi.units import show_bytes, show_count, show_seconds
 
@@ -336,18 +339,5 @@ def _write_report(
     comparison: Comparison | None,
 ) -> None:
     batch, sequence = shape
-    job = model.job(batch, sequence)
-    details = {
-        "model": options.model,
-        "date": current_date(),
-        "host": platform.node(),
-        "sizes": f"batch={batch}  sequence={sequence}",
-    }
-    write_report(
-        options.report,
-        plan,
-        program=job.source.text.strip("\n"),
-        title=job.title,
-        details=details,
-        comparison=comparison,
-    )
+    details = report_details({"model": options.model}, f"batch={batch}  sequence={sequence}")
+    write_job_report(options, model.job(batch, sequence), plan, details, comparison=comparison)

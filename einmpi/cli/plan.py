@@ -23,7 +23,6 @@ from einmpi.planner.text.relations import relations
 from einmpi.planner.text.summary import table_lines
 from einmpi.process.signals import clean_up_at_sigterm
 from einmpi.report.describe import check_plot, write_picture, write_plot
-from einmpi.report.html import write_report
 from einmpi.report.picture import memory_picture
 from einmpi.report.record import write_trace
 from einmpi.report.terminal import comparison_text, plan_text
@@ -219,15 +218,7 @@ def _write_timeline(options: argparse.Namespace, job: Job, done: Simulated) -> N
         network = options.platform or options.cluster or "a node for each rank"
         seconds = f"{show_seconds(done.seconds)}{_unit(job)}"
         details = {"job": job.path, "simulated": f"{seconds} on {network}"}
-        write_report(
-            options.report,
-            done.plan,
-            timeline=done.timeline,
-            program=job.source.text.strip("\n"),
-            title=printable(job.title or job.source.name),
-            details=details,
-            simulated=True,
-        )
+        write_job_report(options, job, done.plan, details, timeline=done.timeline, simulated=True)
 
 
 def _make_empty(folder: Path) -> None:

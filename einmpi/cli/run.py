@@ -206,7 +206,10 @@ def _watch(
         for observer in observers:
             observer(step)
 
-    runner.on_step = on_step if observers else None
+    if len(observers) < 2:  # every step of a loop calls it
+        runner.on_step = next(iter(observers), None)
+    else:
+        runner.on_step = on_step
     if recorder is not None:
         runner.on_transfer = recorder.on_transfer
         recorder.begin()

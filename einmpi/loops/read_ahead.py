@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -104,18 +104,6 @@ def rows_in_order(rows: int, shuffle: Shuffle | None, epoch: int) -> Numbers:
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class RowSource(Protocol):
-    """The rows of an input that comes in batches."""
-
-    def read_box(self, there: Box, target: Array, here: Box) -> None:
-        """Put a box of the tensor at a place in the target."""
-
-    def check(self) -> None:
-        """Refuse a file that has changed."""
-
-    def close(self) -> None: ...
-
-
 class DatasetRows:
     """Rows of a dataset in a file. It is opened when it is first read, and stays open."""
 
@@ -124,11 +112,13 @@ class DatasetRows:
         self.reader: Reader | None = None
 
     def read_box(self, there: Box, target: Array, here: Box) -> None:
+        """Put a box of the tensor at a place in the target."""
         if self.reader is None:
             self.reader = open_reader(self.dataset)
         read_selected_box(self.reader, self.dataset, there, target, here)
 
     def check(self) -> None:
+        """Refuse a file that has changed."""
         check_unchanged(self.dataset)
 
     def close(self) -> None:
@@ -164,6 +154,9 @@ class GeneratedRows:
     def check(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+RowSource: TypeAlias = DatasetRows | ArrayRows | GeneratedRows
 
 
 def read_rows(source: RowSource, rows: Numbers, columns: Region, target: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.text.summary import Note, Row
+from einmpi.planner.text.summary import Row
 from einmpi.report.record import (
     Done,
     OwnSpans,
@@ -25,7 +25,7 @@ from einmpi.report.record import (
     timeline_of,
 )
 from einmpi.schedule.steps import Step
-from einmpi.units import show_bytes, show_count
+from einmpi.units import show_count
 
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
@@ -164,10 +164,6 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     if any(vertex.words is not None for vertex in shown):
         heads += ("words",)
     return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
-
-
-def summary_notes(peak: int, planned: int) -> list[Note]:
-    return [("peak memory", f"{show_bytes(peak)} a rank, {show_bytes(planned)} planned")]
 
 
 def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
