@@ -428,7 +428,6 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/calibrate.py",
     ROOT / "einmpi/cli/doctor.py",
     ROOT / "einmpi/cli/llama.py",
-    ROOT / "einmpi/cli/llama_files.py",
     ROOT / "einmpi/units.py",
     *modules_of("planner", "simulate"),
     ROOT / "einmpi/models/programs.py",

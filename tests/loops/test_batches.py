@@ -24,10 +24,9 @@ from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.job.loop import Batches, Shuffle
-from einmpi.loops import read_ahead
+from einmpi.loops import batches as read_ahead
 from einmpi.loops.arrival import plan_loop
-from einmpi.loops.batches import LoopBatches
-from einmpi.loops.read_ahead import WINDOW_BLOCKS, EpochOrder, rows_in_order
+from einmpi.loops.batches import WINDOW_BLOCKS, EpochOrder, LoopBatches, rows_in_order
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
