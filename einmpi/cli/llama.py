@@ -413,7 +413,9 @@ def write_arrays(options: argparse.Namespace, comm: Comm) -> None:
     hidden_target = together(comm, lambda: _target("--hidden", options.hidden))
     tokens, lengths = together(comm, lambda: read_prompts(options))
     model = load_model(options, comm)
-    layers = _layers(options, model)
+    layers = []
+    if hidden_target is not None:
+        layers = list(options.layers) or [model.config.layers]
     together(comm, lambda: _check_separate(options, logits_target, hidden_target, layers))
     logits, states = model.prefill(
         tokens, lengths, options.every_position, layers, options.before_norm
@@ -489,12 +491,6 @@ def _check_separate(
                 )
                 raise InputError(result.place, problem, "separate datasets")
         used.append(result)
-
-
-def _layers(options: argparse.Namespace, model: Model) -> list[int]:
-    if options.hidden is None:
-        return []
-    return list(options.layers) or [model.config.layers]
 
 
 def _target(flag: str, text: str | None) -> tuple[str, str] | None:

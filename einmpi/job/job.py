@@ -19,7 +19,7 @@ from einmpi.graph.scalar import unique
 from einmpi.job.loop import Batches, Loop, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import check_rate, has_word
 from einmpi.job.outputs import HistorySpec
-from einmpi.job.program_text import ProgramText, written_training
+from einmpi.job.program_text import ProgramText, parameter_types, written_training
 from einmpi.job.settings import (
     SETTINGS,
     SHARED_MODES,
@@ -257,11 +257,9 @@ def program_job(
     """
     source = Source("program", text)
     tensors = dict(inputs)
-    types = {}
     for spec in specs:
         tensors[spec.name] = spec.shape or (), spec.dtype or ""
-        if spec.value is not None:
-            types[spec.name] = type(spec.value)
+    types = parameter_types(specs)
     graphs = build_graphs(source, tensors, sizes, outputs, parameters=types)
     return Job(
         title="",
@@ -282,16 +280,17 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
 
     Results are not written to files. Statements that the job does not need are left out.
     """
+    program = _program_text(job)
     source = replace(job.source, text=f"{job.source.text}\n{text}")
-    own_statements = len(statements(job.source))
-    items = []
-    for number, item in enumerate(statements(source)):
-        is_needed = item.name in job.written.by_name or number >= own_statements
-        if is_needed or not isinstance(item, Statement):
-            items.append(item)
-    tensors = {**inputs, **inputs_of(job)}
-    types = parameter_types(job)
-    graphs = build_graphs(source, tensors, job.sizes, outputs, job.strict, items, types)
+    added = statements(source)[len(statements(job.source)) :]
+    new_inputs = [InputSpec(name, tuple(shape), dtype) for name, (shape, dtype) in inputs.items()]
+    extended = replace(
+        program,
+        source=source,
+        inputs=(*new_inputs, *program.inputs),
+        items=[*program.items, *added],
+    )
+    graphs = extended.graphs(outputs, job.strict)
     changed = replace(
         job,
         source=source,
@@ -301,21 +300,6 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         written=graphs.written,
     )
     return with_settings(changed, {"half": job.half})
-
-
-def inputs_of(job: Job) -> dict[str, tuple[Sequence[int], str]]:
-    """Return the inputs of a job by name, with their shapes and dtypes."""
-    tensors: dict[str, tuple[Sequence[int], str]] = {}
-    for spec in job.inputs:
-        tensors[spec.name] = spec.shape or (), spec.dtype or ""
-    for vertex in job.written.inputs:
-        tensors[vertex.name] = vertex.bound, vertex.dtype
-    return tensors
-
-
-def parameter_types(job: Job) -> dict[str, type]:
-    """Return the inputs of a job that are numbers, with their types in Python."""
-    return {spec.name: type(spec.value) for spec in job.inputs if spec.value is not None}
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -358,7 +342,7 @@ def trained_job(
     return replace(found, inputs=(*found.inputs, *specs)), written
 
 
-def _program_text(job: Job, batches: Batches | None) -> ProgramText:
+def _program_text(job: Job, batches: Batches | None = None) -> ProgramText:
     """Return the program of a job, without statements that the job does not need."""
     specs = {spec.name: spec for spec in job.inputs}
     for vertex in job.written.inputs:
@@ -368,7 +352,8 @@ def _program_text(job: Job, batches: Batches | None) -> ProgramText:
         if item.name in job.written.by_name or not isinstance(item, Statement):
             items.append(item)
     inputs = tuple(specs.values())
-    return ProgramText(job.source, inputs, job.sizes, items, parameter_types(job), batches=batches)
+    types = parameter_types(inputs)
+    return ProgramText(job.source, inputs, job.sizes, items, types, batches=batches)
 
 
 # ---- arguments as the tables of a job file -------------------------------------------------------

@@ -97,6 +97,11 @@ class ProgramText:
         return found
 
 
+def parameter_types(inputs: Iterable[InputSpec]) -> dict[str, type]:
+    """Return the inputs that are numbers, with their types in Python."""
+    return {spec.name: type(spec.value) for spec in inputs if spec.value is not None}
+
+
 def read_program_text(
     source: Source,
     inputs: Sequence[InputSpec],
@@ -124,7 +129,7 @@ def read_program_text(
             is_unread = name in NUMBERS_OF_STEPS and not has_word(source.text, name)
             if name not in computed and not is_unread:
                 own_inputs.append(spec)
-    types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
+    types = parameter_types(own_inputs)
     if loop_table is None:
         return ProgramText(source, tuple(own_inputs), dict(sizes), items, types)
     refuse_step_as_input(own_inputs, loop_table.entry.place)
