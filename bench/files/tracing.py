@@ -21,8 +21,8 @@ from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.process.signals import activity_writer
-from einmpi.report.recording.observe import Observer
-from einmpi.report.recording.record import Recorder
+from einmpi.report.record import Recorder
+from einmpi.schedule.steps import Step
 
 JOB = ROOT / "jobs" / "chain.toml"
 CALLS = 100_000
@@ -40,11 +40,21 @@ class Runs:
 
     def seconds(self, record: bool) -> tuple[float, float]:
         """Return the seconds of the slowest rank: of the run alone, and with gathering."""
-        observer = Observer(self.comm, self.schedule, record=record, quiet=True)
+        recorder = Recorder(self.comm) if record else None
+
+        def on_step(step: Step) -> None:
+            if recorder is not None:
+                recorder(step)
+            self.note(" ".join(str(step).split()))
+
+        self.compiled.runner.on_step = on_step
         self.comm.barrier()
         start = time.perf_counter()
-        with observer.observe_run(self.note) as self.compiled.runner.on_step:
-            _, measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
+        if recorder is not None:
+            recorder.begin()
+        _, measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
+        if recorder is not None:
+            recorder.finish()
         taken = f"{measured.seconds} {time.perf_counter() - start}"
         run, whole = zip(
             *(map(float, text.split()) for text in self.comm.allgather_text(taken)), strict=True

@@ -242,7 +242,7 @@ CASES = {
 def by_einmpi(case: Case, job: Job, inputs: dict[str, Array]) -> tuple[float, Array]:
     """Return the seconds of all steps, and the result."""
     assert job.loop is not None
-    run = LoopRun(job, job.loop, comm_of(WORLD), options_of(job))
+    run = LoopRun(job, comm_of(WORLD), options_of(job))
     run.prepare(inputs)
     WORLD.Barrier()
     start = time.perf_counter()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -62,7 +63,7 @@ def loop_of(size: int, steps: int, comm: Comm) -> LoopRun:
     symmetric += symmetric.T
     job = einmpi.program(POWER, S=(size, size), x=(size,))
     loop = Loop(steps, {"x": "x_next"}, record=("value", "turned"))
-    run = LoopRun(job, loop, comm, options_of(job))
+    run = LoopRun(replace(job, loop=loop), comm, options_of(job))
     run.prepare({"S": symmetric, "x": np.ones(size)})
     return run
 

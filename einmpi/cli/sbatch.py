@@ -14,12 +14,7 @@ from pathlib import Path
 
 from einmpi import api
 from einmpi.cli.doctor import read_answer, start_process
-from einmpi.cli.job_options import (
-    check_files,
-    checkpoint_interval,
-    load_job,
-    loop_interval,
-)
+from einmpi.cli.job_options import check_files, checkpoint_interval, load_job
 from einmpi.cli.launcher import family_in
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
@@ -52,8 +47,7 @@ def make_script(options: argparse.Namespace) -> Script:
     """Return the script that the command line asks for."""
     limit = _check_flags(options)
     job = load_job(options)
-    if job.loop is None:
-        checkpoint_interval(options)
+    checkpoint_interval(options, in_steps=job.loop is not None)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
@@ -96,7 +90,7 @@ def _check_flags(options: argparse.Namespace) -> int | None:
         if count < 1:
             raise InputError(f"--{flag.replace('_', '-')}", f"{count} requested", "1 or more")
     limit = None if options.time is None else parse_limit(options.time)
-    loop_interval(options)
+    checkpoint_interval(options)
     return limit
 
 

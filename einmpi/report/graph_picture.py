@@ -13,15 +13,19 @@ from einmpi.planner.paper import Cost
 from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers, repeated_layers
 from einmpi.planner.text.summary import movements, show_layout
-from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.picture import (
+    MARGIN,
     MONO_WIDTH,
+    Arrangement,
     Box,
     Curve,
+    Edge,
     Picture,
+    Point,
     Shape,
     ShapeGroup,
     Text,
+    arrange,
     overlap,
     shifted,
     shortened,

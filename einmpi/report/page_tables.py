@@ -20,7 +20,7 @@ from einmpi.report.graph_picture import (
     main_reason,
     total_words,
 )
-from einmpi.report.recording.record import KINDS, Timeline
+from einmpi.report.record import KINDS, Timeline
 from einmpi.report.results import a_step_text
 from einmpi.units import counted, show_bytes, show_seconds
 

@@ -21,9 +21,9 @@ from einmpi.planner.text.summary import (
     vertices_and_folds,
 )
 from einmpi.process.environment import columns
-from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
 from einmpi.report.results import LoopReport
-from einmpi.units import counted, plural, show_seconds
+from einmpi.report.times import VertexTimes, summary_rows
+from einmpi.units import counted, plural, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -87,7 +87,8 @@ def comparison_text(comparison: Comparison) -> str:
 
 def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> str:
     """Return where the time of a run went."""
-    return _times_text("", vertices, summary_notes(peak, planned))
+    memory = f"{show_bytes(peak)} a rank, {show_bytes(planned)} planned"
+    return _times_text("", vertices, [("peak memory", memory)])
 
 
 def loop_summary_text(title: str, loop: LoopReport) -> str:

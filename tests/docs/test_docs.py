@@ -436,8 +436,6 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/calibrate.py",
     ROOT / "einmpi/cli/doctor.py",
     ROOT / "einmpi/cli/llama.py",
-    ROOT / "einmpi/cli/llama_files.py",
-    ROOT / "einmpi/cli/simulate.py",
     ROOT / "einmpi/units.py",
     *modules_of("planner", "simulate"),
     ROOT / "einmpi/models/programs.py",
@@ -470,13 +468,17 @@ NOT_SHOWN = {
 
 
 def raise_sites(paths=READERS):
-    """Yield (file, statement, text) of every `raise InputError(…)` in a function."""
+    """Yield (file, statement, text) of every `raise InputError(…)` in a function.
+
+    `raise entry.wrong(…)` is one too, at the place of an entry of a job file.
+    """
     for path in paths:
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef):
                 continue
             for node in ast.walk(function):
-                if isinstance(node, ast.Raise) and "InputError(" in ast.unparse(node):
+                text = ast.unparse(node) if isinstance(node, ast.Raise) else ""
+                if "InputError(" in text or ".wrong(" in text:
                     yield path, node, f"{function.name}: {ast.unparse(node)}"
 
 
@@ -488,8 +490,8 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
     seen = set()
 
     def record(self, where, what, expected="", hint="", made=InputError.__init__):
-        frame = sys._getframe(1)
-        seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
+        for frame in (sys._getframe(1), sys._getframe(2)):  # the second calls `entry.wrong`
+            seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
         made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
@@ -533,10 +535,12 @@ def test_every_error_of_the_command_line_has_an_example():
 def message_pattern(call):
     """Return a pattern for the message of `InputError(where, what, expected, hint)`."""
     names = ("where", "what", "expected", "hint")
-    arguments = dict(zip(names, call.args, strict=False))
+    is_at_entry = isinstance(call.func, ast.Attribute)  # entry.wrong(what, expected, hint)
+    arguments = dict(zip(names[1:] if is_at_entry else names, call.args, strict=False))
     for keyword in call.keywords:
         arguments[keyword.arg] = keyword.value
-    pattern = f"{text_pattern(arguments['where'])}: {text_pattern(arguments['what'])}"
+    where = ".+" if is_at_entry else text_pattern(arguments["where"])
+    pattern = f"{where}: {text_pattern(arguments['what'])}"
     if "expected" in arguments:
         pattern += f"; expected {text_pattern(arguments['expected'])}"
     if "hint" in arguments:

@@ -9,7 +9,7 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
-from einmpi.report.recording.record import Recorder, Span, Timeline, work_of
+from einmpi.report.record import Recorder, Span, Timeline, work_of
 from einmpi.schedule.lower import lower
 
 

@@ -61,7 +61,7 @@ def run_on(ranks, job, inputs=None):
 
     def on_rank(comm):
         received = []
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.on_row = lambda number, row: received.append(run.measured.received)
         run.prepare(inputs or {})
         before = run.measured.received

@@ -29,7 +29,7 @@ def run_loop(
     """Run a loop on this rank, with updates in place or without; return what ran and its result."""
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
-    run = LoopRun(job, loop, comm, options_of(job, pin=pin), on_row=on_row)
+    run = LoopRun(replace(job, loop=loop), comm, options_of(job, pin=pin), on_row=on_row)
     options = replace(run.step.options, donate=donate)
     run.step.options = options
     run.step.planning.options = options
@@ -319,7 +319,7 @@ carry = { x = "x_next" }
     job = einmpi.load(tmp_path / "job.toml")
 
     def on_rank(comm):
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.prepare({})
         assert run.run().outputs["x"].gather()[0] == 8
         return run.step.resident
@@ -492,7 +492,7 @@ def test_weights_of_one_unit_need_one_unit():
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", 9, {"W": "W_next"}, None, ["loss"])
     for ranks in (1, 4):
-        plan = plan_loop(job, loop, ranks, options_of(job), {})
+        plan = plan_loop(replace(job, loop=loop), ranks, options_of(job), {})
         assert plan.peak < 1.35 * weights / ranks if ranks == 1 else plan.peak < weights
         assert peak_bytes(lower(plan, 0)) <= plan.peak
 

@@ -153,7 +153,7 @@ def test_loops_whose_carried_tensor_has_a_halo(tmp_path, ranks, watched):
     given = first.copy()
 
     def on_rank(comm):
-        run = LoopRun(job, loop, comm, options_of(job))
+        run = LoopRun(replace(job, loop=loop), comm, options_of(job))
         run.prepare({"U": given})
         result = run.run()
         assert run.measured.peak <= run.plan.peak

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.checkpoint.resume import Checkpoints
 from einmpi.comm.base import Comm, uncounted
 from einmpi.comm.control_messages import ClockReading, compare_clocks, on_first_clock
 from einmpi.files.atomic import replace_file
 from einmpi.process.startup import first_use_seconds
+from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.steps import Step
 
 # ---- timeline ------------------------------------------------------------------------------------
@@ -127,16 +127,33 @@ class TransferTime(NamedTuple):
     end: float
 
 
-class StepTimes:
-    """When the steps of a schedule began and ended, one after another.
+class Done(NamedTuple):
+    """The steps that a rank has done one after another, and when each began and ended."""
 
-    All ranks call `begin` and `gathered`; in between, a step costs no more than reading the clock.
+    steps: Sequence[Step]
+    starts: Times
+    ends: Times
+    transfers: Sequence[TransferTime]  # in the background
+
+
+class Recorder:
+    """Records the steps of a run. It is called at the start of each.
+
+    All ranks call `begin` and `finish`; in between, a step costs no more than reading the clock.
+    `wait` waits for kernels: on a GPU they outlast the step that starts them.
     """
 
-    def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        wait: Callable[[], None] = lambda: None,
+        checkpoints: Checkpointer | None = None,
+    ) -> None:
         self.comm = comm
+        self.wait = wait
         self.checkpoints = checkpoints
         self.clocks: list[ClockReading] = []
+        self.steps: list[Step] = []
         self.times: list[float] = []  # when each step began
         # Seconds that checkpoints and first uses, such as the compilation of kernels, had taken by
         # then: they do not count towards the step before.
@@ -146,8 +163,13 @@ class StepTimes:
     def begin(self) -> None:
         self.clocks = compare_clocks(self.comm)
 
-    def note_time(self) -> None:
+    def __call__(self, step: Step) -> None:
+        self._note_time()
+        self.steps.append(step)
+
+    def _note_time(self) -> None:
         """Note that a step begins, or that the last one has ended."""
+        self.wait()
         self.times.append(perf_counter())
         excluded = first_use_seconds()
         if self.checkpoints is not None:
@@ -158,14 +180,16 @@ class StepTimes:
         """Note when a transfer in the background began and ended."""
         self.transfers.append(TransferTime(step, start, end))
 
-    def taken(self) -> tuple[Times, Times]:
-        """Return when the steps began and ended, and forget them."""
-        self.note_time()
+    def taken(self) -> Done:
+        """Return the steps so far, and forget them."""
+        self._note_time()
         times = np.array(self.times)
-        ends = times[1:] - np.diff(self.excluded)
+        done = Done(self.steps, times[:-1], times[1:] - np.diff(self.excluded), self.transfers)
+        self.steps = []
+        self.transfers = []
         self.times.clear()
         self.excluded.clear()
-        return times[:-1], ends
+        return done
 
     def gathered(self, own: OwnSpans) -> list[Record]:
         """Return the spans of all ranks on rank 0, by its clock."""
@@ -176,23 +200,10 @@ class StepTimes:
                 record.times = on_first_clock(record.times, before, after)
         return records
 
-
-class Recorder(StepTimes):
-    """Records the steps of one run."""
-
-    def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
-        super().__init__(comm, checkpoints)
-        self.steps: list[Step] = []
-
-    def __call__(self, step: Step) -> None:
-        self.note_time()
-        self.steps.append(step)
-
     def finish(self) -> Timeline | None:
         """Return the timeline of all ranks on rank 0, None on the others."""
         own = OwnSpans()
-        own.add(self.steps, *self.taken())
-        own.add_transfers(self.transfers)
+        own.add(self.taken())
         records = self.gathered(own)
         return timeline_of([[record] for record in records]) if self.comm.rank == 0 else None
 
@@ -206,28 +217,17 @@ class OwnSpans:
         self.times: list[tuple[float, float]] = []
         self.rows: list[tuple[int, ...]] = []
 
-    def add(
-        self,
-        steps: Sequence[Step],
-        starts: Times,
-        ends: Times,
-        during: str = "",
-        repeats: int = 1,
-    ) -> None:
-        """Add steps that have been done one after another; `repeats` of them in one span each.
+    def add(self, done: Done, during: str = "", repeats: int = 1) -> None:
+        """Add steps that have been done; `repeats` of them in one span each.
 
         `during` says in which step of a loop that was.
         """
-        for step, start, end in zip(steps, starts.tolist(), ends.tolist(), strict=False):
+        times = done.starts.tolist(), done.ends.tolist()
+        for step, start, end in zip(done.steps, *times, strict=True):
             work = work_of(step)
             if work is not None:
                 self._add(step, work, start, end, during, repeats)
-
-    def add_transfers(
-        self, transfers: Sequence[TransferTime], during: str = "", repeats: int = 1
-    ) -> None:
-        """Add transfers in the background."""
-        for step, start, end in transfers:
+        for step, start, end in done.transfers:
             self._add(step, _work_of(step), start, end, during, repeats)
 
     def _add(

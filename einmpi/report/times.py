@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from einmpi.planner.text.summary import Note, Row
-from einmpi.report.recording.record import Span, Timeline
-from einmpi.units import show_bytes, show_count
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.text.summary import Row
+from einmpi.report.record import (
+    Done,
+    OwnSpans,
+    Record,
+    Recorder,
+    Span,
+    Timeline,
+    TransferTime,
+    gather_records,
+    timeline_of,
+)
+from einmpi.schedule.steps import Step
+from einmpi.units import show_count
 
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
@@ -149,10 +166,6 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
 
 
-def summary_notes(peak: int, planned: int) -> list[Note]:
-    return [("peak memory", f"{show_bytes(peak)} a rank, {show_bytes(planned)} planned")]
-
-
 def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
     first, *others = vertices
     total = replace(first, name=name)
@@ -197,3 +210,128 @@ def _rate(amount: int, seconds: float) -> str:
         return "–"
     rate = amount / seconds / 1e9
     return f"{rate:.1f}" if rate >= 0.1 else f"{rate:.1g}"
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+#
+# Of a loop, the sums of all steps are recorded, and of a few of them when each rank did what.
+
+
+LAST_STEPS_TRACED = 3  # without a choice: the first step of a loop, and so many at its end
+
+
+@dataclass(frozen=True)
+class LoopRecord:
+    """What was recorded of a loop, on rank 0."""
+
+    records: Sequence[Record]  # of each rank: the traced steps, on the clock of rank 0
+    traced: tuple[int, ...]  # the numbers of these steps
+    times: tuple[VertexTimes, ...]  # of all steps
+
+
+class LoopRecorder(Recorder):
+    """Records the steps of one loop.
+
+    A step is traced if its number is in `chosen`, or, if there is no such step, if it is the first
+    or one of the last. `name` is that of the loop, before the numbers of its steps.
+    """
+
+    def __init__(
+        self, comm: Comm, wait: Callable[[], None], chosen: range | None = None, name: str = ""
+    ) -> None:
+        super().__init__(comm, wait)
+        self.chosen = chosen if chosen is not None else range(0)
+        self.name = name
+        self.seconds: Any = 0.0  # of each step of the schedule, in all steps of the loop
+        self.transfer_seconds: dict[int, TransferTime] = {}  # in all steps, by the id of each
+        self.steps_done = 0  # of the loop
+        self.first: tuple[int, Done] | None = None  # a step by its number
+        self.last: deque[tuple[int, Done]] = deque(maxlen=LAST_STEPS_TRACED)
+        self.selected: list[tuple[int, Done]] = []
+
+    def on_transfer(self, step: Step, start: float, end: float) -> None:
+        super().on_transfer(step, start, end)
+        known = self.transfer_seconds.get(id(step), TransferTime(step, 0.0, 0.0))
+        self.transfer_seconds[id(step)] = known._replace(end=known.end + end - start)
+
+    def end_step(self, number: int) -> None:
+        """Note that a step of the loop has ended."""
+        done = self.taken()
+        self.seconds = self.seconds + done.ends - done.starts
+        self.steps_done += 1
+        if self.first is None:
+            self.first = number, done
+        else:
+            self.last.append((number, done))
+        if number in self.chosen:
+            self.selected.append((number, done))
+
+    def finish_loop(self, graph: EinGraph) -> LoopRecord | None:
+        """Return what was recorded on rank 0, None on the others. `graph` is that of a step."""
+        traced = self.selected
+        if not traced and self.first is not None:
+            traced = [self.first, *self.last]
+        own = OwnSpans()
+        for number, done in traced:
+            own.add(done, f"{self.name}step {number}")
+        sums = OwnSpans()
+        if self.first is not None:
+            zeros = np.zeros(len(self.seconds))
+            transfers = list(self.transfer_seconds.values())
+            summed = Done(self.first[1].steps, zeros, self.seconds, transfers)
+            sums.add(summed, repeats=self.steps_done)
+        records = self.gathered(own)
+        all_sums = gather_records(self.comm, sums.record())
+        if self.comm.rank > 0:
+            return None
+        numbers = tuple(number for number, _ in traced)
+        steady = timeline_of([[record] for record in records])
+        if len(numbers) > 1:  # the first step prepares what later ones only call
+            first = f"{self.name}step {numbers[0]}"
+            spans = tuple(span for span in steady.spans if span.during != first)
+            steady = replace(steady, spans=spans)
+        all_steps = timeline_of([[record] for record in all_sums])
+        return LoopRecord(records, numbers, _times_of_loop(all_steps, steady, graph))
+
+
+def loops_timeline(loops: Sequence[LoopRecord]) -> Timeline:
+    """Return the traced steps of loops that followed one another, on one clock."""
+    records_by_rank = []
+    for rank in range(len(loops[0].records)):
+        records_by_rank.append([loop.records[rank] for loop in loops])
+    return timeline_of(records_by_rank)
+
+
+def _times_of_loop(
+    all_steps: Timeline, steady: Timeline, graph: EinGraph
+) -> tuple[VertexTimes, ...]:
+    """Return the times of every tensor that was computed or moved, in all steps together.
+
+    Each span of `all_steps` has the seconds of all steps. How much of the moving is waiting can be
+    told only where it is known when the other ranks began: in the steps that were traced. The
+    waiting has the same part of all steps, and so has what was hidden behind kernels.
+    """
+    names = [vertex.name for vertex in graph.vertices]
+    waiting_shares = {}
+    hidden_shares = {}
+    for vertex in vertex_times(steady, names):
+        moving = vertex.communication + vertex.waiting + vertex.hidden
+        waiting_shares[vertex.name] = vertex.waiting / moving if moving else 0.0
+        hidden_shares[vertex.name] = vertex.hidden / moving if moving else 0.0
+    found = []
+    for vertex in vertex_times(all_steps, names):
+        moving = vertex.communication + vertex.waiting + vertex.hidden
+        waiting = moving * waiting_shares.get(vertex.name, 0.0)
+        hidden = moving * hidden_shares.get(vertex.name, 0.0)
+        itemsize = 1
+        if vertex.name in graph.by_name:
+            itemsize = DTYPES[graph[vertex.name].dtype].itemsize
+        times = replace(
+            vertex,
+            communication=moving - waiting - hidden,
+            waiting=waiting,
+            hidden=hidden,
+            words=vertex.nbytes // itemsize,
+        )
+        found.append(times)
+    return tuple(found)
