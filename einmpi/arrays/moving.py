@@ -210,8 +210,11 @@ def first_long_enough(
 def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
     """Return the elements at all combinations of some indices. All ranks call it.
 
-    The result has as many dimensions as the source.
+    The result has as many dimensions as the source. On one rank it is a view if numpy has one.
     """
+    if source.is_alone():
+        key = [_as_slice(each) if isinstance(each, range) else each for each in chosen]
+        return on_one_rank(source, source.local[(*key, ...)])  # an array, never a number
     counts = [len(chosen_indices) for chosen_indices in chosen]
     layout = layout_of_selection(source.layout, counts)
     local = empty_block(layout, source.own_comm.rank, source.dtype)
@@ -369,7 +372,7 @@ def _positions_inside(wanted: range, start: int, stop: int) -> range:
 
 def _as_slice(places: range) -> slice:
     """Return the slice of an array that has these places."""
-    stop: int | None = places.stop
-    if places.stop < 0:
-        stop = None  # a negative number would count from the end of the array
-    return slice(places.start, stop, places.step)
+    if not places:
+        return slice(0)
+    # A negative number would count from the end of the array.
+    return slice(places.start, None if places.stop < 0 else places.stop, places.step)
