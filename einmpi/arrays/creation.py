@@ -157,8 +157,6 @@ class ArrayCreation(ArrayRecord):
             return layout
 
         layout = together(own_comm, check_shape, lambda found: f"{found.bound} {found}")
-        if layout.block(own_comm.rank) is None:
-            own = np.empty((0,) * (len(layout.bound) or 1), own.dtype)
         return _made_as(cls, own, layout, own_comm)
 
     @classmethod

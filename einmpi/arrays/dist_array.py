@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from einmpi.arrays.creation import ArrayCreation
-from einmpi.arrays.record import Origin
+from einmpi.arrays.record import Origin, block_extents
 from einmpi.comm.agreement import abort_on_divergence, call_alike, comm_of_program, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
@@ -25,7 +25,7 @@ from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import shape, show_region
+from einmpi.schedule.regions import show_region
 from einmpi.schedule.steps import Exchange, Slot
 from einmpi.units import counted
 
@@ -114,7 +114,7 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, _: Any) -> DistArray:
-        return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))
+        return self._share_origin(self._with_block(self.local.copy()))
 
     def __reduce__(self) -> Any:
         """Pickle this rank's block. No messages are sent."""
@@ -199,6 +199,14 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
                 self.own_comm.sendrecv(None, None, 0, whole.reshape(-1))
         return whole if rank == root else None
 
+    def _with_block(self, local: Array, layout: Layout | None = None) -> DistArray:
+        """Return another tensor on the same ranks, by default in the same layout."""
+        return DistArray(local, self.layout if layout is None else layout, self.own_comm)
+
+    def _in_layout(self, layout: Layout) -> DistArray:
+        """Return the tensor in a layout, as it is if this is its own. All ranks call it."""
+        return self if layout == self.layout else self.redistribute(layout)
+
     def redistribute(self, layout: Layout) -> DistArray:
         """Move the tensor to another layout. All ranks call it.
 
@@ -235,17 +243,15 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
             return self._moved_to(layout)
 
     def _moved_to(self, layout: Layout) -> DistArray:
-        block = layout.block(self.own_comm.rank)
-        extents = (0,) * (self.ndim or 1) if block is None else shape(block)
         source = Slot("before", self.local.shape, self.dtype.name)
-        target = Slot("after", extents, self.dtype.name)
+        target = Slot("after", block_extents(layout, self.own_comm.rank), self.dtype.name)
         buffers = Buffers(NumpyBackend())
         buffers.put(source, np.ascontiguousarray(self.host))
         before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
         transfer(Exchange("", source, target, moves), buffers, self.own_comm)
-        return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
+        return self._share_origin(self._with_block(buffers[target], layout))
 
     # ---- numpy's protocols ----------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import (
     block_indices,
-    block_of_idle_rank,
+    broadcast_layout,
     common_comm,
-    cuts_of_last_dimensions,
+    with_other_dimensions,
 )
 from einmpi.arrays.shapes import broadcast_to
 from einmpi.comm.agreement import is_checking, require_same_arrays, together
@@ -70,8 +70,7 @@ def on_blocks(
 def common_layout(shape: tuple[int, ...], operands: Sequence[DistArray]) -> Layout:
     """Return the layout of a result: that of the largest operand, whose elements stay in place."""
     largest = max(operands, key=lambda operand: operand.size)
-    cuts = cuts_of_last_dimensions(largest.layout, len(shape))
-    return Layout(largest.layout.mesh, shape, cuts)
+    return broadcast_layout(largest.layout, shape)
 
 
 def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
@@ -81,16 +80,13 @@ def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
     the same on all ranks of that axis.
     """
     new_dimensions = len(result.bound) - len(shape)
-    cuts: list[int | None] = []
-    for cut in result.cuts:
-        operand_cut = None
-        if cut is not None and cut >= new_dimensions:
-            dimension = cut - new_dimensions
-            is_broadcast = shape[dimension] != result.bound[cut]
-            if not is_broadcast:
-                operand_cut = dimension
-        cuts.append(operand_cut)
-    return Layout(result.mesh, shape, tuple(cuts))
+
+    def dimension_of(cut: int) -> int | None:
+        dimension = cut - new_dimensions
+        is_broadcast = dimension < 0 or shape[dimension] != result.bound[cut]
+        return None if is_broadcast else dimension
+
+    return with_other_dimensions(result, shape, dimension_of)
 
 
 def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
@@ -100,9 +96,7 @@ def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
     layout = _operand_layout(result, value.shape)
     region = layout.block(comm.rank)
     if isinstance(value, DistArray):
-        if value.layout != layout:
-            value = value.redistribute(layout)
-        block = value.local
+        block = value._in_layout(layout).local
     elif region is not None:
         block = block_of(value, region, value.dtype.name)
     else:
@@ -130,8 +124,6 @@ def _as_dist_array(block: Any, layout: Layout, comm: Comm) -> DistArray:
     """Return the tensor of which a function has computed this rank's block."""
     if not is_device_array(block):
         block = np.asarray(block)
-    if layout.block(comm.rank) is None:
-        block = block_of_idle_rank(layout, block.dtype)
     return DistArray(block, layout, comm)
 
 
@@ -185,7 +177,7 @@ def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = 
         dtype = array.dtype
     element = np.full((), value, dtype)  # blocks of one value: an array is refused
     local = np.full(array.local.shape, element, dtype)
-    return DistArray(local, array.layout, array.own_comm)
+    return array._with_block(local)
 
 
 def zeros_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
@@ -248,7 +240,7 @@ def _triangle(array: DistArray, is_kept: Callable[[Any, Any], Any]) -> DistArray
     kept = is_kept(rows[:, np.newaxis], columns)
     if not array.local.size:
         return array.copy()
-    return DistArray(np.where(kept, array.host, zero), array.layout, array.own_comm)
+    return array._with_block(np.where(kept, array.host, zero))
 
 
 def size(array: DistArray, /, axis: int | None = None) -> int:

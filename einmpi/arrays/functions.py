@@ -115,10 +115,9 @@ def store(target: DistArray, result: DistArray) -> None:
         raise ValueError(
             f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
         )
-    if result.layout != target.layout:
-        result = result.redistribute(target.layout)
+    block = result._in_layout(target.layout).local
     with writing(target) as changed:
-        np.copyto(changed.local, result.local, casting="same_kind")
+        np.copyto(changed.local, block, casting="same_kind")
 
 
 def apply_function(
@@ -247,7 +246,7 @@ def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
 def _astype(array: DistArray, dtype: Any, /, copy: bool = True, device: Any = None) -> DistArray:
     if not copy and array.dtype == dtype:
         return array
-    return DistArray(array.local.astype(dtype), array.layout, array.own_comm)
+    return array._with_block(array.local.astype(dtype))
 
 
 _OF_MATRICES = (

@@ -300,18 +300,18 @@ def _elements_at_key(key: Key) -> DistArray:
 
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
     """Return the elements, in row-major order, where a mask of the same shape is True."""
-    comm = array.own_comm
-    mask_vector = reshape(distributed(mask, comm), (-1,))
     values = reshape(array, (-1,))
-    if mask_vector.layout != values.layout:
-        mask_vector = mask_vector.redistribute(values.layout)
-    is_selected = mask_vector.host
+    mask_vector = reshape(distributed(mask, array.own_comm), (-1,))
+    return _chosen_by_mask(values.host, mask_vector._in_layout(values.layout))
+
+
+def _chosen_by_mask(own_values: Array, mask: DistArray) -> DistArray:
+    """Return the values of all ranks at which a vector is True, given those of this rank."""
+    chosen = own_values[:0]
     # Of ranks that hold the same elements, only one contributes them.
-    if values.local.size and values.layout.owns(comm.rank):
-        own_values = values.host[is_selected]
-    else:
-        own_values = np.empty(0, array.dtype)
-    return DistArray.from_local(own_values, comm=comm)
+    if mask.local.size and mask.layout.owns(mask.own_comm.rank):
+        chosen = own_values[mask.host]
+    return DistArray.from_local(chosen, comm=mask.own_comm)
 
 
 def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArray:
@@ -368,7 +368,7 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
     if value.ndim > 1:
         raise TypeError(f"a mask takes a number or a vector of values, not {value.ndim} dimensions")
     mask = distributed(mask, array.own_comm)
-    chosen = _block_in_layout(mask, array)
+    chosen = mask._in_layout(array.layout).host
     places: Any = np.zeros((), np.int64)  # in the values, of those for this rank
     if value.shape not in ((), (1,)):
         numbers: Any = np.cumsum(reshape(mask, (-1,)))
@@ -377,20 +377,13 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
             raise ValueError(
                 f"cannot assign {value.size} values to the {count} elements where the mask is True"
             )
-        places = _block_in_layout(reshape(numbers, array.shape), array)[chosen] - 1
+        places = reshape(numbers, array.shape)._in_layout(array.layout).host[chosen] - 1
     if isinstance(value, DistArray):
         values = fetch(value, places.reshape(-1))
     else:
         values = value.reshape(-1)[places]
     _, chosen, values = in_one_memory([array.local, chosen, values])
     array.local[chosen] = values
-
-
-def _block_in_layout(values: DistArray, array: DistArray) -> Any:
-    """Return the block of a tensor in the layout of another one."""
-    if values.layout != array.layout:
-        values = values.redistribute(array.layout)
-    return values.host
 
 
 def _assign_by_key(key: Key, value: Any) -> None:
@@ -463,7 +456,7 @@ def elements_at(array: DistArray, places: DistArray) -> DistArray:
     """
     own_places = places.host.reshape(-1).astype(np.int64)
     values = fetch(array, own_places)
-    return DistArray(values.reshape(places.local.shape), places.layout, array.own_comm)
+    return places._with_block(values.reshape(places.local.shape))
 
 
 def elements_at_indices(array: DistArray, keys: Sequence[Any], ndim: int) -> DistArray:
@@ -510,15 +503,10 @@ def nonzero(array: DistArray, /) -> tuple[DistArray, ...]:
     """Return the indices of the elements that are not zero, in row-major order."""
     if not array.ndim:
         raise ValueError("nonzero of a tensor without dimensions")
-    comm = array.own_comm
     is_nonzero: Any = np.not_equal(array, 0)
     vector = reshape(is_nonzero, (-1,))
-    # Of ranks that hold the same elements, only one contributes them.
-    own_places = np.empty(0, np.int64)
-    if vector.region is not None and vector.layout.owns(comm.rank):
-        own_indices = block_indices(vector.layout, comm.rank)
-        own_places = flat_indices(own_indices, vector.shape)[vector.host]
-    places = DistArray.from_local(own_places, comm=comm)
+    (own_places,) = block_indices(vector.layout, array.own_comm.rank)
+    places = _chosen_by_mask(own_places, vector)
     strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
     found: list[DistArray] = []
     for stride, extent in zip(strides, array.shape, strict=True):

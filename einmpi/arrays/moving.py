@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -12,12 +12,13 @@ import numpy as np
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
+from einmpi.arrays.record import block_extents
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
-from einmpi.schedule.regions import Runs, indices, shape
+from einmpi.schedule.layout import Layout, axes_that_cut, rank_of
+from einmpi.schedule.regions import Runs, indices
 
 # The indices of one dimension of the source, in the order of the result: those of a slice, or any.
 Chosen: TypeAlias = range | Integers
@@ -46,19 +47,18 @@ def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand
     return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
 
 
-def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
-    """Return the same cuts for a tensor of `ndim` dimensions, the last of which are the layout's.
+def with_other_dimensions(
+    layout: Layout, bound: Sequence[int], dimension_of: Callable[[int], int | None]
+) -> Layout:
+    """Return a layout for another shape. A function says what dimensions that are cut become."""
+    cuts = [None if cut is None else dimension_of(cut) for cut in layout.cuts]
+    return Layout(layout.mesh, tuple(bound), tuple(cuts))
 
-    Numpy's broadcasting aligns shapes in this way: new dimensions come first.
-    """
-    new_dimensions = ndim - len(layout.bound)
-    cuts: list[int | None] = []
-    for cut in layout.cuts:
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(cut + new_dimensions)
-    return tuple(cuts)
+
+def broadcast_layout(layout: Layout, bound: tuple[int, ...]) -> Layout:
+    """Return the same cuts for a tensor to whose shape numpy's broadcasting adds dimensions."""
+    added = len(bound) - len(layout.bound)
+    return with_other_dimensions(layout, bound, lambda cut: cut + added)
 
 
 def block_indices(layout: Layout, rank: int) -> list[Integers]:
@@ -67,23 +67,6 @@ def block_indices(layout: Layout, rank: int) -> list[Integers]:
     if region is None:
         return [np.arange(0) for _ in layout.bound]
     return [indices(runs) for runs in region]
-
-
-def block_of_idle_rank(layout: Layout, dtype: np.dtype[Any]) -> Array:
-    """Return what a rank that is not in the mesh has as its block: an array without elements.
-
-    A tensor without dimensions has one element, so there the array needs a dimension.
-    """
-    ndim = max(len(layout.bound), 1)
-    return np.empty((0,) * ndim, dtype)
-
-
-def empty_block(layout: Layout, rank: int, dtype: np.dtype[Any]) -> Array:
-    """Return an array for a rank's block, to be filled."""
-    region = layout.block(rank)
-    if region is None:
-        return block_of_idle_rank(layout, dtype)
-    return np.empty(shape(region), dtype)
 
 
 # ---- elements that ranks ask for, by their places -----------------------------------------------
@@ -98,8 +81,7 @@ def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ..
 
 def on_one_rank(source: DistArray, local: Array) -> DistArray:
     """Return a tensor whose only block was computed from that of another one."""
-    layout = layout_for(source.own_comm, local.shape)
-    return DistArray(local, layout, source.own_comm)
+    return source._with_block(local, layout_for(source.own_comm, local.shape))
 
 
 def fetch(source: DistArray, places: Integers) -> Array:
@@ -172,20 +154,20 @@ def _local_places(source: DistArray, places: Integers) -> Integers:
 # ---- selections, which all ranks know, so that no rank asks for anything ------------------------
 
 
-def layout_of_selection(source: Layout, counts: Sequence[int]) -> Layout:
-    """Return a layout in which most of the selected elements stay where they are.
+def layout_cutting(source: Layout, bound: Sequence[int], dimensions: Sequence[int]) -> Layout:
+    """Return a layout in which most elements stay where they are, which cuts some dimensions only.
 
-    Each axis of the mesh cuts the dimension that it cuts in the source. If too few indices of that
-    one are left, it cuts the first dimension that is long enough.
+    Each axis of the mesh cuts the dimension that it cuts in the source. If that is none of them, or
+    too short now, it cuts the first of them that is long enough.
     """
     cuts: list[int | None] = []
     for axis, source_cut in enumerate(source.cuts):
         if source_cut is None:
             cuts.append(None)
         else:
-            candidates = [source_cut, *range(len(counts))]
-            cuts.append(first_long_enough(source.mesh, counts, cuts, axis, candidates))
-    return Layout(source.mesh, tuple(counts), tuple(cuts))
+            candidates = sorted(dimensions, key=lambda dimension: dimension != source_cut)
+            cuts.append(first_long_enough(source.mesh, bound, cuts, axis, candidates))
+    return Layout(source.mesh, tuple(bound), tuple(cuts))
 
 
 def first_long_enough(
@@ -216,10 +198,10 @@ def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
         key = [_as_slice(each) if isinstance(each, range) else each for each in chosen]
         return on_one_rank(source, source.local[(*key, ...)])  # an array, never a number
     counts = [len(chosen_indices) for chosen_indices in chosen]
-    layout = layout_of_selection(source.layout, counts)
-    local = empty_block(layout, source.own_comm.rank, source.dtype)
+    layout = layout_cutting(source.layout, counts, range(source.ndim))
+    local = np.empty(block_extents(layout, source.own_comm.rank), source.dtype)
     copy_selected(source, chosen, layout, local, (0,) * len(counts))
-    return DistArray(local, layout, source.own_comm)
+    return source._with_block(local, layout)
 
 
 def copy_selected(

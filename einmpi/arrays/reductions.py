@@ -79,7 +79,7 @@ def aggregate(
         # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
         numpy_function = getattr(np, name)
         local = np.asarray(numpy_function(source.local, axis=()), dtype)
-        return DistArray(local, source.layout, source.own_comm)
+        return source._with_block(local)
 
     all_labels = labels(array.ndim)
     aggregated_labels = [all_labels[number] for number in axes]
@@ -171,8 +171,7 @@ def argument_of(
     _refuse_options(f"arg{name}", out=out)
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
-        zeros = np.zeros(array.local.shape, np.int64)
-        return DistArray(zeros, array.layout, array.own_comm)
+        return array._with_block(np.zeros(array.local.shape, np.int64))
     source = array
     if array.dtype.kind == "b":
         source = array.astype(np.int32)

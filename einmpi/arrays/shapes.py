@@ -17,20 +17,19 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
-    block_of_idle_rank,
+    broadcast_layout,
     common_comm,
     copy_selected,
-    cuts_of_last_dimensions,
     distributed,
-    empty_block,
     is_provider,
-    layout_of_selection,
+    layout_cutting,
     on_one_rank,
     select_elements,
+    with_other_dimensions,
 )
+from einmpi.arrays.record import block_extents
 from einmpi.arrays.views import Link, View, stored_as_numpy
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import shape as region_shape
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -47,7 +46,7 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     if array.is_alone():
         return on_one_rank(array, array.local.reshape(bound).copy())
     if bound == array.shape:
-        return DistArray(array.local.copy(), array.layout, array.own_comm)
+        return array._with_block(array.local.copy())
     return _moved_to_shape(array, bound)
 
 
@@ -113,7 +112,7 @@ def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
     """Return the tensor in another shape. Each rank sends the others what they lack."""
     comm = array.own_comm
     layout = _layout_of_reshape(array, bound)
-    local = empty_block(layout, comm.rank, array.dtype)
+    local = np.empty(block_extents(layout, comm.rank), array.dtype)
     move_between_intervals(
         comm,
         np.ascontiguousarray(array.host).reshape(-1),
@@ -122,14 +121,13 @@ def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
         partial(intervals_of_block, layout),
         partial(is_provider, array.layout),
     )
-    return DistArray(local, layout, comm)
+    return array._with_block(local, layout)
 
 
 def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
     """Return the layout of the result; a tensor that every rank has whole stays so."""
     source = array.layout
-    is_cut = any(cut is not None for cut in source.cuts)
-    if is_cut or not source.cuts:
+    if source.cutting_axes() or not source.cuts:
         return layout_for(array.own_comm, bound)
     return Layout(source.mesh, bound, source.cuts)
 
@@ -166,20 +164,10 @@ def rearranged(array: DistArray, order: Sequence[int | None]) -> DistArray:
     Dimensions that are left out have extent 1. No elements move.
     """
     block = array.local  # read by all ranks, even if they have no elements
-    bound = _extents(order, array.shape)
-    cuts: list[int | None] = []
-    for cut in array.layout.cuts:
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(order.index(cut))
-    layout = Layout(array.layout.mesh, bound, tuple(cuts))
-
-    if layout.block(array.own_comm.rank) is None:
-        block = block_of_idle_rank(layout, array.dtype)
-    else:
+    layout = with_other_dimensions(array.layout, _extents(order, array.shape), order.index)
+    if array.region is not None:
         block = _reordered(order, block)
-    return DistArray(block, layout, array.own_comm)
+    return array._with_block(block, layout)
 
 
 def _reordered(order: Sequence[int | None], block: Any) -> Any:
@@ -244,14 +232,10 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     if np.broadcast_shapes(array.shape, bound) != bound:
         raise ValueError(f"a tensor of shape {array.shape} cannot be broadcast to {bound}")
     block = array.host  # read by all ranks, even if they have no elements
-    cuts = cuts_of_last_dimensions(array.layout, len(bound))
-    layout = Layout(array.layout.mesh, bound, cuts)
-    region = layout.block(array.own_comm.rank)
-    if region is None:
-        local = block_of_idle_rank(layout, array.dtype)
-    else:
-        local = np.broadcast_to(block, region_shape(region)).copy()
-    return DistArray(local, layout, array.own_comm)
+    layout = broadcast_layout(array.layout, bound)
+    if array.region is not None:
+        block = np.broadcast_to(block, block_extents(layout, array.own_comm.rank)).copy()
+    return array._with_block(block, layout)
 
 
 # ---- shifts and turns ---------------------------------------------------------------------------
@@ -298,7 +282,7 @@ def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
     chosen[dimension] = range(extent - shifted)
     first[dimension] = shifted
     copy_selected(array, chosen, array.layout, local, first)
-    return DistArray(local, array.layout, array.own_comm)
+    return array._with_block(local)
 
 
 def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
@@ -449,15 +433,14 @@ def concatenate(
 
     largest = max(tensors, key=lambda tensor: tensor.size)
     bound = (*extents_before, joined_extent, *extents_after)
-    layout = layout_of_selection(largest.layout, bound)
-    comm = largest.own_comm
-    local = empty_block(layout, comm.rank, joined_dtype)
+    layout = layout_cutting(largest.layout, bound, range(len(bound)))
+    local = np.empty(block_extents(layout, largest.own_comm.rank), joined_dtype)
     first = [0] * len(bound)
     for tensor in tensors:
         whole_tensor = [range(extent) for extent in tensor.shape]
         copy_selected(tensor, whole_tensor, layout, local, first)
         first[joined] += tensor.shape[joined]
-    return DistArray(local, layout, comm)
+    return largest._with_block(local, layout)
 
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.exchange import exchange_elements
+from einmpi.arrays.exchange import counts_from_ranks, send_to_ranks
 from einmpi.arrays.indexing import elements_at, nonzero
 from einmpi.arrays.moving import block_indices, distributed
 from einmpi.arrays.reductions import as_dist_array, scan
@@ -63,7 +63,7 @@ def _sorted_vector(array: DistArray) -> DistArray:
         return DistArray.from_global(np.sort(vector.gather()), comm)
     values = np.sort(vector.host)
     counts = _counts_for_ranks(values, comm)
-    received = _sent_to_ranks(values, counts, comm)
+    received = send_to_ranks(comm, values, counts, counts_from_ranks(comm, counts))
     # The elements of each rank are in order, which a stable sort makes use of.
     return DistArray.from_local(np.sort(received, kind="stable"), comm=comm)
 
@@ -78,8 +78,9 @@ def _order_of_vector(array: DistArray) -> DistArray:
     values = vector.host[order]
     places = block_indices(vector.layout, comm.rank)[0][order]
     counts = _counts_for_ranks(values, comm)
-    received_values = _sent_to_ranks(values, counts, comm)
-    received_places = _sent_to_ranks(places, counts, comm)
+    counts_received = counts_from_ranks(comm, counts)
+    received_values = send_to_ranks(comm, values, counts, counts_received)
+    received_places = send_to_ranks(comm, places, counts, counts_received)
     # They come in the order of the ranks, so equal elements are in the order of their places.
     order = np.argsort(received_values, kind="stable")
     return DistArray.from_local(received_places[order], comm=comm)
@@ -92,9 +93,7 @@ def _in_order_of_ranks(array: DistArray) -> DistArray:
     """
     vector = reshape(array, (-1,))
     layout = layout_for(array.own_comm, vector.shape)
-    if vector.layout == layout:
-        return vector
-    return vector.redistribute(layout)
+    return vector._in_layout(layout)
 
 
 def _counts_for_ranks(values: Array, comm: Comm) -> Integers:
@@ -128,24 +127,6 @@ def _gathered(own: Array, comm: Comm) -> Array:
     """Return the elements of all ranks, on every rank."""
     gathered: Array = DistArray.from_local(own, comm=comm).gather()
     return gathered
-
-
-def _sent_to_ranks(own: Array, counts: Integers, comm: Comm) -> Array:
-    """Send consecutive elements to ranks, so many to each.
-
-    Return what this rank gets, in the order of the ranks that it comes from.
-    """
-    texts = comm.allgather_text(",".join(map(str, counts.tolist())))
-    receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
-    parts = np.split(own, np.cumsum(counts)[:-1])
-    kept = parts[comm.rank]
-    parts[comm.rank] = own[:0]
-    send_counts = counts.tolist()
-    send_counts[comm.rank] = 0
-    receive_counts[comm.rank] = 0
-    received = exchange_elements(comm, own.dtype, parts, send_counts, receive_counts)
-    from_ranks_before = sum(receive_counts[: comm.rank])
-    return np.concatenate([received[:from_ranks_before], kept, received[from_ranks_before:]])
 
 
 # ---- sets ---------------------------------------------------------------------------------------

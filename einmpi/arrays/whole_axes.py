@@ -11,7 +11,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import raise_alike
-from einmpi.arrays.moving import distributed, first_long_enough
+from einmpi.arrays.moving import distributed, layout_cutting
 from einmpi.arrays.shapes import concatenate, expand_dims, roll, squeeze
 from einmpi.comm.agreement import together
 from einmpi.schedule.layout import Layout
@@ -27,19 +27,7 @@ def with_whole_axes(array: DistArray, axes: Collection[int]) -> DistArray:
     if layout.mesh.ranks != comm.size:
         layout = layout_for(comm, array.shape)
     other_dimensions = [dimension for dimension in range(array.ndim) if dimension not in axes]
-    cuts: list[int | None] = []
-    for axis, cut in enumerate(layout.cuts):
-        candidates = list(other_dimensions)
-        if cut in candidates:
-            candidates.insert(0, cut)
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(first_long_enough(layout.mesh, array.shape, cuts, axis, candidates))
-    wanted = Layout(layout.mesh, array.shape, tuple(cuts))
-    if wanted == array.layout:
-        return array
-    return array.redistribute(wanted)
+    return array._in_layout(layout_cutting(layout, array.shape, other_dimensions))
 
 
 def along_axes(
@@ -56,7 +44,7 @@ def along_axes(
     for axis in whole_axes:
         bound[axis] = local.shape[axis]
     layout = Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
-    return DistArray(local, layout, array.own_comm)
+    return array._with_block(local, layout)
 
 
 def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +73,7 @@ def _on_blocks_of_matrices(function: Callable[[Any], Any], array: DistArray) -> 
         local = np.array(block, order="C")
         bound = (*stack_shape, *local.shape[len(stack_shape) :])
         layout = Layout(source.layout.mesh, bound, source.layout.cuts)
-        return DistArray(local, layout, array.own_comm)
+        return array._with_block(local, layout)
 
     # A matrix of one rank may be singular: then all ranks raise an error.
     found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
