@@ -173,39 +173,24 @@ def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) ->
 
 def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = None) -> DistArray:
     """Return a tensor of equal elements, in the layout of another one."""
+    return filled_like(value, array, dtype)
+
+
+def filled_like(
+    value: Any, array: DistArray, /, dtype: Any = None, device: Any = None
+) -> DistArray:
+    """Return a tensor of equal elements, in the layout of another one."""
     if dtype is None:
         dtype = array.dtype
     element = np.full((), value, dtype)  # blocks of one value: an array is refused
-    local = np.full(array.local.shape, element, dtype)
-    return array._with_block(local)
+    return array._with_block(np.full(array.local.shape, element, dtype))
 
 
-def zeros_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros, in the layout of another one."""
-    return full_like(array, 0, dtype)
-
-
-def ones_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of ones, in the layout of another one."""
-    return full_like(array, 1, dtype)
-
-
-def is_close(
+def isclose(
     a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
     """Return, for each element, whether two tensors are close to each other."""
-
-    def compare_blocks(a_block: Any, b_block: Any) -> Any:
-        return np.isclose(a_block, b_block, rtol, atol, equal_nan)
-
-    return on_blocks("isclose", compare_blocks, (a, b))
-
-
-def all_close(
-    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> bool:
-    """Return whether two tensors are close to each other everywhere."""
-    return bool(np.all(is_close(a, b, rtol, atol, equal_nan)))
+    return on_blocks("isclose", lambda *blocks: np.isclose(*blocks, rtol, atol, equal_nan), (a, b))
 
 
 def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
@@ -220,31 +205,18 @@ def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
     return bool(np.all(is_equal))
 
 
-def tril(array: DistArray, /, k: int = 0) -> DistArray:
-    """Return the tensor with zeros above the k-th diagonal of its last two dimensions."""
-    return _triangle(array, lambda rows, columns: columns <= rows + k)
+def triangle(compare: np.ufunc, array: DistArray, /, k: int = 0) -> DistArray:
+    """Return the tensor with zeros on one side of the k-th diagonal of its last two dimensions.
 
-
-def triu(array: DistArray, /, k: int = 0) -> DistArray:
-    """Return the tensor with zeros below the k-th diagonal of its last two dimensions."""
-    return _triangle(array, lambda rows, columns: columns >= rows + k)
-
-
-def _triangle(array: DistArray, is_kept: Callable[[Any, Any], Any]) -> DistArray:
+    Elements stay where `compare` is True of their column and that of the diagonal.
+    """
     if array.ndim == 0:
         raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
     if array.ndim == 1:
         array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
     rows, columns = block_indices(array.layout, array.own_comm.rank)[-2:]
     zero = np.zeros((), array.dtype)
-    kept = is_kept(rows[:, np.newaxis], columns)
+    kept = compare(columns, rows[:, np.newaxis] + k)
     if not array.local.size:
         return array.copy()
     return array._with_block(np.where(kept, array.host, zero))
-
-
-def size(array: DistArray, /, axis: int | None = None) -> int:
-    """Return the number of elements, or an extent."""
-    if axis is None:
-        return array.size
-    return array.shape[axis]

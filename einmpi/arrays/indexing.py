@@ -417,7 +417,7 @@ def _assign_by_key(key: Key, value: Any) -> None:
         else:
             values = np.broadcast_to(value, key.shape).reshape(-1)[flat_places]
         if values.size:  # numpy warns of a cast even if there is nothing to cast
-            places_of_all = [places_in_block[number] for number in range(changed.ndim)]
+            places_of_all: list[Any] = [places_in_block[number] for number in range(changed.ndim)]
             shape_in_block = [len(own_positions) for own_positions in positions]
             changed.local[(*places_of_all, ...)] = values.reshape(shape_in_block)
 

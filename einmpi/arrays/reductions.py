@@ -184,7 +184,7 @@ def count_nonzero(array: DistArray, /, axis: Axis = None, *, keepdims: bool = Fa
     return aggregate("sum", is_nonzero, axis, keepdims=keepdims)
 
 
-def peak_to_peak(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+def ptp(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the greatest element minus the least."""
     greatest = aggregate("max", array, axis, **options)
     least = aggregate("min", array, axis, **options)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
@@ -191,17 +191,6 @@ def swapaxes(array: DistArray, axis1: int, axis2: int, /) -> DistArray:
     return with_dimensions(array, order)
 
 
-def moveaxis(array: DistArray, source: Any, destination: Any, /) -> DistArray:
-    """Return the tensor with some dimensions at other positions."""
-    old_positions = normalize_axis_tuple(source, array.ndim)
-    new_positions = normalize_axis_tuple(destination, array.ndim)
-    order = [axis for axis in range(array.ndim) if axis not in old_positions]
-    moves = sorted(zip(new_positions, old_positions, strict=True))
-    for new_position, old_position in moves:
-        order.insert(new_position, old_position)
-    return with_dimensions(array, order)
-
-
 def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     """Return the tensor with new dimensions of extent 1 at these positions."""
     added = 1 if isinstance(axis, int) else len(axis)
@@ -239,17 +228,6 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
 
 
 # ---- shifts and turns ---------------------------------------------------------------------------
-
-
-def flip(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
-    """Return the tensor with the order of elements reversed along some dimensions."""
-    reversed_axes = tuple(range(array.ndim))
-    if axis is not None:
-        reversed_axes = normalize_axis_tuple(axis, array.ndim)
-    key = [slice(None)] * array.ndim
-    for number in reversed_axes:
-        key[number] = slice(None, None, -1)
-    return array[tuple(key)]
 
 
 def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
@@ -292,11 +270,11 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
         raise ValueError("axes must be two different dimensions")
     turns = k % 4
     if turns == 2:
-        return flip(array, (first, second))
+        return call(np.flip, array, (first, second))
     if turns == 1:
-        return swapaxes(flip(array, second), first, second)
+        return swapaxes(call(np.flip, array, second), first, second)
     if turns == 3:
-        return flip(swapaxes(array, first, second), second)
+        return call(np.flip, swapaxes(array, first, second), second)
     return array[...]
 
 
@@ -331,13 +309,6 @@ def _with_indices(array: DistArray, dimension: int, indices: Any) -> DistArray:
     return select_elements(array, chosen)
 
 
-def unstack(array: DistArray, /, axis: int = 0) -> tuple[DistArray, ...]:
-    """Return the parts of a tensor along a dimension, without that dimension."""
-    dimension = normalize_axis_index(axis, array.ndim)
-    before = (slice(None),) * dimension
-    return tuple(array[(*before, place)] for place in range(array.shape[dimension]))
-
-
 def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
@@ -352,55 +323,14 @@ def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]
     ndim = len(vectors)
     dimensions = list(range(ndim))
     if indexing == "xy" and ndim > 1:
-        dimensions[0] = 1
-        dimensions[1] = 0
-    grid_shape = [1] * ndim
-    for vector, dimension in zip(vectors, dimensions, strict=True):
-        grid_shape[dimension] = vector.size
-    grids: list[DistArray] = []
+        dimensions[:2] = (1, 0)
+    columns: list[DistArray] = []
     for vector, dimension in zip(vectors, dimensions, strict=True):
         extents = [1] * ndim
         extents[dimension] = vector.size
-        grids.append(broadcast_to(reshape(vector, extents), grid_shape))
-    return tuple(grids)
-
-
-# ---- splitting ----------------------------------------------------------------------------------
-
-
-def split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
-    """Return equal parts along a dimension, or those between some indices."""
-    return _parts(np.split, array, sections, axis)
-
-
-def array_split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
-    """Return nearly equal parts along a dimension, or those between some indices."""
-    return _parts(np.array_split, array, sections, axis)
-
-
-def hsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
-    """Return equal parts along the second dimension; of a vector, along its only one."""
-    return _parts(np.split, array, sections, min(1, array.ndim - 1))
-
-
-def vsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
-    """Return equal parts along the first of several dimensions."""
-    if array.ndim < 2:
-        raise ValueError("vsplit takes a tensor of at least two dimensions")
-    return _parts(np.split, array, sections, 0)
-
-
-def _parts(
-    split_indices: Callable[..., Any], array: DistArray, sections: Any, axis: int
-) -> list[DistArray]:
-    """Return the parts into which numpy splits the indices of a dimension."""
-    dimension = normalize_axis_index(axis, array.ndim)
-    before = (slice(None),) * dimension
-    parts: list[DistArray] = []
-    for indices in split_indices(np.arange(array.shape[dimension]), sections):
-        start = int(indices[0]) if len(indices) else 0
-        parts.append(array[(*before, slice(start, start + len(indices)))])
-    return parts
+        columns.append(reshape(vector, extents))
+    grid_shape = np.broadcast_shapes(*(column.shape for column in columns))
+    return tuple(broadcast_to(column, grid_shape) for column in columns)
 
 
 # ---- joining ------------------------------------------------------------------------------------
@@ -457,23 +387,6 @@ def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
     return [distributed(array, comm, "join") for array in arrays]
 
 
-def vstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the first dimension; a vector is a matrix of one row."""
-    parts: list[Any] = []
-    for array in arrays:
-        if np.ndim(array) > 1:
-            parts.append(array)
-        else:
-            parts.append(np.reshape(array, (1, -1)))
-    return concatenate(parts, 0)
-
-
-def hstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the second dimension, and vectors along their only one."""
-    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
-    return concatenate(parts, min(1, parts[0].ndim - 1))
-
-
 def column_stack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension; a vector is a column."""
     columns = []
@@ -483,11 +396,6 @@ def column_stack(arrays: Sequence[Any], /) -> DistArray:
         else:
             columns.append(np.reshape(array, (-1, 1)))
     return concatenate(columns, 1)
-
-
-def dstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the third dimension."""
-    return concatenate([_at_least(3, array) for array in arrays], 2)
 
 
 def append(array: Any, values: Any, /, axis: int | None = None) -> DistArray:
@@ -529,26 +437,21 @@ def pad(
     if np.ndim(constant_values):
         raise TypeError("pad of a DistArray takes one constant value")
     widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
+    if np.min(widths, initial=0) < 0:
+        raise ValueError("a border is not negative")
+    if mode == "constant":
+        bound: list[int] = []
+        inside: list[slice] = []
+        for (before, after), extent in zip(widths, array.shape, strict=True):
+            bound.append(before + extent + after)
+            inside.append(slice(before, before + extent))
+        padded = DistArray.full(bound, constant_values, array.dtype, array.own_comm)
+        padded[tuple(inside)] = array
+        return padded
     padded = array
-    for dimension, (before, after) in enumerate(widths):
-        if before < 0 or after < 0:
-            raise ValueError("a border is not negative")
-        if mode != "constant":
-            all_indices = np.arange(padded.shape[dimension])
-            indices = _pad_vector(all_indices, (before, after), mode=mode)
-            padded = _with_indices(padded, dimension, indices)
-            continue
-        parts: list[DistArray] = []
-        for width, part in ((before, None), (0, padded), (after, None)):
-            extents = list(padded.shape)
-            extents[dimension] = width
-            if part is not None:
-                parts.append(part)
-            elif width:
-                parts.append(
-                    DistArray.full(extents, constant_values, padded.dtype, padded.own_comm)
-                )
-        padded = concatenate(parts, dimension)
+    for dimension, border in enumerate(widths):
+        indices = _pad_vector(np.arange(padded.shape[dimension]), border, mode=mode)
+        padded = _with_indices(padded, dimension, indices)
     return array.copy() if padded is array else padded
 
 

@@ -13,7 +13,6 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import raise_alike
 from einmpi.arrays.moving import distributed, layout_cutting
 from einmpi.arrays.shapes import concatenate, expand_dims, roll, squeeze
-from einmpi.comm.agreement import together
 from einmpi.schedule.layout import Layout
 
 
@@ -30,56 +29,45 @@ def with_whole_axes(array: DistArray, axes: Collection[int]) -> DistArray:
     return array._in_layout(layout_cutting(layout, array.shape, other_dimensions))
 
 
-def along_axes(
-    function: Callable[[Any], Any], array: DistArray, axes: int | Sequence[int]
-) -> DistArray:
+def along_axes(function: Callable[[Any], Any], array: DistArray, axes: int | Sequence[int]) -> Any:
     """Apply a function to blocks in which some dimensions are whole.
 
-    The function keeps the other dimensions; of these it may change the extents.
+    The function may change their extents, or leave out those that are last. It returns an array, or
+    a named tuple of such.
     """
     whole_axes = normalize_axis_tuple(axes, array.ndim)
     source = with_whole_axes(array, whole_axes)
-    local = together(array.own_comm, lambda: np.ascontiguousarray(function(source.host)))
-    bound = list(array.shape)
-    for axis in whole_axes:
-        bound[axis] = local.shape[axis]
-    layout = Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
-    return array._with_block(local, layout)
+
+    def as_tensor(block: Any) -> DistArray:
+        local = np.array(block, order="C")
+        bound = [
+            local.shape[axis] if axis in whole_axes else array.shape[axis]
+            for axis in range(local.ndim)
+        ]
+        return array._with_block(
+            local, Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
+        )
+
+    # A matrix of one rank may be singular: then all ranks raise an error.
+    found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
+    if isinstance(found, tuple):
+        return type(found)(*map(as_tensor, found))
+    return as_tensor(found)
 
 
 def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of `numpy.linalg` that takes a stack of matrices as a DistArray."""
 
     def apply_to_stack(array: DistArray, /, **options: Any) -> Any:
-        def apply_to_block(block: Any) -> Any:
-            return function(block, **options)
-
-        return _on_blocks_of_matrices(apply_to_block, array)
+        return _along_matrices(lambda block: function(block, **options), array)
 
     return apply_to_stack
 
 
-def _on_blocks_of_matrices(function: Callable[[Any], Any], array: DistArray) -> Any:
-    """Apply a function to stacks of whole matrices.
-
-    It returns a stack of matrices, vectors or numbers, or a named tuple of such.
-    """
+def _along_matrices(function: Callable[[Any], Any], array: DistArray) -> Any:
     if array.ndim < 2:
         raise ValueError(f"a tensor of {array.ndim} dimensions is not a stack of matrices")
-    stack_shape = array.shape[:-2]
-    source = with_whole_axes(array, (array.ndim - 2, array.ndim - 1))
-
-    def as_stack(block: Any) -> DistArray:
-        local = np.array(block, order="C")
-        bound = (*stack_shape, *local.shape[len(stack_shape) :])
-        layout = Layout(source.layout.mesh, bound, source.layout.cuts)
-        return array._with_block(local, layout)
-
-    # A matrix of one rank may be singular: then all ranks raise an error.
-    found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
-    if isinstance(found, tuple):
-        return type(found)(*(as_stack(block) for block in found))
-    return as_stack(found)
+    return along_axes(function, array, (-2, -1))
 
 
 def solve(matrices: Any, sides: Any, /) -> DistArray:
@@ -101,43 +89,32 @@ def solve(matrices: Any, sides: Any, /) -> DistArray:
     def solve_block(block: Any) -> Any:
         return np.linalg.solve(block[..., :size], block[..., size:])
 
-    solutions: DistArray = _on_blocks_of_matrices(solve_block, systems)
+    solutions: DistArray = _along_matrices(solve_block, systems)
     return solutions
 
 
-def of_one_dimension(function: Callable[..., Any]) -> Callable[..., DistArray]:
-    """Return a transform of `numpy.fft` along one dimension of a DistArray."""
-
-    def transform(
-        array: DistArray, /, n: int | None = None, axis: int = -1, norm: Any = None
-    ) -> DistArray:
-        def transform_block(block: Any) -> Any:
-            return function(block, n=n, axis=axis, norm=norm)
-
-        return along_axes(transform_block, array, axis)
-
-    return transform
-
-
-def of_several_dimensions(function: Callable[..., Any]) -> Callable[..., DistArray]:
-    """Return a transform of `numpy.fft` along several dimensions of a DistArray."""
+def transform_of(function: Callable[..., Any]) -> Callable[..., DistArray]:
+    """Return a transform of `numpy.fft` along one dimension of a DistArray, or along several."""
 
     def transform(
         array: DistArray,
         /,
+        n: int | None = None,
+        axis: int = -1,
         s: Sequence[int] | None = None,
         axes: Sequence[int] | None = None,
         norm: Any = None,
     ) -> DistArray:
-        if axes is None:
-            count = array.ndim if s is None else len(s)
-            axes = range(array.ndim - count, array.ndim)
-        transformed_axes = tuple(axes)
-
-        def transform_block(block: Any) -> Any:
-            return function(block, s=s, axes=transformed_axes, norm=norm)
-
-        return along_axes(transform_block, array, transformed_axes)
+        options: dict[str, Any] = {"n": n, "axis": axis}
+        whole_axes: Any = axis
+        if function.__name__.endswith("n"):
+            first = 0 if s is None else array.ndim - len(s)
+            whole_axes = tuple(range(first, array.ndim) if axes is None else axes)
+            options = {"s": s, "axes": whole_axes}
+        transformed: DistArray = along_axes(
+            lambda block: function(block, norm=norm, **options), array, whole_axes
+        )
+        return transformed
 
     return transform
 
@@ -154,11 +131,6 @@ def ifftshift(array: DistArray, /, axes: int | Sequence[int] | None = None) -> D
 
 def _shifted(array: DistArray, axes: int | Sequence[int] | None, direction: int) -> DistArray:
     """Shift dimensions by half of their extents, up (1) or down (-1)."""
-    if axes is None:
-        axes = range(array.ndim)
-    elif isinstance(axes, int):
-        axes = (axes,)
-    shifted = array
-    for axis in axes:
-        shifted = roll(shifted, direction * (array.shape[axis] // 2), axis)
-    return shifted
+    shifted_axes = range(array.ndim) if axes is None else np.atleast_1d(axes).tolist()
+    shifts = [direction * (array.shape[axis] // 2) for axis in shifted_axes]
+    return roll(array, shifts, shifted_axes)
