@@ -6,6 +6,7 @@ All ranks make these calls together. New tensors are on all ranks of the world.
 import math
 
 from einmpi.array_api import fft, functions, linalg, table
+from einmpi.arrays.methods import make_functions
 
 # The functions that are written out.
 _WRITTEN = (
@@ -25,7 +26,7 @@ _NAMES = {
     **{dtype.name: dtype for dtype in functions.KINDS["bool"] + functions.KINDS["numeric"]},
     **{name: getattr(functions, name) for name in _WRITTEN.split()},
     **{name: getattr(linalg, name) for name in table.PRODUCTS},
-    **table.make_functions(table.MAIN, __name__),
+    **make_functions(table.MAIN, __name__),
 }
 globals().update(_NAMES)
 __all__ = list(_NAMES)

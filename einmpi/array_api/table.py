@@ -2,51 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Any, TypeAlias
+from functools import partial
 
 import numpy as np
 
-# numpy's function, the signature, and the documentation. Parameters before the * are passed to
-# numpy by position, and those after it by name.
-Row: TypeAlias = tuple[Callable[..., Any], str, str]
-
-
-def make_functions(rows: Mapping[str, Row], module: str) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a table by name. numpy calls the DistArrays back by its protocols."""
-    functions: dict[str, Callable[..., Any]] = {}
-    for name, (numpy_function, signature, documentation) in rows.items():
-        function = _maker(signature)(numpy_function)
-        function.__name__ = function.__qualname__ = name
-        function.__module__ = module
-        function.__doc__ = documentation
-        functions[name] = function
-    return functions
-
-
-@cache
-def _maker(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes functions with a signature, given the function of numpy to call."""
-    header = f"def function{signature}:"
-    (definition,) = ast.parse(f"{header} ...").body
-    assert isinstance(definition, ast.FunctionDef)
-    parameters = definition.args
-    passed = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
-    passed += [f"{each.arg}={each.arg}" for each in parameters.kwonlyargs]
-    text = f"""
-from __future__ import annotations
-def make(numpy_function):
-    {header}
-        return numpy_function({", ".join(passed)})
-    return function
-"""
-    scope: dict[str, Any] = {}
-    exec(text, scope)
-    make: Callable[[Callable[..., Any]], Callable[..., Any]] = scope["make"]
-    return make
-
+from einmpi.arrays.methods import Row
 
 _UNARY = "(x: DistArray, /) -> DistArray"
 _BINARY = "(x1: Any, x2: Any, /) -> DistArray"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from einmpi.arrays.creation import ArrayCreation
+from einmpi.arrays.methods import ArrayMethods
 from einmpi.arrays.record import Origin, block_extents
 from einmpi.comm.agreement import abort_on_divergence, call_alike, comm_of_program, together
 from einmpi.comm.base import Comm
@@ -42,7 +43,7 @@ def _functions() -> Any:
     return functions
 
 
-class DistArray(ArrayCreation, NDArrayOperatorsMixin):
+class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     """A tensor in blocks on the ranks of a communicator.
 
     Runs, `from_global` and `open_dataset` make it. Slices, reshapes and transposes of it are views,
@@ -431,34 +432,9 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         extents = shape[0] if len(shape) == 1 else shape
         return call(np.reshape, self, extents)
 
-    def ravel(self) -> DistArray:
-        """Return the elements as a vector, in row-major order: a view, where numpy has one."""
-        return call(np.ravel, self)
-
     def flatten(self) -> DistArray:
         """Return a copy of the elements as a vector, in row-major order."""
         return self.ravel().copy()
-
-    def swapaxes(self, axis1: int, axis2: int) -> DistArray:
-        """Return the tensor with two dimensions exchanged. Nothing moves."""
-        return call(np.swapaxes, self, axis1, axis2)
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
-        """Return the elements whose two indices are equal, or differ by `offset`."""
-        return call(np.diagonal, self, offset, axis1, axis2)
-
-    def take(self, indices: Any, axis: int | None = None) -> DistArray:
-        """Return the elements at some indices of a dimension; without one, in row-major order."""
-        return call(np.take, self, indices, axis)
-
-    def repeat(self, repeats: Any, axis: int | None = None) -> DistArray:
-        """Return each element repeated along a dimension; without one, in row-major order."""
-        return call(np.repeat, self, repeats, axis)
-
-    def nonzero(self) -> tuple[DistArray, ...]:
-        """Return the indices of the elements that are not zero, in row-major order."""
-        indices: Any = np.nonzero(self)
-        return tuple(indices)
 
     def fill(self, value: Any) -> None:
         """Set all elements to a value."""
@@ -468,99 +444,11 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         """Sort the elements along a dimension, in place."""
         self[...] = call(np.sort, self, axis)
 
-    def argsort(self, axis: int | None = -1) -> DistArray:
-        """Return the indices that sort the elements; equal elements keep their order."""
-        return call(np.argsort, self, axis)
-
-    def searchsorted(self, v: Any, side: str = "left") -> DistArray:
-        """Return where elements would be inserted to keep this vector sorted."""
-        return call(np.searchsorted, self, v, side)
-
-    def squeeze(self, axis: Axis = None) -> DistArray:
-        """Return the tensor without dimensions of extent 1. Nothing moves."""
-        return call(np.squeeze, self, axis)
-
     def astype(self, dtype: Any) -> DistArray:
         """Return the elements converted to another dtype. Nothing moves."""
         return call(np.astype, self, np.dtype(dtype).newbyteorder("="))
 
-    def copy(self) -> DistArray:
-        """Return a copy whose elements can be changed without changing this tensor."""
-        return call(np.copy, self)
-
-    def conj(self) -> DistArray:
-        """Return the complex conjugates."""
-        return call(np.conjugate, self)
-
-    def round(self, decimals: int = 0) -> DistArray:
-        """Return the elements rounded to this many decimals."""
-        return call(np.round, self, decimals)
-
-    def clip(self, min: Any = None, max: Any = None) -> DistArray:
-        """Return the elements limited to the range from `min` to `max`."""
-        return call(np.clip, self, min, max)
-
     # ---- aggregations ---------------------------------------------------------------------------
-
-    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
-        """Return the sum over some dimensions, by default over all."""
-        return call(np.sum, self, axis, dtype, keepdims=keepdims)
-
-    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
-        """Return the product over some dimensions, by default over all."""
-        return call(np.prod, self, axis, dtype, keepdims=keepdims)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the greatest element along some dimensions, by default of all."""
-        return call(np.max, self, axis, keepdims=keepdims)
-
-    def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the least element along some dimensions, by default of all."""
-        return call(np.min, self, axis, keepdims=keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return whether any element along some dimensions is not zero, by default of all."""
-        return call(np.any, self, axis, keepdims=keepdims)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return whether all elements along some dimensions are not zero, by default of all."""
-        return call(np.all, self, axis, keepdims=keepdims)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
-        """Return the mean along some dimensions, by default of all elements."""
-        return call(np.mean, self, axis, dtype, keepdims=keepdims)
-
-    def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
-        """Return the variance along some dimensions, by default of all elements."""
-        return call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
-
-    def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
-        """Return the standard deviation along some dimensions, by default of all elements."""
-        return call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
-        """Return the index of the first greatest element; in row-major order without `axis`."""
-        return call(np.argmax, self, axis, keepdims=keepdims)
-
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
-        """Return the index of the first least element; in row-major order without `axis`."""
-        return call(np.argmin, self, axis, keepdims=keepdims)
-
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> DistArray:
-        """Return the sums of all elements up to each one; without `axis`, in row-major order."""
-        return call(np.cumsum, self, axis, dtype)
-
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> DistArray:
-        """Return the products of all elements up to each; without `axis`, in row-major order."""
-        return call(np.cumprod, self, axis, dtype)
-
-    def trace(self, offset: int = 0) -> DistArray:
-        """Return the sum of the diagonal."""
-        return call(np.trace, self, offset)
-
-    def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the square root of the sum of squares along some dimensions, by default of all."""
-        return call(np.linalg.norm, self, None, axis, keepdims)
 
     def dot(self, other: Any) -> DistArray:
         """Return the product with another tensor, as `numpy.dot`."""

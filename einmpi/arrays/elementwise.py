@@ -190,7 +190,7 @@ def isclose(
     a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
     """Return, for each element, whether two tensors are close to each other."""
-    return on_blocks("isclose", lambda *blocks: np.isclose(*blocks, rtol, atol, equal_nan), (a, b))
+    return on_blocks("isclose", lambda x, y: np.isclose(x, y, rtol, atol, equal_nan), (a, b))
 
 
 def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:

@@ -25,7 +25,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 def sort(
     array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
-) -> DistArray:
+) -> Any:
     """Return the elements in ascending order along a dimension; without one, all of them."""
     array, dimension = with_one_axis(array, axis)
     if _is_sorted_by_all_ranks(array, dimension):
@@ -35,7 +35,7 @@ def sort(
 
 def argsort(
     array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
-) -> DistArray:
+) -> Any:
     """Return the indices that sort the elements; equal elements keep their order."""
     array, dimension = with_one_axis(array, axis)
     if _is_sorted_by_all_ranks(array, dimension):
