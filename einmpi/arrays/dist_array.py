@@ -208,6 +208,10 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         """Return the tensor in a layout, as it is if this is its own. All ranks call it."""
         return self if layout == self.layout else self.redistribute(layout)
 
+    def _in_dtype(self, dtype: Any) -> DistArray:
+        """Return the tensor in a dtype, as it is if this is its own."""
+        return self if self.dtype == dtype else self.astype(dtype)
+
     def redistribute(self, layout: Layout) -> DistArray:
         """Move the tensor to another layout. All ranks call it.
 

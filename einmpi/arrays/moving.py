@@ -47,6 +47,18 @@ def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand
     return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
 
 
+def gathered(value: Any, where: str = "", what: str = "") -> Any:
+    """Return an array that every rank has whole; words as for `distributed`."""
+    if isinstance(value, DistArray):
+        return value.gather()
+    return as_numpy(where, what, value) if where else value
+
+
+def along(array: Any, dimension: int, part: Any) -> Any:
+    """Return a part of a tensor, given by a slice or indices of one dimension."""
+    return array[(slice(None),) * dimension + (part,)]
+
+
 def with_other_dimensions(
     layout: Layout, bound: Sequence[int], dimension_of: Callable[[int], int | None]
 ) -> Layout:

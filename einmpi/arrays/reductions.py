@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.moving import along
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.shapes import concatenate, expand_dims, with_one_axis
+from einmpi.arrays.shapes import concatenate, expand_dims, pad, with_one_axis
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import element_text
@@ -23,12 +24,6 @@ Axis: TypeAlias = int | tuple[int, ...] | None
 def labels(ndim: int) -> list[str]:
     """Return a label for each dimension."""
     return [f"i{dimension}" for dimension in range(ndim)]
-
-
-def as_dist_array(result: Any) -> DistArray:
-    """Return the result of a numpy function on DistArrays, whose type numpy declares otherwise."""
-    assert isinstance(result, DistArray)
-    return result
 
 
 def _axes(array: DistArray, axis: Axis) -> tuple[int, ...]:
@@ -43,8 +38,7 @@ def with_known_dtype(array: DistArray, name: str) -> DistArray:
     if array.dtype.name in DTYPES:
         return array
     if name in ("any", "all"):
-        is_true: Any = np.not_equal(array, 0)
-        return as_dist_array(is_true)
+        return call(np.not_equal, array, 0)
     wider = np.result_type(array.dtype, np.int32)
     if wider.name not in DTYPES:
         known_dtypes = ", ".join(DTYPES)
@@ -89,13 +83,10 @@ def aggregate(
     text = f"{element_text('out', remaining_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": source})
 
-    wanted = result.dtype
+    if dtype is None and name in ("max", "min"):
+        dtype = array.dtype
     if dtype is not None:
-        wanted = np.dtype(dtype)
-    elif name in ("max", "min"):
-        wanted = array.dtype
-    if result.dtype != wanted:
-        result = result.astype(wanted)
+        result = result._in_dtype(dtype)
     if keepdims:
         return expand_dims(result, axes)
     return result
@@ -151,8 +142,7 @@ def var(
 
 def std(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the standard deviation along some dimensions; options as for `var`."""
-    deviation: Any = np.sqrt(var(array, axis, **options))
-    return as_dist_array(deviation)
+    return call(np.sqrt, var(array, axis, **options))
 
 
 def argument_of(
@@ -172,16 +162,13 @@ def argument_of(
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
         return array._with_block(np.zeros(array.local.shape, np.int64))
-    source = array
-    if array.dtype.kind == "b":
-        source = array.astype(np.int32)
+    source = array._in_dtype(np.int32) if array.dtype.kind == "b" else array
     return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 
 
 def count_nonzero(array: DistArray, /, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
     """Return how many elements are not zero, along some dimensions."""
-    is_nonzero: Any = np.not_equal(array, 0)
-    return aggregate("sum", is_nonzero, axis, keepdims=keepdims)
+    return aggregate("sum", call(np.not_equal, array, 0), axis, keepdims=keepdims)
 
 
 def ptp(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
@@ -211,12 +198,10 @@ def vector_norm(
         terms = (terms != 0).astype(terms.dtype)
     elif ord not in (1, np.inf):
         terms = terms**ord
-    total: Any = aggregate("sum", terms, axis, keepdims=keepdims)
+    total = aggregate("sum", terms, axis, keepdims=keepdims)
     if ord == 2:
-        total = np.sqrt(total)
-    elif ord not in (0, 1, np.inf):
-        total = total ** (1 / ord)
-    return as_dist_array(total)
+        return call(np.sqrt, total)
+    return total if ord in (0, 1, np.inf) else call(np.power, total, 1 / ord)
 
 
 def norm(
@@ -255,15 +240,14 @@ def scan(name: str, array: DistArray, /, axis: int | None = None, dtype: Any = N
     array, dimension = with_one_axis(array, axis)
     if dtype is None:
         dtype = getattr(np, name)(np.empty(0, array.dtype)).dtype
-    wanted = np.dtype(dtype)
-    source = array if array.dtype == wanted else array.astype(wanted)
+    source = array._in_dtype(dtype)
     if not array.size:
         return source
     all_labels = labels(array.ndim)
     call = f"{name}[{all_labels[dimension]}]({element_text('x', all_labels)})"
     text = f"{element_text('out', all_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": with_known_dtype(source, name)})
-    return result if result.dtype == wanted else result.astype(wanted)
+    return result._in_dtype(dtype)
 
 
 def cumulative(
@@ -279,11 +263,8 @@ def cumulative(
     totals = scan(name, array, dimension, dtype)
     if not include_initial:
         return totals
-    extents = list(totals.shape)
-    extents[dimension] = 1
-    value = 0 if name == "cumsum" else 1
-    initial = DistArray.full(extents, value, totals.dtype, totals.own_comm)
-    return concatenate([initial, totals], dimension)
+    widths = [(int(axis == dimension), 0) for axis in range(array.ndim)]
+    return pad(totals, widths, constant_values=0 if name == "cumsum" else 1)
 
 
 def _axis_of_cumulative(array: DistArray, axis: int | None) -> int:
@@ -305,10 +286,9 @@ def diff(
     dimension = normalize_axis_index(axis, array.ndim)
     parts = [part for part in (prepend, array, append) if part is not None]
     result = concatenate(parts, dimension) if len(parts) > 1 else array
-    before = (slice(None),) * dimension
     for _ in range(n):
-        later = result[(*before, slice(1, None))]
-        earlier = result[(*before, slice(None, -1))]
+        later = along(result, dimension, slice(1, None))
+        earlier = along(result, dimension, slice(None, -1))
         differences: Any = np.not_equal if result.dtype == bool else np.subtract
         result = differences(later, earlier)
     return result

@@ -21,6 +21,7 @@ from einmpi.arrays.moving import (
     common_comm,
     copy_selected,
     distributed,
+    gathered,
     is_provider,
     layout_cutting,
     on_one_rank,
@@ -284,9 +285,8 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
 def repeat(array: DistArray, repeats: Any, /, axis: int | None = None) -> DistArray:
     """Return each element repeated along a dimension; without one, in row-major order."""
     array, dimension = with_one_axis(array, axis)
-    if isinstance(repeats, DistArray):
-        repeats = repeats.gather()
-    return _with_indices(array, dimension, np.repeat(np.arange(array.shape[dimension]), repeats))
+    indices = np.repeat(np.arange(array.shape[dimension]), gathered(repeats))
+    return _with_indices(array, dimension, indices)
 
 
 def tile(array: DistArray, repetitions: int | Sequence[int], /) -> DistArray:

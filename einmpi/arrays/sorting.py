@@ -8,16 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.exchange import counts_from_ranks, send_to_ranks
 from einmpi.arrays.indexing import elements_at, nonzero
-from einmpi.arrays.moving import block_indices, distributed
-from einmpi.arrays.reductions import as_dist_array, scan
-from einmpi.arrays.shapes import concatenate, reshape, with_one_axis
+from einmpi.arrays.moving import block_indices, distributed, gathered
+from einmpi.arrays.reductions import diff, scan
+from einmpi.arrays.shapes import concatenate, pad, reshape, with_one_axis
 from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
-from einmpi.kernels.reference import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -190,18 +189,14 @@ def _is_first_of_equals(ascending: DistArray) -> DistArray:
     """Return, for each element of a sorted vector, whether it differs from the one before."""
     if not ascending.size:
         return ascending.astype(bool)
-    differs: Any = np.not_equal(ascending[1:], ascending[:-1])
-    first = DistArray.ones(1, bool, ascending.own_comm)
-    return concatenate([first, differs])
+    differs = call(np.not_equal, ascending[1:], ascending[:-1])
+    return pad(differs, (1, 0), constant_values=True)
 
 
 def _group_lengths(is_first: DistArray) -> DistArray:
     """Return how many elements each group of equal elements has."""
     (starts,) = nonzero(is_first)
-    end = DistArray.full(1, is_first.size, np.int64, is_first.own_comm)
-    limits = concatenate([starts, end])
-    lengths: DistArray = limits[1:] - limits[:-1]
-    return lengths
+    return diff(pad(starts, (0, 1), constant_values=is_first.size))
 
 
 def searchsorted(
@@ -211,18 +206,13 @@ def searchsorted(
 
     Every rank gets the sorted vector whole, and searches for the elements of its own block.
     """
-    if isinstance(sorter, DistArray):
-        sorter = sorter.gather()
+    own_sorter = gathered(sorter)
+    whole = gathered(sorted_values, "searchsorted", "the sorted vector")
     if isinstance(sorted_values, DistArray):
-        comm = sorted_values.own_comm
-        whole = sorted_values.gather()
-    else:
-        comm = values.own_comm
-        whole = as_numpy("searchsorted", "the sorted vector", sorted_values)
-    values = distributed(values, comm)
+        values = distributed(values, sorted_values.own_comm)
 
     def search(block: Array) -> Array:
-        return np.asarray(np.searchsorted(whole, block, side=side, sorter=sorter))  # type: ignore[call-overload]
+        return np.asarray(np.searchsorted(whole, block, side=side, sorter=own_sorter))  # type: ignore[call-overload]
 
     found: DistArray = on_blocks("searchsorted", search, (values,))
     return found
@@ -232,11 +222,10 @@ def isin(
     elements: Any, test_elements: Any, /, assume_unique: bool = False, invert: bool = False
 ) -> Any:
     """Return whether each element is one of some others, which every rank gets whole."""
-    if isinstance(test_elements, DistArray):
-        test_elements = test_elements.gather()
+    tests = gathered(test_elements)
 
     def look_up(block: Any) -> Any:
-        return np.isin(block, test_elements, invert=invert)
+        return np.isin(block, tests, invert=invert)
 
     if not isinstance(elements, DistArray):
         return look_up(elements)
@@ -265,8 +254,7 @@ def unique(
         nans = DistArray.full(1, nan_count, counts.dtype, array.own_comm)
         values = values[:length]
         places = places[:length]
-        limited: Any = np.minimum(inverse, length - 1)
-        inverse = as_dist_array(limited)
+        inverse = call(np.minimum, inverse, length - 1)
         counts = concatenate([counts[: length - 1], nans])
     results: list[DistArray] = [values]
     if return_index:

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.moving import distributed
+from einmpi.arrays.moving import along, distributed, gathered
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
+from einmpi.arrays.reductions import Axis, aggregate, mean, var
 from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
 from einmpi.arrays.sorting import searchsorted, sort
 from einmpi.kernels.reference import as_numpy
@@ -61,8 +61,8 @@ def nan_extreme(
         return aggregate(name, array, axis, keepdims=keepdims)
     found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
     has_numbers: Any = _count(array, axis, keepdims) > 0
-    extreme: Any = np.where(has_numbers, found, found.dtype.type(np.nan))
-    return _with_dtype(extreme, array.dtype)
+    extreme = call(np.where, has_numbers, found, found.dtype.type(np.nan))
+    return extreme._in_dtype(array.dtype)
 
 
 def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
@@ -70,7 +70,7 @@ def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> D
     if not has_nans(array):
         return mean(array, axis, keepdims=keepdims)
     total = nan_total("sum", 0, array, axis, keepdims=keepdims)
-    return _with_dtype(total / _count(array, axis, keepdims), array.dtype)
+    return call(np.divide, total, _count(array, axis, keepdims))._in_dtype(array.dtype)
 
 
 def nanvar(
@@ -84,18 +84,13 @@ def nanvar(
     deviations = np.where(np.isnan(array), deviations.dtype.type(0), deviations)
     squares = aggregate("sum", deviations**2, axis, keepdims=keepdims)
     divisor: Any = _count(array, axis, keepdims) - ddof
-    variance: Any = np.where(divisor > 0, squares / divisor, np.nan)
-    return _with_dtype(variance, squares.dtype)
+    variance = call(np.where, divisor > 0, squares / divisor, np.nan)
+    return variance._in_dtype(squares.dtype)
 
 
 def nanstd(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the standard deviation of the elements that are not nan; options as for nanvar."""
-    deviation: Any = np.sqrt(nanvar(array, axis, **options))
-    return as_dist_array(deviation)
-
-
-def _with_dtype(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
-    return array if array.dtype == dtype else array.astype(dtype)
+    return call(np.sqrt, nanvar(array, axis, **options))
 
 
 def average(
@@ -123,8 +118,7 @@ def average(
     divisor = all_weights.sum(axis, keepdims=keepdims)
     if np.any(divisor == 0):
         raise ZeroDivisionError("average: the weights sum to zero")
-    found: DistArray = weighted.sum(axis, keepdims=keepdims) / divisor
-    return found
+    return call(np.divide, weighted.sum(axis, keepdims=keepdims), divisor)
 
 
 # ---- quantiles ----------------------------------------------------------------------------------
@@ -134,8 +128,7 @@ def median(array: DistArray, /, axis: int | None = None, keepdims: bool = False)
     """Return the middle of the sorted elements, or the mean of the two in the middle."""
     vectors, dimension = _sorted_along(array, axis)
     extent = vectors.shape[dimension]
-    before = (slice(None),) * dimension
-    middle = vectors[(*before, slice(max(extent - 1, 0) // 2, extent // 2 + 1))]
+    middle = along(vectors, dimension, slice(max(extent - 1, 0) // 2, extent // 2 + 1))
     found = mean(middle, dimension, keepdims=True)
     found = _nan_if_last_is(found, vectors, dimension)
     return _without_dimension(found, array, axis, dimension, keepdims)
@@ -161,7 +154,6 @@ def quantile(
     extent = vectors.shape[dimension]
     if not extent:
         raise IndexError("quantile of no elements")
-    before = (slice(None),) * dimension
     found: list[DistArray] = []
     # As in numpy, a number of Python does not decide about the dtype.
     as_weight = float if type(fractions) in (int, float) else wanted.dtype.type
@@ -169,9 +161,9 @@ def quantile(
         place = fraction * (extent - 1)
         lower_index = int(place)
         upper_index = min(lower_index + 1, extent - 1)
-        value = vectors[(*before, slice(lower_index, lower_index + 1))]
+        value = along(vectors, dimension, slice(lower_index, lower_index + 1))
         if wanted.dtype.kind == "f":
-            upper = vectors[(*before, slice(upper_index, upper_index + 1))]
+            upper = along(vectors, dimension, slice(upper_index, upper_index + 1))
             value = _between(value, upper, as_weight(place - lower_index))
         value = _nan_if_last_is(value, vectors, dimension)
         found.append(_without_dimension(value, array, axis, dimension, keepdims))
@@ -188,10 +180,8 @@ def _between(lower: Any, upper: Any, weight: Any) -> DistArray:
         lower, upper = lower.astype(dtype), upper.astype(dtype)
     difference = upper - lower
     if weight < 0.5:
-        value: DistArray = lower + difference * weight
-    else:
-        value = upper - difference * (1 - weight)
-    return value
+        return call(np.add, lower, difference * weight)
+    return call(np.subtract, upper, difference * (1 - weight))
 
 
 def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
@@ -215,10 +205,8 @@ def _nan_if_last_is(found: DistArray, vectors: DistArray, dimension: int) -> Dis
     """Return nan where the sorted elements end with one, as nans do."""
     if not has_nans(vectors) or not vectors.shape[dimension]:
         return found
-    before = (slice(None),) * dimension
-    last = vectors[(*before, slice(-1, None))]
-    result: Any = np.where(np.isnan(last), last, found)
-    return _with_dtype(result, found.dtype)
+    last = along(vectors, dimension, slice(-1, None))
+    return call(np.where, np.isnan(last), last, found)._in_dtype(found.dtype)
 
 
 def _without_dimension(
@@ -248,7 +236,7 @@ def cov(
     if y is not None:
         others = _rows_of_variables(distributed(y, array.own_comm), rowvar)
         variables = concatenate([variables, others], 0)
-    variables = _with_dtype(variables, np.result_type(variables.dtype, np.float64))
+    variables = variables._in_dtype(np.result_type(variables.dtype, np.float64))
     centred: Any = variables - mean(variables, 1, keepdims=True)
     if ddof is None:
         ddof = 0 if bias else 1
@@ -270,15 +258,10 @@ def corrcoef(array: DistArray, /, y: Any = None, rowvar: bool = True) -> DistArr
     """Return the correlations of variables, which are the rows, or the columns."""
     covariances: Any = cov(array, y, rowvar)
     if not covariances.ndim:
-        one: DistArray = covariances / covariances
-        return one
+        return call(np.divide, covariances, covariances)
     deviations: Any = np.sqrt(np.diagonal(covariances).real)
-    correlations: Any = covariances / deviations[:, None] / deviations[None, :]
-    if correlations.dtype.kind == "c":
-        complex_found: DistArray = correlations
-        return complex_found
-    found: DistArray = np.clip(correlations, -1, 1)
-    return found
+    correlations = call(np.divide, covariances / deviations[:, None], deviations[None, :])
+    return correlations if correlations.dtype.kind == "c" else correlations.clip(-1, 1)
 
 
 # ---- counts -------------------------------------------------------------------------------------
@@ -331,9 +314,7 @@ def histogram(
         least = aggregate("min", values).item()
         greatest = aggregate("max", values).item()
         sample = np.array([least, greatest], values.dtype)
-    if isinstance(bins, DistArray):
-        bins = bins.gather()
-    edges = np.histogram_bin_edges(sample, bins, range)
+    edges = np.histogram_bin_edges(sample, gathered(bins), range)
     count = len(edges) - 1
     places: Any = searchsorted(edges, values, side="right") - 1
     is_last: Any = values == edges[-1]
@@ -341,7 +322,7 @@ def histogram(
     own_weights: Any = None if weights is None else np.reshape(weights, (-1,))
     counts = _sums_at(places, own_weights, count)
     if own_weights is not None:
-        counts = _with_dtype(counts, own_weights.dtype)
+        counts = counts._in_dtype(own_weights.dtype)
     if density:
         counts = counts / (np.diff(edges).astype(np.float64) * counts.sum().item())
     return counts, edges
@@ -349,10 +330,6 @@ def histogram(
 
 def digitize(array: DistArray, bins: Any, /, right: bool = False) -> DistArray:
     """Return the number of the bin of each element, between edges that increase or decrease."""
-    edges = bins.gather() if isinstance(bins, DistArray) else as_numpy("digitize", "bins", bins)
-
-    def find_bins(block: Any) -> Any:
-        return np.digitize(block, edges, right)
-
-    found: DistArray = on_blocks("digitize", find_bins, (array,))
+    edges = gathered(bins, "digitize", "bins")
+    found: DistArray = on_blocks("digitize", lambda x: np.digitize(x, edges, right), (array,))
     return found
