@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,14 +38,11 @@ def apply_ufunc(
         return products.matmul(*inputs)
     if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
         return products.vecdot(*inputs, **options)
-    if method == "reduce" and ufunc in reductions.REDUCTIONS and not targets:
-        # The reduce method of a ufunc aggregates over the first dimension by default.
-        reduce_options = {"axis": 0, **options}
-        return reductions.REDUCTIONS[ufunc](inputs[0], **reduce_options)
-
-    if method == "accumulate" and ufunc in reductions.SCANS and not targets:
-        scan_options = {"axis": 0, **options}
-        return reductions.SCANS[ufunc](inputs[0], **scan_options)
+    method_of_ufunc = reductions.METHODS_OF_UFUNCS.get((ufunc, method))
+    if method_of_ufunc is not None and not targets:
+        # It aggregates over the first dimension by default.
+        options = {"axis": 0, **options}
+        return method_of_ufunc(inputs[0], **options)
     if method == "outer" and not targets and len(inputs) == 2:
         left, right = inputs
         left_extents = np.shape(left) + (1,) * np.ndim(right)
@@ -138,19 +134,15 @@ def apply_function(
     if calling is None:
         return implementation(*arguments, **options)
     # numpy has checked the arguments: there are not too many, and none is given twice.
-    given = dict(zip(calling.names, arguments, strict=False))
-    given.update(options)
-    by_position: list[Any] = []
-    for parameter in calling.positional_names:
-        if parameter in given:
-            by_position.append(given.pop(parameter))
+    given = {**dict(zip(calling.defaults, arguments, strict=False)), **options}
+    by_position = [given.pop(name) for name in calling.positional_names if name in given]
     by_name: dict[str, Any] = {}
-    for parameter, value in given.items():
-        if value is calling.defaults[parameter] or value is np._NoValue:
+    for name, value in given.items():
+        if value is calling.defaults[name] or value is np._NoValue:
             continue
-        if calling.accepted_names is not None and parameter not in calling.accepted_names:
-            raise TypeError(f"{_name_of(function)} of a DistArray does not take {parameter}")
-        by_name[parameter] = value
+        if calling.accepted_names is not None and name not in calling.accepted_names:
+            raise TypeError(f"{_name_of(function)} of a DistArray does not take {name}")
+        by_name[name] = value
     return implementation(*by_position, **by_name)
 
 
@@ -158,39 +150,28 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__name__}"
 
 
-@dataclass(frozen=True)
-class _Calling:
+class _Calling(NamedTuple):
     """How arguments of a function of numpy become those of its implementation here."""
 
-    names: tuple[str, ...]  # numpy's parameters
-    defaults: dict[str, Any]
-    positional_names: tuple[str, ...]  # those that the implementation takes by position
-    accepted_names: frozenset[str] | None  # those that it takes by name; None if it takes any
+    defaults: dict[str, Any]  # of numpy's parameters, in their order
+    positional_names: list[str]  # those that the implementation takes by position
+    accepted_names: set[str] | None  # those that it takes by name; None if it takes any
 
 
 @cache
 def _calling_of(function: Callable[..., Any]) -> _Calling | None:
     """Return how a function is called; None if it takes any number of arguments, as einsum."""
-    parameters = list(signature(function).parameters.values())
-    for parameter in parameters:
+    parameters = signature(function).parameters
+    own_parameters = signature(FUNCTIONS[function]).parameters.values()
+    for parameter in parameters.values():
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             return None
-    own_parameters = list(signature(FUNCTIONS[function]).parameters.values())
-    positional_count = 0
-    accepted: set[str] | None = set()
-    for parameter in own_parameters:
-        if parameter.kind is Parameter.POSITIONAL_ONLY:
-            positional_count += 1
-        elif parameter.kind is Parameter.VAR_KEYWORD:
-            accepted = None
-        elif accepted is not None:
-            accepted.add(parameter.name)
-    names = tuple(parameter.name for parameter in parameters)
+    kinds = [parameter.kind for parameter in own_parameters]
+    accepted = {parameter.name for parameter in own_parameters}
     return _Calling(
-        names,
-        {parameter.name: parameter.default for parameter in parameters},
-        names[:positional_count],
-        None if accepted is None else frozenset(accepted),
+        {name: parameter.default for name, parameter in parameters.items()},
+        list(parameters)[: kinds.count(Parameter.POSITIONAL_ONLY)],
+        None if Parameter.VAR_KEYWORD in kinds else accepted,
     )
 
 
@@ -309,9 +290,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.broadcast_to: _broadcast_to,
     np.reshape: _reshape,
     np.ravel: _ravel,
-    np.atleast_1d: shapes.at_least(1),
-    np.atleast_2d: shapes.at_least(2),
-    np.atleast_3d: shapes.at_least(3),
+    np.atleast_1d: shapes.at_least(1, np.atleast_1d),
+    np.atleast_2d: shapes.at_least(2, np.atleast_2d),
+    np.atleast_3d: shapes.at_least(3, np.atleast_3d),
     np.shape: lambda array, /: array.shape,
     np.ndim: lambda array, /: array.ndim,
     np.size: lambda array, /, axis=None: array.size if axis is None else array.shape[axis],

@@ -218,17 +218,6 @@ def norm(
     return vector_norm(array, axis=axes, keepdims=keepdims, ord=ord)
 
 
-# The aggregations that the `reduce` method of a ufunc computes.
-REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
-    np.add: partial(aggregate, "sum"),
-    np.multiply: partial(aggregate, "prod"),
-    np.maximum: partial(aggregate, "max"),
-    np.minimum: partial(aggregate, "min"),
-    np.logical_or: partial(aggregate, "any"),
-    np.logical_and: partial(aggregate, "all"),
-}
-
-
 # ---- running totals and differences -------------------------------------------------------------
 
 
@@ -294,8 +283,14 @@ def diff(
     return result
 
 
-# The scans that the `accumulate` method of a ufunc computes.
-SCANS: dict[np.ufunc, Callable[..., DistArray]] = {
-    np.add: partial(scan, "cumsum"),
-    np.multiply: partial(scan, "cumprod"),
+# What the methods of ufuncs compute.
+METHODS_OF_UFUNCS: dict[tuple[np.ufunc, str], Callable[..., DistArray]] = {
+    (np.add, "reduce"): partial(aggregate, "sum"),
+    (np.multiply, "reduce"): partial(aggregate, "prod"),
+    (np.maximum, "reduce"): partial(aggregate, "max"),
+    (np.minimum, "reduce"): partial(aggregate, "min"),
+    (np.logical_or, "reduce"): partial(aggregate, "any"),
+    (np.logical_and, "reduce"): partial(aggregate, "all"),
+    (np.add, "accumulate"): partial(scan, "cumsum"),
+    (np.multiply, "accumulate"): partial(scan, "cumprod"),
 }

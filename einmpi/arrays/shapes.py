@@ -389,12 +389,9 @@ def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
 
 def column_stack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension; a vector is a column."""
-    columns = []
+    columns: list[Any] = []
     for array in arrays:
-        if np.ndim(array) > 1:
-            columns.append(array)
-        else:
-            columns.append(np.reshape(array, (-1, 1)))
+        columns.append(array if np.ndim(array) > 1 else np.reshape(array, (-1, 1)))
     return concatenate(columns, 1)
 
 
@@ -405,27 +402,19 @@ def append(array: Any, values: Any, /, axis: int | None = None) -> DistArray:
     return concatenate([array, values], axis)
 
 
-def at_least(ndim: int) -> Callable[..., Any]:
+def at_least(ndim: int, numpy_function: Callable[..., Any]) -> Callable[..., Any]:
     """Return numpy's function atleast_1d, atleast_2d or atleast_3d for DistArrays."""
 
     def give_dimensions(*arrays: Any) -> Any:
-        found = tuple(_at_least(ndim, array) for array in arrays)
-        return found[0] if len(found) == 1 else found
+        found: list[Any] = []
+        for array in arrays:
+            if np.ndim(array) < ndim:
+                without_elements = np.broadcast_to(0, np.shape(array))
+                array = np.reshape(array, numpy_function(without_elements).shape)
+            found.append(array)
+        return found[0] if len(found) == 1 else tuple(found)
 
     return give_dimensions
-
-
-def _at_least(ndim: int, array: Any) -> Any:
-    """Return a tensor with dimensions of extent 1 added where numpy adds them."""
-    shape = np.shape(array)
-    if len(shape) >= ndim:
-        return array
-    if not shape:
-        return np.reshape(array, (1,) * ndim)
-    if len(shape) == 1:
-        extents = (1, *shape)  # a row, in a single layer
-        return np.reshape(array, extents if ndim == 2 else (*extents, 1))
-    return np.reshape(array, (*shape, 1))
 
 
 def pad(
