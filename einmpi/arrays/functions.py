@@ -251,13 +251,12 @@ _BY_NAME = (
         shapes,
         "append broadcast_arrays column_stack concatenate expand_dims meshgrid pad",
     ),
-    (np, shapes, "repeat roll rot90 squeeze stack swapaxes tile transpose"),
+    (np, shapes, "repeat roll rot90 stack tile"),
     (np, elementwise, "array_equal clip full_like isclose"),
 )
 # Functions that numpy writes with others of its own, which come back to us.
-_WRITTEN_BY_NUMPY = (
-    "allclose array_split dstack flip hsplit hstack moveaxis split unstack vsplit vstack"
-)
+_WRITTEN_BY_NUMPY = "allclose array_split dstack flip hsplit hstack split unstack vsplit vstack"
+_OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
 _AGGREGATIONS = "sum prod any all max min"
 _OF_MATRICES = (
     "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet svd "
@@ -285,8 +284,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **{each: whole_axes.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
     **{each: whole_axes.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
     # shapes
-    np.permute_dims: shapes.transpose,
-    np.matrix_transpose: lambda array, /: shapes.swapaxes(array, -1, -2),
+    **{each: shapes.by_dimensions(each) for each in _named(np, _OF_DIMENSIONS)},
     np.broadcast_to: _broadcast_to,
     np.reshape: _reshape,
     np.ravel: _ravel,

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray, call
@@ -136,15 +137,15 @@ def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
 # ---- dimensions: none of these moves elements ---------------------------------------------------
 
 
-def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArray:
-    """Return the tensor with its dimensions in another order; by default reversed."""
-    if axes is None:
-        order = tuple(reversed(range(array.ndim)))
-    else:
-        order = normalize_axis_tuple(axes, array.ndim)
-        if len(order) != array.ndim:
-            raise ValueError("axes do not match the dimensions of the tensor")
-    return with_dimensions(array, order)
+def by_dimensions(function: Callable[..., Any]) -> Callable[..., DistArray]:
+    """Return a function of numpy that leaves out dimensions or changes their order."""
+
+    def apply(array: DistArray, /, *arguments: Any, **options: Any) -> DistArray:
+        # numpy does it to an array that has the number of each dimension as its stride.
+        numbered = as_strided(np.empty((), np.int8), array.shape, range(array.ndim))
+        return with_dimensions(array, function(numbered, *arguments, **options).strides)
+
+    return apply
 
 
 def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
@@ -182,16 +183,6 @@ def _extents(order: Sequence[int | None], shape: Sequence[int]) -> tuple[int, ..
     return tuple(1 if old is None else shape[old] for old in order)
 
 
-def swapaxes(array: DistArray, axis1: int, axis2: int, /) -> DistArray:
-    """Return the tensor with two of its dimensions swapped."""
-    first = normalize_axis_index(axis1, array.ndim)
-    second = normalize_axis_index(axis2, array.ndim)
-    order = list(range(array.ndim))
-    order[first] = second
-    order[second] = first
-    return with_dimensions(array, order)
-
-
 def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     """Return the tensor with new dimensions of extent 1 at these positions."""
     added = 1 if isinstance(axis, int) else len(axis)
@@ -200,20 +191,6 @@ def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     for position in sorted(new_positions):
         order.insert(position, None)
     return with_dimensions(array, order)
-
-
-def squeeze(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
-    """Return the tensor without all dimensions of extent 1, or without those that are named."""
-    dropped: Sequence[int]
-    if axis is None:
-        dropped = [number for number, extent in enumerate(array.shape) if extent == 1]
-    else:
-        dropped = normalize_axis_tuple(axis, array.ndim)
-    for number in dropped:
-        if array.shape[number] != 1:
-            raise ValueError("cannot squeeze a dimension whose extent is not 1")
-    kept = [number for number in range(array.ndim) if number not in dropped]
-    return with_dimensions(array, kept)
 
 
 def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
@@ -273,9 +250,9 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
     if turns == 2:
         return call(np.flip, array, (first, second))
     if turns == 1:
-        return swapaxes(call(np.flip, array, second), first, second)
+        return call(np.flip, array, second).swapaxes(first, second)
     if turns == 3:
-        return call(np.flip, swapaxes(array, first, second), second)
+        return call(np.flip, array.swapaxes(first, second), second)
     return array[...]
 
 

@@ -156,7 +156,7 @@ class UniqueInverse(NamedTuple):
 
 def unique_values(array: DistArray, /) -> DistArray:
     """Return the different elements, in ascending order. A nan differs from every other one."""
-    ascending = sort(array, axis=None)
+    ascending: DistArray = sort(array, axis=None)
     return ascending[_is_first_of_equals(ascending)]
 
 

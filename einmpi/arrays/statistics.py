@@ -12,7 +12,7 @@ from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import along, distributed, gathered
 from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.reductions import Axis, aggregate, mean, var
-from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
+from einmpi.arrays.shapes import concatenate, expand_dims, reshape, stack
 from einmpi.arrays.sorting import searchsorted, sort
 from einmpi.kernels.reference import as_numpy
 
@@ -213,7 +213,7 @@ def _without_dimension(
     found: DistArray, array: DistArray, axis: int | None, dimension: int, keepdims: bool
 ) -> DistArray:
     """Return the result with the dimensions that numpy gives it."""
-    result = squeeze(found, dimension)
+    result = found.squeeze(dimension)
     if not keepdims:
         return result
     every_dimension = tuple(range(array.ndim))
@@ -243,7 +243,7 @@ def cov(
     count = variables.shape[1] - ddof
     scale = 1 / count if count > 0 else np.nan
     found: DistArray = (centred @ centred.conj().T) * scale
-    return squeeze(found)
+    return found.squeeze()
 
 
 def _rows_of_variables(array: DistArray, rowvar: bool) -> DistArray:
@@ -251,7 +251,7 @@ def _rows_of_variables(array: DistArray, rowvar: bool) -> DistArray:
         raise ValueError(f"a tensor of {array.ndim} dimensions has no rows of variables")
     if array.ndim < 2:
         return reshape(array, (1, -1))
-    return array if rowvar else transpose(array)
+    return array if rowvar else array.T
 
 
 def corrcoef(array: DistArray, /, y: Any = None, rowvar: bool = True) -> DistArray:

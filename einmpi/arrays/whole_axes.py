@@ -12,7 +12,7 @@ from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import raise_alike
 from einmpi.arrays.moving import distributed, layout_cutting
-from einmpi.arrays.shapes import concatenate, expand_dims, roll, squeeze
+from einmpi.arrays.shapes import concatenate, expand_dims, roll
 from einmpi.schedule.layout import Layout
 
 
@@ -76,7 +76,8 @@ def solve(matrices: Any, sides: Any, /) -> DistArray:
     A vector is the right-hand side of all systems.
     """
     if np.ndim(sides) == 1:
-        return squeeze(solve(matrices, expand_dims(distributed(sides, matrices.own_comm), -1)), -1)
+        columns = expand_dims(distributed(sides, matrices.own_comm), -1)
+        return solve(matrices, columns).squeeze(-1)
     stack_shape = np.broadcast_shapes(matrices.shape[:-2], sides.shape[:-2])
     all_matrices = np.broadcast_to(matrices, (*stack_shape, *matrices.shape[-2:]))
     all_sides = np.broadcast_to(sides, (*stack_shape, *sides.shape[-2:]))
