@@ -15,13 +15,10 @@ from einmpi.arrays import (
     products,
     reductions,
     shapes,
-    sorting,
     statistics,
-    whole_axes,
 )
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, Link, View, refuse_writing, stored_as_numpy, writing
 from einmpi.arrays.elementwise import Number, on_blocks
-from einmpi.arrays.views import Link, View, refuse_writing, stored_as_numpy, writing
 from einmpi.kernels.reference import is_of_other_library
 
 
@@ -240,12 +237,12 @@ _BY_NAME = (
     (np.linalg, reductions, "norm vector_norm"),
     (np, statistics, "nanmean nanvar nanstd average median quantile percentile cov corrcoef"),
     (np, statistics, "bincount histogram digitize"),
-    (np, sorting, "sort argsort searchsorted isin"),
-    (np, sorting, "unique unique_all unique_counts unique_inverse unique_values"),
+    (np, statistics, "sort argsort searchsorted isin"),
+    (np, statistics, "unique unique_all unique_counts unique_inverse unique_values"),
     (np, indexing, "argwhere nonzero take take_along_axis where"),
     (np, products, "dot inner outer tensordot trace vdot"),
-    (np.linalg, whole_axes, "solve"),
-    (np.fft, whole_axes, "fftshift ifftshift"),
+    (np.linalg, elementwise, "solve"),
+    (np.fft, elementwise, "fftshift ifftshift"),
     (
         np,
         shapes,
@@ -281,8 +278,8 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.diagonal: _diagonal,
     np.einsum: products.einsum_of_arrays,
     # matrices and transforms of dimensions that are whole on a rank
-    **{each: whole_axes.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
-    **{each: whole_axes.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
+    **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
+    **{each: elementwise.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
     # shapes
     **{each: shapes.by_dimensions(each) for each in _named(np, _OF_DIMENSIONS)},
     np.broadcast_to: _broadcast_to,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, Link, View, writing
 from einmpi.arrays.elementwise import Number, in_one_memory, on_blocks
 from einmpi.arrays.exchange import flat_indices
 from einmpi.arrays.moving import (
@@ -31,7 +31,6 @@ from einmpi.arrays.shapes import (
     stack,
     with_one_axis,
 )
-from einmpi.arrays.views import Link, View, writing
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy

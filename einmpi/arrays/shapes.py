@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
-from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.dist_array import DistArray, Link, View, call, stored_as_numpy
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
@@ -30,7 +28,6 @@ from einmpi.arrays.moving import (
     with_other_dimensions,
 )
 from einmpi.arrays.record import block_extents
-from einmpi.arrays.views import Link, View, stored_as_numpy
 from einmpi.schedule.layout import Layout
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -89,14 +86,13 @@ def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
 
 def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape that has as many elements as a tensor."""
-    extents = [shape] if isinstance(shape, int) else list(map(index, shape))
-    if extents.count(-1) == 1 and 0 not in extents:
-        unknown = extents.index(-1)
-        known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
-        extents[unknown] = array.size // known_elements
-    bound = tuple(extents)
-    if prod(bound) != array.size or min(bound, default=0) < 0:
-        raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
+    try:
+        bound: tuple[int, ...] = np.reshape(
+            np.broadcast_to(0, array.shape), shape, copy=False
+        ).shape
+    except ValueError:
+        message = f"cannot reshape a tensor of shape {array.shape} to {shape}"
+        raise ValueError(message) from None
     return bound
 
 
