@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Layout, axes_that_cut, rank_of
+from einmpi.schedule.layout import Layout, axes_that_cut, digits_along, rank_of
 from einmpi.schedule.regions import Runs, indices
 
 # The indices of one dimension of the source, in the order of the result: those of a slice, or any.
@@ -117,38 +117,23 @@ def _owners(layout: Layout, places: Integers, rank: int) -> Integers:
     there. On the other axes all ranks hold the same, and this rank's own digits are taken.
     """
     mesh = layout.mesh
-    own_digits = (0,) * len(mesh.factors)
-    if rank < mesh.ranks:
-        own_digits = mesh.digits(rank)
-    first_digits = list(own_digits)
-    for axis, cut in enumerate(layout.cuts):
-        if cut is not None:
-            first_digits[axis] = 0
-    owners = np.full(places.size, rank_of(mesh, first_digits), np.int64)
-    if not places.size:
-        return owners
-
+    first_digits = list(_digits_in(mesh, rank))
+    for axis in layout.cutting_axes():
+        first_digits[axis] = 0
+    first = rank_of(mesh, first_digits)
+    owners = np.full(places.size, first, np.int64)
     for dimension, positions in enumerate(positions_of(places, layout.bound)):
-        for axis in axes_that_cut(layout.cuts, dimension):
-            ranks_between_digits = prod(mesh.factors[axis + 1 :])
-            digits = _digits(layout, dimension, axis)[positions]
-            owners += ranks_between_digits * digits
+        axes = axes_that_cut(layout.cuts, dimension)
+        added = np.zeros(layout.bound[dimension], np.int64)  # to the first rank, for each index
+        for digits in digits_along(mesh, axes, first_digits):
+            added[indices(layout.runs(dimension, digits))] = rank_of(mesh, digits) - first
+        owners += added[positions]
     return owners
 
 
-def _digits(layout: Layout, dimension: int, axis: int) -> Integers:
-    """Return, for each index of a dimension, the digit on an axis of the ranks that hold it."""
-    axes = len(layout.cuts)
-    cuts: list[int | None] = [None] * axes
-    cuts[axis] = dimension
-    cut_by_axis = Layout(layout.mesh, layout.bound, tuple(cuts))
-    digit_of_index = np.zeros(layout.bound[dimension], np.int64)
-    for digit in range(layout.mesh.factors[axis]):
-        digits = [0] * axes
-        digits[axis] = digit
-        runs = cut_by_axis.runs(dimension, digits)
-        digit_of_index[indices(runs)] = digit
-    return digit_of_index
+def _digits_in(mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Return the digits of a rank, 0 on all axes if it is not in the mesh."""
+    return mesh.digits(rank) if rank < mesh.ranks else (0,) * len(mesh.factors)
 
 
 def _local_places(source: DistArray, places: Integers) -> Integers:
@@ -288,9 +273,7 @@ def is_provider(source: Layout, sender: int, receiver: int) -> bool:
     """
     if sender >= source.mesh.ranks:
         return False
-    receiver_digits = (0,) * len(source.cuts)
-    if receiver < source.mesh.ranks:
-        receiver_digits = source.mesh.digits(receiver)
+    receiver_digits = _digits_in(source.mesh, receiver)
     sender_digits = source.mesh.digits(sender)
     for axis, cut in enumerate(source.cuts):
         if cut is None and sender_digits[axis] != receiver_digits[axis]:
@@ -351,17 +334,10 @@ def _pieces_of_vector(
 
 def _positions_inside(wanted: range, start: int, stop: int) -> range:
     """Return the positions of the numbers of an arithmetic progression in [start, stop)."""
-    if not wanted:
-        return range(0)
-    if wanted.step > 0:
-        before = -((wanted.start - start) // wanted.step)
-        up_to = -((wanted.start - stop) // wanted.step)
-    else:
-        before = -((stop - 1 - wanted.start) // -wanted.step)
-        up_to = (wanted.start - start) // -wanted.step + 1
-    first = max(before, 0)
-    last = min(up_to, len(wanted))
-    return range(first, max(first, last))
+    if wanted.step < 0:
+        backwards = _positions_inside(wanted[::-1], start, stop)
+        return range(len(wanted) - backwards.stop, len(wanted) - backwards.start)
+    return range(bisect_left(wanted, start), bisect_left(wanted, stop))
 
 
 def _as_slice(places: range) -> slice:
