@@ -22,6 +22,7 @@ from einmpi.arrays.moving import (
     copy_selected,
     distributed,
     fetch,
+    positions_of,
     select_elements,
 )
 from einmpi.arrays.shapes import (
@@ -506,12 +507,10 @@ def nonzero(array: DistArray, /) -> tuple[DistArray, ...]:
     vector = reshape(is_nonzero, (-1,))
     (own_places,) = block_indices(vector.layout, array.own_comm.rank)
     places = _chosen_by_mask(own_places, vector)
-    strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
-    found: list[DistArray] = []
-    for stride, extent in zip(strides, array.shape, strict=True):
-        indices = places if stride <= 1 else places // stride
-        found.append(indices if array.ndim == 1 else indices % max(extent, 1))
-    return tuple(found)
+    found: tuple[DistArray, ...] = on_blocks(
+        "nonzero", lambda block: positions_of(block, array.shape), (places,)
+    )
+    return found
 
 
 def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:

@@ -138,8 +138,6 @@ def _digits_in(mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 def _local_places(source: DistArray, places: Integers) -> Integers:
     """Return the places in this rank's block of elements that it holds."""
-    if not places.size:
-        return places
     block = block_indices(source.layout, source.own_comm.rank)
     local_places = np.zeros(places.size, np.int64)
     for own_indices, positions in zip(block, positions_of(places, source.shape), strict=True):

@@ -136,8 +136,7 @@ def var(
     factor = np.inf  # as in numpy, a quotient by 0
     if count > ddof:
         factor = count / (count - ddof)
-    corrected: DistArray = variance * factor
-    return corrected
+    return call(np.multiply, variance, factor)
 
 
 def std(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
@@ -175,8 +174,7 @@ def ptp(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the greatest element minus the least."""
     greatest = aggregate("max", array, axis, **options)
     least = aggregate("min", array, axis, **options)
-    difference: DistArray = greatest - least
-    return difference
+    return call(np.subtract, greatest, least)
 
 
 def vector_norm(
