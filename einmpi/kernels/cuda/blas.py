@@ -23,8 +23,8 @@ from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.capture import NO_REDUCED_PRECISION_SUMS
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import PreparedCall
-from einmpi.kernels.cuda.scalar_source import plain
 from einmpi.kernels.lowering import ArrayLayout, candidate_lowerings
+from einmpi.kernels.scalar_text import plain
 
 # ---- batches -------------------------------------------------------------------------------------
 #

@@ -251,7 +251,9 @@ def add_tile(nest: CudaNest, text: KernelText) -> None:
     """)
     with text.block(f"for (I j = begin; j < end; j += {depth})"):
         text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
-        if fold.repeats:  # beyond the end the last value is taken again, which changes nothing
+        if (
+            fold.rule.is_idempotent
+        ):  # beyond the end the last value is taken again, which changes nothing
             text.add(whole_step)
         else:
             with text.block(f"if (j + {depth} <= end)"):

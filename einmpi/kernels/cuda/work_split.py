@@ -31,9 +31,10 @@ from einmpi.kernels.cuda.problem import (
     outer_and_inner,
     size_of,
 )
-from einmpi.kernels.cuda.scalar_source import kind_of, weight_of, width_of
+from einmpi.kernels.cuda.scalar_source import weight_of, width_of
 from einmpi.kernels.cuda.source_parts import TILE_THREADS
 from einmpi.kernels.loop_nest import Axis
+from einmpi.kernels.scalar_text import kind_of
 
 # ---- split ---------------------------------------------------------------------------------------
 #
