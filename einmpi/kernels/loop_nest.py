@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Scalar, gathers_in, walk
+from einmpi.graph.scalar import Call, IndexEntries, Scalar, gathers_in, walk
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -125,9 +125,9 @@ class IndexedArray:
 
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    index: tuple[str | Scalar, ...]
-    counts: bool = False  # a Counter
+    strides: tuple[int, ...]  # in bytes on a CPU, in elements on a GPU
+    index: IndexEntries
+    first: int | None = None  # of a Counter, where it begins
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def counted(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | Counter:
 
 
 class Axis(NamedTuple):
-    """A loop, with the strides of all arrays along it in bytes, the output's last.
+    """A loop, with the strides of all arrays along it, the output's last.
 
     Labels that every array walks through like a single one share an axis.
     """
@@ -177,7 +177,7 @@ class Axis(NamedTuple):
 
 
 class GatheredDimension(NamedTuple):
-    """A dimension whose index is computed: its stride in bytes and its extent."""
+    """A dimension whose index is computed: its stride and its extent."""
 
     stride: int
     extent: int
@@ -191,6 +191,11 @@ class BoundNest:
     axes: tuple[Axis, ...]  # one for each loop
     packed: tuple[int, ...]  # the operands that are copied first
     gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
+
+    @property
+    def box(self) -> list[Range]:
+        """The whole of each loop."""
+        return [(0, axis.extent) for axis in self.axes]
 
     @cached_property
     def position(self) -> dict[Parameter, int]:
@@ -227,14 +232,20 @@ class BoundNest:
 
 
 def accesses_of(
-    arrays: Sequence[IndexedArray], axes: Sequence[Axis], lane: Axis, packed: Container[int] = ()
+    arrays: Sequence[IndexedArray],
+    axes: Sequence[Axis],
+    lane: Axis | None = None,
+    packed: Container[int] = (),
 ) -> tuple[Access, ...]:
     """Return how loops in this order access arrays; packed ones are dense along the lanes."""
     accesses = []
     for k, array in enumerate(arrays):
-        is_dense = lane.strides[k] == np.dtype(array.dtype).itemsize or k in packed
+        is_dense = k in packed
+        if lane is not None and lane.strides[k] == np.dtype(array.dtype).itemsize:
+            is_dense = True
         loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
-        accesses.append(Access(array.dtype, loops, is_dense, gathers_in(array.index), array.counts))
+        counts = array.first is not None
+        accesses.append(Access(array.dtype, loops, is_dense, gathers_in(array.index), counts))
     return tuple(accesses)
 
 
@@ -244,7 +255,7 @@ def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) 
     A label that an array lacks has the stride 0 in it. If no label has more than one value, return
     a single axis of extent 1. The output is the last array.
     """
-    tables = [_stride_by_entry(array) for array in arrays]
+    tables = [stride_by_entry(array.index, array.strides) for array in arrays]
     output = arrays[-1].index
     axes = []
     for label, extent in extents:
@@ -256,13 +267,13 @@ def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) 
     return _merge_axes(axes)
 
 
-def _stride_by_entry(array: IndexedArray) -> dict[str | Scalar, int]:
+def stride_by_entry(index: IndexEntries, strides: Sequence[int]) -> dict[str | Scalar, int]:
     """Return the stride of each label of an array.
 
     A label that occurs twice walks along both dimensions at once, on the diagonal.
     """
     table: dict[str | Scalar, int] = {}
-    for entry, stride in zip(array.index, array.strides, strict=True):
+    for entry, stride in zip(index, strides, strict=True):
         table[entry] = table.get(entry, 0) + stride
     return table
 

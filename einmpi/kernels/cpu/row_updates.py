@@ -21,10 +21,10 @@ from einmpi.kernels import row_writes
 from einmpi.kernels.contraction import dense_strides
 from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
+    JobTemplate,
     built_kernel,
     even_ranges,
     is_addressable,
-    jobs_of,
     run_jobs,
 )
 from einmpi.kernels.cpu.dispatch import prepare_einsum
@@ -153,32 +153,33 @@ class ScatteredUpdate:
         self.dtype = dtype
         self.update = update
         self.threads = threads
-        self.bound: BoundNest | None = None
+        self.template: JobTemplate | None = None
         total_dtype = DTYPES[dtype].accumulator
         scatter = Scatter(product, product.required_segments, tuple(operands), index)
         if not supports_scatter_loops(scatter):
             return
         strides = dense_strides(product.output, product.extent, np.dtype(total_dtype).itemsize)
         bound, views = bind_values(scatter, [places], total_dtype, strides)
-        arrays = [view.array for view in views[: len(operands)]]
+        arrays = [view.array for view in views]
         are_views = all(map(np.may_share_memory, arrays, operands))
         if are_views and _is_simple(bound):
-            self.bound = bound
-            self.offsets = []
-            for array, operand in zip(arrays, operands, strict=True):
-                self.offsets.append(address_of(array) - address_of(operand))
-            self.labels = [view.array for view in views[len(operands) + 1 :]]
+            self.template = JobTemplate(bound, 0, bound.box[:1])
+            for number, array in enumerate(arrays):
+                if number < len(operands):
+                    self.template.place(number, array, operands[number])
+                elif number > len(operands):  # places are among the parameters in another form
+                    self.template.place(number, array, None)
 
     @property
     def is_possible(self) -> bool:
-        return self.bound is not None
+        return self.template is not None
 
     def compute(
         self, operands: Sequence[Array], changed: ChangedRows, target: Array, factor: Any
     ) -> None:
         """Change the rows of a target in place."""
-        bound = self.bound
-        assert bound is not None
+        assert self.template is not None
+        bound = self.template.bound
         nest = bound.nest
         update = self.update
         dtype = self.dtype
@@ -197,18 +198,14 @@ class ScatteredUpdate:
             target.strides[0],
             address_of(factor_array),
         ]
-        parameters = np.append(bound.values, own)
-        addresses = [address_of(array) for array in operands]
-        parameters[bound.addresses[: len(operands)]] = np.add(addresses, self.offsets)
-        # The places of values are among the parameters in another form.
-        labels_begin = len(operands) + 1
-        parameters[bound.addresses[labels_begin:-1]] = list(map(address_of, self.labels))
+        (parameters,) = self.template.jobs_for(operands)
         lanes = bound.axes[nest.lane].extent
         pieces = 1
         if lanes * len(changed.order) >= MIN_THREADED_VALUES:
             pieces = max(1, min(self.threads, len(changed.rows)))
-        first_row = len(bound.values) + OWN_PARAMETERS.index("first_row")
-        jobs = jobs_of(parameters, first_row, even_ranges(0, len(changed.rows), pieces))
+        jobs = np.tile(np.append(parameters, own), (pieces, 1))
+        first_row = len(parameters) + OWN_PARAMETERS.index("first_row")
+        jobs[:, first_row : first_row + 2] = even_ranges(0, len(changed.rows), pieces)
         run_jobs(kernel, jobs, self.threads)
 
 

@@ -22,13 +22,12 @@ from einmpi.kernels.cpu.broadcast import label_values, operand_values
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
+    JobTemplate,
     OperandView,
     check_gathers,
     even_ranges,
     indexed_array,
     is_addressable,
-    jobs_of,
-    kernel_of,
     operand_views,
     run_jobs,
     supports_compiled_loops,
@@ -52,7 +51,7 @@ from einmpi.kernels.operands import (
     operands_read,
     part_of_array,
 )
-from einmpi.kernels.prepared import address_of, apply
+from einmpi.kernels.prepared import apply
 
 # ---- scatter loops -------------------------------------------------------------------------------
 #
@@ -161,20 +160,21 @@ def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threa
         is_empty = any(dimension.extent == 0 for dimension in dimensions)
         if is_empty and ((places[0] >= 0) & (places[0] < extent)).any():
             raise IndexError("an index is out of range; this dimension has extent 0")
-    parameters = bound.values.copy()
-    parameters[bound.position["K", 0, 1]] = extent
-    parameters[bound.addresses] = [address_of(view.array) for view in views] + [address_of(totals)]
     values = prod(axis.extent for axis in bound.axes)
     used_threads = threads if values >= MIN_THREADED_VALUES else 1
     lane = bound.nest.lane
     lanes = bound.axes[lane].extent
+    own_places = bound.position["K", 0, 0]
     if lanes >= used_threads * MIN_SHARED_LANES:
-        jobs = jobs_of(parameters, 2 * lane, even_ranges(0, lanes, used_threads))
+        template = JobTemplate(bound, 2 * lane, even_ranges(0, lanes, used_threads))
+        template.jobs[:, own_places + 1] = extent
     else:
         pieces = max(1, min(used_threads, extent))
-        jobs = jobs_of(parameters, bound.position["K", 0, 0], even_ranges(0, extent, pieces))
-    run_jobs(kernel_of(bound.nest), jobs, threads)
-    check_gathers(bound, jobs)
+        template = JobTemplate(bound, own_places, even_ranges(0, extent, pieces))
+    template.place_views(views, ())
+    template.place(-1, totals, None)
+    run_jobs(template.kernel, template.jobs, threads)
+    check_gathers(bound, template.jobs)
 
 
 def bind_values(

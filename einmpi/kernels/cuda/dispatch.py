@@ -344,23 +344,20 @@ def _prepare_generated(
         layouts.append(_layout(view, view_entries))
         offsets.append(view.data.ptr - array.data.ptr)
         aligned = aligned and view.data.ptr % PACK_BYTES == 0
-    first_values = []  # of the operands that are counters
     index_arrays: list[DeviceArray] = []  # empty for counters
-    for number, label in enumerate(labels, len(operands)):
+    for label in labels:
         runs = dict(options.runs).get(label, whole(einsum.extent[label]))
-        if len(runs) == 1:
-            first_values.append((number, runs[0][0]))
-        else:
-            aligned = False
-        index_arrays.append(driver.cupy().asarray(indices(runs if len(runs) > 1 else ())))
-        layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
+        is_counter = len(runs) == 1
+        aligned = aligned and is_counter
+        index_arrays.append(driver.cupy().asarray(indices(() if is_counter else runs)))
+        first = runs[0][0] if is_counter else None
+        layouts.append(IndexedArray("int64", (length(runs),), (1,), (label,), first))
     problem = Problem(
         function,
         tuple(layouts),
         _layout(target, einsum.output),
         einsum.aggregation,
         einsum.extents,
-        tuple(first_values),
         aligned,
     )
     split = split_of(problem)
@@ -379,7 +376,8 @@ def _prepare_generated(
 
 
 def _layout(array: DeviceArray, entries: IndexEntries) -> IndexedArray:
-    return IndexedArray(array.dtype.name, array.shape, array.strides, entries)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return IndexedArray(array.dtype.name, array.shape, strides, entries)
 
 
 # Calls a kernel with the addresses of its operands, and a target.

@@ -57,7 +57,6 @@ class Nest:
 
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    counters: tuple[int, ...]  # reads that are not arrays: the value of a loop counter
     loops: int
     wide: bool  # offsets need 64 bits
     checked: tuple[tuple[int, int], ...] = ()  # gathers whose index may be out of range
@@ -75,14 +74,13 @@ class Nest:
         counter that is read begins. `report` is the buffer that tells of indices out of range, and
         `wants_range` asks for the range of these indices.
         """
-        numbers = range(len(self.arrays))
-        names = [f"array{array}" for array in numbers if array not in self.counters]
+        names = [f"array{k}" for k, access in enumerate(self.arrays) if not access.counts]
         if self.checked:
             names += ["report", "wants_range"]
         for loop in range(self.loops):
             names += [f"extent{loop}", f"multiplier{loop}", f"shift{loop}"]
         for array, access in enumerate(self.arrays):
-            if array in self.counters:
+            if access.counts:
                 names.append(f"first{array}")
             else:
                 names += [f"stride{array}_{loop}" for loop in access.loops]

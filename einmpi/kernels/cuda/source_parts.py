@@ -130,7 +130,7 @@ def steps_of(
         shared = from_shared_memory(read)
         if shared is not None:
             return shared
-        if read in nest.counters:
+        if nest.reads[read].counts:
             return counter_text(read, nest.reads[read].loops, lane, nest.pack, part)
         if read in nest.packed:
             return f"load(pack{read}.at[{part}])"
