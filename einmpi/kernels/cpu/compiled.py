@@ -134,8 +134,7 @@ def prepare_by_compiled_loops(
             return out[None]
         return np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
 
-    values = {label: counted(indices) for label, indices in index.items()}
-    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], values)
+    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], index)
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
     are_views = all(map(is_addressable, operands)) and not bound.packed
     if in_place and are_views and not _has_empty_gather(bound):
@@ -143,7 +142,7 @@ def prepare_by_compiled_loops(
 
     def compute(operands: Sequence[Array], out: Array) -> None:
         results = results_for(out)
-        arrays = [view.array for view in operand_views(einsum, operands, values)]
+        arrays = [view.array for view in operand_views(einsum, operands, index)]
         used_chunks = _run_loops(bound, arrays, results, used_threads)
         if in_place:
             return
@@ -243,7 +242,7 @@ def operand_views(
         views.append(OperandView(array, entries))
     for label in labels:
         values = index.get(label, Counter(0, einsum.extent[label]))
-        views.append(OperandView(values, (label,)))
+        views.append(OperandView(counted(values), (label,)))
     return views
 
 
@@ -379,7 +378,7 @@ class JobTemplate:
         copy = np.ascontiguousarray(whole[tuple(slice(*box[loop]) for loop in loops)])
         back = 0
         for loop, stride in zip(loops, copy.strides, strict=True):
-            self.jobs[:, self.bound.position["S", operand, loop]] = stride
+            self.jobs[:, self.bound.position[f"stride{operand}_{loop}"]] = stride
             back += box[loop][0] * stride
         self.place(operand, copy, None, -back)
 
@@ -432,11 +431,11 @@ def _run_loops(
 
 def check_gathers(bound: BoundNest, finished: Jobs) -> None:
     """Raise IndexError if a kernel met an index that is out of range."""
-    for (letter, array, gather), position in bound.position.items():
-        if letter == "L":  # the greatest index follows the least one
-            low = finished[:, position].min()
-            high = finished[:, position + 1].max()
-            check_index_range(low, high, bound.gathered[array][gather].extent)
+    for array, dimensions in enumerate(bound.gathered):
+        for number, dimension in enumerate(dimensions):
+            low = finished[:, bound.position[f"lowest{array}_{number}"]].min()
+            high = finished[:, bound.position[f"highest{array}_{number}"]].max()
+            check_index_range(low, high, dimension.extent)
 
 
 def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:

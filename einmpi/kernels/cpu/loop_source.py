@@ -72,16 +72,16 @@ def open_loops(loops: Sequence[int], text: SourceLines) -> None:
     nested = loops[len(counted) :]
     if counted:
         for loop in counted:
-            text.add(f"e{loop} = b{loop}_0 - a{loop}_0")
+            text.add(f"e{loop} = stop{loop} - start{loop}")
         counter = f"q{counted[0]}"
         total = " * ".join(f"e{loop}" for loop in counted)
         text.open(f"for {counter} in range({total}):")
         text.add(f"{counter}_left = {counter}")
         for loop in reversed(counted):
-            text.add(f"i{loop} = a{loop}_0 + {counter}_left % e{loop}")
+            text.add(f"i{loop} = start{loop} + {counter}_left % e{loop}")
             text.add(f"{counter}_left //= e{loop}")
     for loop in nested:
-        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
+        text.open(f"for i{loop} in range(start{loop}, stop{loop}):")
 
 
 def stored_dtype(dtype: str) -> str:
@@ -114,13 +114,13 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
     dtype = nest.out.dtype
     if nest.step is not None:
         open_loops(range(nest.output_loops, nest.step), text)
-        text.open(f"for tj0 in range(a{nest.step}_0, b{nest.step}_0):")
+        text.open(f"for tj0 in range(start{nest.step}, stop{nest.step}):")
     open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
     lanes = Lanes(nest, "t")
     place = lanes.value(Arg(nest.place), "int64")
-    text.add(f"c = a{nest.lane}_0", f"n = b{nest.lane}_0 - c", *lanes.before)
-    # One comparison: what is below K0_0 becomes a huge number.
-    text.open(f"if uint64({place} - K0_0) < uint64(K0_1 - K0_0):")
+    text.add(f"c = start{nest.lane}", f"n = stop{nest.lane} - c", *lanes.before)
+    # One comparison: what is below first_place becomes a huge number.
+    text.open(f"if uint64({place} - first_place) < uint64(end_place - first_place):")
     written = len(lanes.before)
     target, lane = lanes.pointer(len(nest.reads))
     value = lanes.value(nest.function, dtype)
@@ -155,7 +155,7 @@ def kernel_source(nest: Nest) -> str:
     It begins by reading all parameters and ends by writing back the least and the greatest index
     of each gather.
     """
-    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    names = nest.parameters()
     text = SourceLines()
     for position, name in enumerate(names):
         text.add(f"{name} = p[{position}]")
@@ -167,7 +167,7 @@ def kernel_source(nest: Nest) -> str:
         _write_reduction(nest, nest.aggregation, text)
     text.depth = 1
     for position, name in enumerate(names):
-        if name.startswith(("L", "H")):
+        if name.startswith(("lowest", "highest")):
             text.add(f"p[{position}] = {name}")
     return HEAD + "\n".join(text.lines) + "\n"
 
@@ -188,13 +188,13 @@ def _write_map(nest: Nest, text: SourceLines) -> None:
     row = nest.row
     _open_output_loops(nest, text)
     if row is None:
-        text.add(f"c = a{lane}_0")
-        text.add(f"n = b{lane}_0 - c")
+        text.add(f"c = start{lane}")
+        text.add(f"n = stop{lane} - c")
     else:
-        text.open(f"for c in range(a{lane}_0, b{lane}_0, {TRANSPOSE_EDGE}):")
-        text.add(f"n = least({TRANSPOSE_EDGE}, b{lane}_0 - c)")
-        text.open(f"for rb in range(a{row}_0, b{row}_0, {TRANSPOSE_EDGE}):")
-        text.open(f"for tr0 in range(rb, least(rb + {TRANSPOSE_EDGE}, b{row}_0)):")
+        text.open(f"for c in range(start{lane}, stop{lane}, {TRANSPOSE_EDGE}):")
+        text.add(f"n = least({TRANSPOSE_EDGE}, stop{lane} - c)")
+        text.open(f"for rb in range(start{row}, stop{row}, {TRANSPOSE_EDGE}):")
+        text.open(f"for tr0 in range(rb, least(rb + {TRANSPOSE_EDGE}, stop{row})):")
     lanes = Lanes(nest, "t")
     value = lanes.value(nest.function, nest.out.dtype)
     target, place = lanes.pointer(len(nest.reads))
@@ -226,19 +226,19 @@ def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:
         total_count = width
         partial_count = rows * width
     else:
-        text.open(f"for c in range(a{lane}_0, b{lane}_0, {width}):")
-        text.add(f"n = least({width}, b{lane}_0 - c)")
+        text.open(f"for c in range(start{lane}, stop{lane}, {width}):")
+        text.add(f"n = least({width}, stop{lane} - c)")
     if nest.has_rows:
         total_count = f"(re - rb + {rows - 1}) * {width}"
         partial_count = rows * width
-        text.open(f"for rb in range(a{nest.row}_0, b{nest.row}_0, {TILE_ROWS}):")
-        text.add(f"re = least(rb + {TILE_ROWS}, b{nest.row}_0)")
+        text.open(f"for rb in range(start{nest.row}, stop{nest.row}, {TILE_ROWS}):")
+        text.add(f"re = least(rb + {TILE_ROWS}, stop{nest.row})")
     tile_depth = text.depth
     text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total)}")
     open_loops(range(nest.output_loops, nest.loops - 1), text)
     block = BLOCK_STEPS * width if nest.aggregates_lanes else BLOCK_STEPS
-    text.open(f"for jb in range(a{nest.step}_0, b{nest.step}_0, {block}):")
-    text.add(f"je = least(jb + {block}, b{nest.step}_0)")
+    text.open(f"for jb in range(start{nest.step}, stop{nest.step}, {block}):")
+    text.add(f"je = least(jb + {block}, stop{nest.step})")
     if nest.has_rows:
         text.open(f"for r in range(rb, re, {rows}):")
         text.add(f"base = (r - rb) * {width}")

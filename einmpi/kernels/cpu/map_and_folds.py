@@ -13,7 +13,6 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import exact_contraction, recognise_contraction
-from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.compiled import (
     JobTemplate,
     bind_to_arrays,
@@ -29,7 +28,7 @@ from einmpi.kernels.distances import (
     recognise_weighted_difference,
 )
 from einmpi.kernels.grouping import GroupingRule
-from einmpi.kernels.loop_nest import BoundNest, Range, counted
+from einmpi.kernels.loop_nest import BoundNest, Range
 from einmpi.kernels.operands import Array
 from einmpi.schedule.steps import Group, Kernel, Slot
 
@@ -41,8 +40,13 @@ def is_map(kernel: Kernel) -> bool:
         return False
     if einsum.scan is not None or any(len(runs) != 1 for _, _, runs in kernel.select):
         return False
-    dtypes = kernel.operand_dtypes
-    return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
+    return _is_compiled(kernel)
+
+
+def _is_compiled(kernel: Kernel) -> bool:
+    """Return whether a kernel is large enough to be compiled, and can be."""
+    is_large = kernel.einsum.calls() >= WORTH_COMPILING
+    return is_large and supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
 
 
 def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
@@ -54,10 +58,9 @@ def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
         return False  # it has a kernel of its own
     if einsum.is_gathering or any(map(einsum.has_arithmetic, range(len(einsum.operands)))):
         return False
-    dtypes = kernel.operand_dtypes
-    if exact_contraction(einsum, dtypes, strict) is not None:
+    if exact_contraction(einsum, kernel.operand_dtypes, strict) is not None:
         return False  # it is left to BLAS
-    return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
+    return _is_compiled(kernel)
 
 
 class _Loops:
@@ -69,8 +72,7 @@ class _Loops:
         self.einsum = einsum
         self.operands = operands
         self.out = out
-        values = {label: counted(indices) for label, indices in index.items()}
-        self.bound, self.views = bind_to_arrays(einsum, operands, out, values)
+        self.bound, self.views = bind_to_arrays(einsum, operands, out, index)
         are_addressable = all(map(is_addressable, (*operands, out)))
         is_plain = not self.bound.packed and not any(self.bound.gathered)
         self.is_possible = are_addressable and is_plain
@@ -249,17 +251,15 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     einsum = kernel.einsum
     if einsum.has_special_form:
         return False
-    if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
+    if kernel.select or is_product(kernel):
         return False
-    if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):
+    if any(map(einsum.has_arithmetic, range(len(kernel.operands)))):
         return False  # alone, it reads these operands through views
-    if is_product(kernel):
-        return False
     if fast_math and kernel.target.dtype in DISTANCE_DTYPES:
         is_distance = recognise_distance(einsum) is not None
         if is_distance or recognise_weighted_difference(einsum) is not None:
             return False
-    return compiled.supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
+    return _is_compiled(kernel)
 
 
 def is_product(kernel: Kernel) -> bool:

@@ -253,7 +253,7 @@ def prepare_factor(update: RowUpdate, dtype: str) -> Callable[[Sequence[Any]], A
 def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
     """Return the source of the kernel: rows, strips of a row, then its values in order."""
     total_dtype = nest.out.dtype
-    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    names = nest.parameters()
     text = SourceLines()
     for position, name in enumerate((*names, *OWN_PARAMETERS)):
         text.add(f"{name} = p[{position}]")
@@ -262,15 +262,15 @@ def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
     text.add(f"x = at({dtype}, factor)[0]")
     text.add(f"total = stack({total_dtype}, {STRIP_LANES})")
     text.open("for u in range(first_row, end_row):")
-    text.open(f"for c in range(a{nest.lane}_0, b{nest.lane}_0, {STRIP_LANES}):")
-    text.add(f"n = least({STRIP_LANES}, b{nest.lane}_0 - c)")
+    text.open(f"for c in range(start{nest.lane}, stop{nest.lane}, {STRIP_LANES}):")
+    text.add(f"n = least({STRIP_LANES}, stop{nest.lane} - c)")
     text.add_lane_loop("n", f"total[{{v}}] = {number(0, total_dtype)}")
     text.open("for q in range(starts[u], starts[u + 1]):")
     text.add("left = order[q]")
     for loop in range(nest.loops - 1, nest.output_loops - 1, -1):
         name = "tj0" if loop == nest.step else f"i{loop}"
-        extent = f"(b{loop}_0 - a{loop}_0)"
-        text.add(f"{name} = a{loop}_0 + left % {extent}", f"left //= {extent}")
+        extent = f"(stop{loop} - start{loop})"
+        text.add(f"{name} = start{loop} + left % {extent}", f"left //= {extent}")
     lanes = Lanes(nest, "t")
     value = lanes.value(nest.function, total_dtype)
     joined = operation(AGGREGATIONS["sum"].operation, ["total[{v}]", value], [total_dtype])

@@ -185,10 +185,10 @@ class Lanes(ScalarText):
     def counted_value(self, array: int, row: int, step: int) -> str:
         """Return the text that computes a value of a Counter; {v} in it is the lane."""
         index_of = self.loop_indices(row, step)
-        terms = [f"A{array}_0"]
+        terms = [f"array{array}"]
         loops = self.nest.reads[array].loops
         for loop in loops:
-            terms.append(f"{index_of[loop]} * S{array}_{loop}")
+            terms.append(f"{index_of[loop]} * stride{array}_{loop}")
         first = self.keep(f"({' + '.join(terms)}) // {COUNTER_STEP}", False)
         return f"{first} + {{v}}" if self.nest.lane in loops else first
 
@@ -210,19 +210,19 @@ class Lanes(ScalarText):
         access = (*nest.reads, nest.out)[array]
         itemsize = np.dtype(access.dtype).itemsize
         index_of = self.loop_indices(row, step)
-        steps = [f"{index_of[loop]}, S{array}_{loop}" for loop in access.loops]
+        steps = [f"{index_of[loop]}, stride{array}_{loop}" for loop in access.loops]
         lane_terms = []
         if nest.lane in access.loops:
-            apart = "" if access.dense else f" * (S{array}_{nest.lane} // {itemsize})"
+            apart = "" if access.dense else f" * (stride{array}_{nest.lane} // {itemsize})"
             lane_terms.append("{v}" + apart)
         for k, gather in enumerate(access.gathers):
             depends_on_lane = nest.lane in self.uses(gather)
             index = self.gathered_index(array, k, gather, depends_on_lane, row, step)
             if depends_on_lane:
-                lane_terms.append(f"{index} * (J{array}_{k} // {itemsize})")
+                lane_terms.append(f"{index} * (gather_stride{array}_{k} // {itemsize})")
             else:
-                steps.append(f"{index}, J{array}_{k}")
-        arguments = [DTYPES[access.dtype].numba_stored, f"A{array}_0", *steps]
+                steps.append(f"{index}, gather_stride{array}_{k}")
+        arguments = [DTYPES[access.dtype].numba_stored, f"array{array}", *steps]
         pointer = self.keep(f"at({', '.join(arguments)})", False)
         return pointer, " + ".join(lane_terms) or "0"
 
@@ -234,10 +234,10 @@ class Lanes(ScalarText):
         if self.nest.place is not None and gather == Arg(self.nest.place):
             return index  # the kernel computes nothing for other places
         lines = self.inside if depends_on_lane else self.before
-        least = f"L{array}_{k}"
-        greatest = f"H{array}_{k}"
+        least = f"lowest{array}_{k}"
+        greatest = f"highest{array}_{k}"
         lines.append(f"{least} = pick({index} < {least}, {index}, {least})")
         lines.append(f"{greatest} = pick({index} > {greatest}, {index}, {greatest})")
         # Nothing is read out of bounds, whatever the index; a negative one becomes a huge number.
-        in_range = f"uint64({index}) < uint64(N{array}_{k})"
+        in_range = f"uint64({index}) < uint64(gather_extent{array}_{k})"
         return self.keep(f"pick({in_range}, {index}, 0)", depends_on_lane)

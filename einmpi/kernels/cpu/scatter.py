@@ -35,6 +35,7 @@ from einmpi.kernels.cpu.compiled import (
 from einmpi.kernels.loop_nest import (
     Axis,
     BoundNest,
+    Counter,
     IndexedArray,
     Nest,
     accesses_of,
@@ -164,7 +165,7 @@ def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threa
     used_threads = threads if values >= MIN_THREADED_VALUES else 1
     lane = bound.nest.lane
     lanes = bound.axes[lane].extent
-    own_places = bound.position["K", 0, 0]
+    own_places = bound.position["first_place"]
     if lanes >= used_threads * MIN_SHARED_LANES:
         template = JobTemplate(bound, 2 * lane, even_ranges(0, lanes, used_threads))
         template.jobs[:, own_places + 1] = extent
@@ -184,8 +185,7 @@ def bind_values(
     einsum = scatter.einsum
     count = len(scatter.operands)
     lowered = _with_places(einsum, scatter.segments)
-    numbers = {label: counted(indices) for label, indices in scatter.index.items()}
-    views = operand_views(lowered, [*scatter.operands, *places], numbers)
+    views = operand_views(lowered, [*scatter.operands, *places], scatter.index)
     reads = tuple(indexed_array(*view) for view in views)
     entries: list[str | Scalar] = []  # of the totals: labels, and the operands with places
     for label in einsum.output:
@@ -371,7 +371,7 @@ def scatter_places(scatter: Scatter) -> list[Array]:
         wanted = np.broadcast_to(np.asarray(apply(segments.indices[0], values, numbers)), shape)
         own = scatter.index.get(label)
         is_whole = np.can_cast(wanted.dtype, np.int64)
-        if is_whole and (own is None or _follow_one_another(own)):
+        if is_whole and (own is None or isinstance(counted(own), Counter)):
             whole = wanted.astype(np.int64, copy=False)
             return [whole if own is None else whole - own[0]]
     found = []
@@ -400,18 +400,13 @@ def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array,
     is_signed = wanted.dtype.kind in "bi"
     is_whole: Any = True if is_signed else whole == wanted
     first = 0 if own is None else int(own[0])
-    if own is None or _follow_one_another(own):
+    if own is None or isinstance(counted(own), Counter):
         # Most often every value has its place here; to find that out takes no temporary.
         if is_whole is True and whole.min() >= first and whole.max() < first + extent:
             return (whole if first == 0 else whole - first), True
         return whole - first, is_whole & (whole >= first) & (whole < first + extent)
     place = np.minimum(np.searchsorted(own, whole), extent - 1)
     return place, is_whole & (own[place] == whole)
-
-
-def _follow_one_another(indices: Array) -> bool:
-    """Return whether ascending indices have no gaps."""
-    return int(indices[-1]) - int(indices[0]) + 1 == len(indices)
 
 
 # ---- by numpy -----------------------------------------------------------------------------------

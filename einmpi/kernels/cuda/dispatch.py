@@ -22,9 +22,7 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import (
     BLOCK_THREADS,
     PACK_BYTES,
-    LabelRuns,
     Options,
-    PreparedCall,
     WorkSplit,
     compile_kernel,
     is_in_place,
@@ -45,10 +43,11 @@ from einmpi.kernels.distances import (
     recognise_weighted_difference,
     squared_norms,
 )
+from einmpi.kernels.index_sets import LabelRuns
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.lowering import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
-from einmpi.kernels.prepared import PreparedCalls
+from einmpi.kernels.prepared import PreparedCall, PreparedCalls
 from einmpi.schedule.regions import indices, length, whole
 
 # ---- distance ------------------------------------------------------------------------------------

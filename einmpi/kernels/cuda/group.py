@@ -28,7 +28,7 @@ from einmpi.kernels.cuda.nest import (
     prepare_launch,
 )
 from einmpi.kernels.grouping import GroupingRule
-from einmpi.kernels.loop_nest import Access, stride_by_entry
+from einmpi.kernels.loop_nest import Access, Axis, stride_by_entry
 from einmpi.kernels.operands import number_operands
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.schedule.regions import names_of
@@ -247,7 +247,10 @@ def split_group(
     )
     slots = [array.slot for array in arrays]
     first_values = {k: array.first for k, array in enumerate(arrays) if array.first is not None}
-    arguments = nest.arguments(extents, list(zip(*strides, strict=True)), first_values)
+    axes = []
+    for extent, along in zip(extents, zip(*strides, strict=True), strict=True):
+        axes.append(Axis(extent, False, along))
+    arguments = nest.arguments(axes, first_values)
     blocks = -(-prod(extents[: len(rows)]) // nest.teams)
     return GroupSplit(nest, tuple(slots), arguments, blocks)
 

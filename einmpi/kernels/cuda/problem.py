@@ -117,9 +117,7 @@ class Problem:
             checked=self.checked_gathers,
             **fields,
         )
-        extents = [axis.extent for axis in axes]
-        strides = [axis.strides for axis in axes]
-        arguments = nest.arguments(extents, strides, self.counters, self.gathered)
+        arguments = nest.arguments(axes, self.counters, self.gathered)
         results = size_of(outer)
         arguments["part_length"] = -(-size_of(inner) // parts)
         arguments["part_stride"] = results if nest.lane_is_aggregated else results * nest.pack

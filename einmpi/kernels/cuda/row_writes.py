@@ -11,7 +11,9 @@ from einmpi.kernels import row_writes
 from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.device_functions import DEVICE
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import LabelRuns, PreparedCall, compile_kernel
+from einmpi.kernels.cuda.nest import compile_kernel
+from einmpi.kernels.index_sets import LabelRuns
+from einmpi.kernels.prepared import PreparedCall
 from einmpi.kernels.updates import PlacedRows
 from einmpi.schedule.steps import Kernel
 

@@ -16,7 +16,7 @@ from einmpi.graph.scalar import Number
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import BLOCK_THREADS, PreparedCall, compile_kernel
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, compile_kernel
 from einmpi.kernels.cuda.scalar_source import (
     COMPUTED,
     STORED,
@@ -26,6 +26,7 @@ from einmpi.kernels.cuda.scalar_source import (
     stored,
 )
 from einmpi.kernels.cuda.source_parts import KernelText
+from einmpi.kernels.prepared import PreparedCall
 from einmpi.kernels.scalar_text import computed, plain
 from einmpi.kernels.scans import Ints, LineScan, Segment, find_scan, scanned_dimension
 from einmpi.schedule.regions import Runs, indices

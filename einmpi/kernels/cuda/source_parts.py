@@ -22,6 +22,7 @@ from einmpi.kernels.cuda.scalar_source import (
     weight_of,
     width_of,
 )
+from einmpi.kernels.loop_nest import role_of
 
 # Arguments that are not offsets into an array keep 64 bits.
 LONG_ROLES = ("multiplier", "shift", "first", "wants_range", "gather_extent")
@@ -59,7 +60,7 @@ def whole_text(nest: Nest, text: KernelText, threads: int) -> str:
     arguments = []
     conversions = []
     for name in nest.parameters():
-        role = name.rstrip("0123456789_")
+        role = role_of(name)
         if role == "array":
             array = int(name.removeprefix(role))
             const = "const " if array < len(nest.reads) else ""
