@@ -5,7 +5,7 @@ and addresses that it is given when it runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -167,6 +167,18 @@ class Axis(NamedTuple):
     extent: int
     aggregated: bool
     strides: tuple[int, ...]
+
+
+def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
+    """Return the loops of the output, and the aggregated loops."""
+    outer = []
+    inner = []
+    for axis in axes:
+        if axis.aggregated:
+            inner.append(axis)
+        else:
+            outer.append(axis)
+    return outer, inner
 
 
 class GatheredDimension(NamedTuple):
@@ -442,15 +454,7 @@ class _LoopChoice:
         Loops with long strides in the output come first. The steps are the longest aggregated
         loop. The rows are the longest loop that makes use of the same loads.
         """
-        outer = []
-        inner = []
-        for axis in self.axes:
-            if axis is lane:
-                continue
-            if axis.aggregated:
-                inner.append(axis)
-            else:
-                outer.append(axis)
+        outer, inner = outer_and_inner(axis for axis in self.axes if axis is not lane)
         outer.sort(key=lambda axis: -abs(axis.strides[-1]))
         inner.sort(key=lambda axis: axis.extent)
         if lane.aggregated:

@@ -42,6 +42,7 @@ from einmpi.kernels.loop_nest import (
     axes_of,
     counted,
     gathered_dimensions,
+    outer_and_inner,
 )
 from einmpi.kernels.operands import (
     Array,
@@ -208,9 +209,7 @@ def _bind_scatter(
     """
     arrays = (*reads, target)
     itemsizes = [np.dtype(array.dtype).itemsize for array in arrays]
-    axes = axes_of(arrays, einsum.extents)
-    aggregated = [axis for axis in axes if axis.aggregated]
-    outer = [axis for axis in axes if not axis.aggregated]
+    outer, aggregated = outer_and_inner(axes_of(arrays, einsum.extents))
     lane = Axis(1, False, (0,) * len(arrays))
     for axis in outer:
         has_one_place = not any(axis.strides[k] for k in places)

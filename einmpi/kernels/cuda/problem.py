@@ -20,6 +20,7 @@ from einmpi.kernels.loop_nest import (
     accesses_of,
     axes_of,
     gathered_dimensions,
+    outer_and_inner,
 )
 
 BUSY_THREADS = 2**18  # threads that keep a large GPU busy
@@ -32,18 +33,6 @@ MAX_REPEATED_WEIGHT = 400
 def size_of(axes: Iterable[Axis]) -> int:
     """Return the number of positions of several loops."""
     return prod(axis.extent for axis in axes)
-
-
-def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
-    """Return the loops of the output, and the aggregated loops."""
-    outer = []
-    inner = []
-    for axis in axes:
-        if axis.aggregated:
-            inner.append(axis)
-        else:
-            outer.append(axis)
-    return outer, inner
 
 
 @dataclass(frozen=True)
