@@ -216,14 +216,16 @@ def nest_of(text, arrays, first=0):
     einsum, kind, operands = vertex(text, arrays)
     function, entries, labels = number_operands(einsum)
     layouts = []
-    for array, index in zip(operands, entries, strict=False):
-        layouts.append(IndexedArray(array.dtype.name, array.shape, array.strides, index))
-    for label in labels:
-        layouts.append(IndexedArray("int64", (einsum.extent[label],), (8,), (label,)))
     target = np.empty(einsum.bound, kind)
-    layout = IndexedArray(target.dtype.name, target.shape, target.strides, einsum.output)
-    first_values = tuple((number, first) for number in range(len(operands), len(layouts)))
-    problem = Problem(function, tuple(layouts), layout, None, einsum.extents, first_values, True)
+    for array, index in zip(
+        (*operands, target), (*entries[: len(operands)], einsum.output), strict=True
+    ):
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        layouts.append(IndexedArray(array.dtype.name, array.shape, strides, index))
+    layout = layouts.pop()
+    for label in labels:
+        layouts.append(IndexedArray("int64", (einsum.extent[label],), (1,), (label,), first))
+    problem = Problem(function, tuple(layouts), layout, None, einsum.extents, True)
     return split_work(problem).nest
 
 
