@@ -21,8 +21,8 @@ from einmpi.comm.control_messages import Steps, finish_side_by_side
 from einmpi.comm.mpi import FREED, MpiComm, comm_of
 from einmpi.comm.mpi_library import abort, mpi_has_ended, world
 from einmpi.errors import EinmpiError, InputError, failure, is_everywhere, on_one_line
+from einmpi.process.environment import CHECK_VARIABLE
 from einmpi.process.signals import abort_all_ranks, abort_on_error
-from einmpi.process.variables import CHECK_VARIABLE
 from einmpi.version import __version__
 
 Result = TypeVar("Result")

@@ -25,6 +25,7 @@ from einmpi.comm.base import (
     pieces_of,
     reduce_scatter_bytes,
     sendrecv_bytes,
+    share_unnamed_file,
 )
 from einmpi.comm.control_messages import (
     CODE_BYTES,
@@ -43,7 +44,6 @@ from einmpi.comm.control_messages import (
     requests_to_all,
 )
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
-from einmpi.comm.shared_memory import share_unnamed_file
 from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.process.environment import available_cores
 from einmpi.process.names import unlink_mpich_segment

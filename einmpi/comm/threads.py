@@ -12,8 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from einmpi.comm.base import Array, Comm, Counts, Group, pieces_of
-from einmpi.comm.shared_memory import aligned_bytes
+from einmpi.comm.base import Array, Comm, Counts, Group, aligned_bytes, pieces_of
 from einmpi.errors import EinmpiError
 
 Result = TypeVar("Result")

@@ -14,7 +14,15 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files import npy, safetensors, safetensors_index
+from einmpi.files.contiguous import (
+    SUFFIX,
+    find_indexed,
+    find_npy,
+    find_safetensors,
+    lay_out_npy,
+    list_indexed,
+    list_tensors,
+)
 from einmpi.files.datasets import (
     ConvertingReader,
     Dataset,
@@ -29,9 +37,8 @@ from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
-from einmpi.files.zarr import reading as zarr_reading
-from einmpi.files.zarr import writing as zarr_writing
-from einmpi.files.zarr.codecs import ZARR_COMPRESSIONS
+from einmpi.files.zarr import arrays as zarr
+from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
 from einmpi.graph.scalar import MAX_LABELS
 
 # (file, name of the tensor inside it, place in the job file) → where the tensor is.
@@ -311,43 +318,43 @@ SAFETENSORS = FileFormat(
     suffixes=(".safetensors",),
     key="tensor",
     documentation="named tensors, such as the weights of a model",
-    find=safetensors.find,
-    list_names=safetensors.list_tensors,
+    find=find_safetensors,
+    list_names=list_tensors,
 )
 SAFETENSORS_INDEX = FileFormat(
     name="safetensors index",
-    suffixes=(safetensors_index.SUFFIX,),
+    suffixes=(SUFFIX,),
     key="tensor",
     documentation="which safetensors file in the folder has which tensor of a large model",
-    find=safetensors_index.find,
-    list_names=safetensors_index.list_tensors,
+    find=find_indexed,
+    list_names=list_indexed,
 )
 NPY = FileFormat(
     name="NumPy",
     suffixes=(".npy",),
     key="",
     documentation="a single array, in C or Fortran order; objects are refused",
-    find=npy.find,
-    write=WriteMethods(npy.lay_out),
+    find=find_npy,
+    write=WriteMethods(lay_out_npy),
 )
 ZARR = FileFormat(
     name="zarr",
     suffixes=(".zarr",),
     key="dataset",
     documentation="arrays in a folder, version 3 of the format; each chunk is a file",
-    find=zarr_reading.find,
-    list_names=zarr_reading.list_arrays,
-    open_reader=zarr_reading.ZarrReader,
+    find=zarr.find,
+    list_names=zarr.list_arrays,
+    open_reader=zarr.ZarrReader,
     write=WriteMethods(
-        zarr_writing.lay_out,
-        zarr_writing.check_target,
+        zarr.lay_out,
+        zarr.check_target,
         options=("chunks", "compression"),
         compressions=ZARR_COMPRESSIONS,
-        check_compression=zarr_writing.check_compression,
+        check_compression=zarr.check_compression,
         max_chunk_bytes=2**31 - 17,  # the limit of blosc
-        open_chunk_writer=zarr_writing.ChunkFiles,
+        open_chunk_writer=zarr.ChunkFiles,
     ),
-    check_name=zarr_reading.array_path,
+    check_name=zarr.array_path,
     example_name="/ARRAY",
     default_name="/",
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import InputError
-from einmpi.files.generate import decoded_bytes
+from einmpi.files.reading import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.loop import Loop

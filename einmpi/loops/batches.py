@@ -16,7 +16,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.running import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, files_as_read
-from einmpi.files.generate import find_planned
+from einmpi.files.reading import find_planned
 from einmpi.job.job import Job
 from einmpi.job.loop import Batches, Loop
 from einmpi.loops.read_ahead import (

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from einmpi.files.datasets import Dataset, Reader, check_unchanged
 from einmpi.files.formats import open_reader
-from einmpi.files.generate import fill_box, words
-from einmpi.files.reading import read_selected_box
+from einmpi.files.reading import fill_box, read_selected_box, words
 from einmpi.files.specs import InputSpec
 from einmpi.job.loop import Batches, Shuffle
 from einmpi.schedule.layout import Layout

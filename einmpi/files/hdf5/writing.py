@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
-from einmpi.files.hdf5.datasets import as_in_memory, offset_in_file
-from einmpi.files.hdf5.links import follow_inside
+from einmpi.files.hdf5.datasets import as_in_memory, follow_inside, offset_in_file
 from einmpi.files.hdf5.opening import (
     damage_reported,
     hdf5_reason,

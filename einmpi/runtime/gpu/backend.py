@@ -37,7 +37,7 @@ from einmpi.kernels.cuda.row_writes import prepare_row_writes
 from einmpi.kernels.halo_parts import view_operands
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.kernels.updates import find_placed_rows
-from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.process.environment import TRANSPORT_VARIABLE
 from einmpi.runtime.backend import (
     NOTHING_SHARED,
     Arrays,

@@ -12,8 +12,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import Comm, SharingError, count_shared
-from einmpi.comm.shared_memory import all_agree, gather_texts_among, sharing_nodes
+from einmpi.comm.base import (
+    Comm,
+    SharingError,
+    all_agree,
+    count_shared,
+    gather_texts_among,
+    sharing_nodes,
+)
 from einmpi.errors import EinmpiError, failure
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.backend import (
