@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
@@ -24,6 +25,8 @@ Array = npt.NDArray[Any]
 Group = tuple[int, ...]
 # The elements for each member of a group. Their pieces lie one after another in a buffer.
 Counts = Sequence[int]
+# Arrays, each with the other rank.
+Messages = Sequence[tuple[int, Array]]
 
 # All dtypes can be sent, but only these are summed by a Comm: MPI has no float16, and numpy's sum
 # of bool is a logical or.
@@ -349,6 +352,76 @@ def _check_dtypes(rank: int, send: Array, receive: Array) -> None:
     assert send.dtype == receive.dtype, (
         f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
     )
+
+
+class MessageComm(Comm):
+    """Ranks that send each other messages: all payload but sums goes through one function."""
+
+    @abstractmethod
+    def prepare_exchange(
+        self, call: str, receives: Messages, sends: Messages, received: Received
+    ) -> Callable[[], None]:
+        """Return a function that exchanges messages of a call and counts what is received."""
+
+    def alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> None:
+        self.prepare_alltoallv(group, send, send_counts, receive, receive_counts)()
+
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        self.prepare_allgatherv(group, buffer, counts)()
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        received = sendrecv_bytes(self, to, send, source, receive)
+        receives = [] if source is None or receive is None else [(source, receive)]
+        sends = [] if to is None or send is None else [(to, send)]
+        self.prepare_exchange("sendrecv", receives, sends, received)()
+
+    def prepare_alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> Callable[[], None]:
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        outgoing = pieces_of(send, send_counts)
+        incoming = pieces_of(receive, receive_counts)
+        return self._prepare_pieces("alltoallv", group, outgoing, incoming, received)
+
+    def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
+        received = allgatherv_bytes(self, group, buffer, counts)
+        pieces = pieces_of(buffer, counts)
+        outgoing = [pieces[group.index(self.rank)]] * len(group)
+        return self._prepare_pieces("allgatherv", group, outgoing, pieces, received)
+
+    def _prepare_pieces(
+        self,
+        call: str,
+        group: Group,
+        outgoing: Sequence[Array],
+        incoming: Sequence[Array],
+        received: Received,
+    ) -> Callable[[], None]:
+        """Return a function that exchanges pieces with all other members of a group."""
+        place = group.index(self.rank)
+        receives = []
+        sends = []
+        # Each rank starts with another one.
+        for step in range(1, len(group)):
+            source = place - step
+            target = (place + step) % len(group)
+            receives.append((group[source], incoming[source]))
+            sends.append((group[target], outgoing[target]))
+        return self.prepare_exchange(f"{call}{group}", receives, sends, received)
 
 
 # ---- local ---------------------------------------------------------------------------------------
