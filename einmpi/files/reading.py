@@ -171,10 +171,8 @@ class Reading:
     def _read_from_file(self, bounds: Bounds, target: Array, here: tuple[slice, ...]) -> None:
         if self.reader is None:
             self.reader = open_reader(self.dataset)
-        if self.is_number:
-            box = tuple(each.in_file(0, 1) for each in self.ranges)
-            self.reader.read(box, target.reshape((1,) * len(box)), (slice(0, 1),) * len(box))
-            return
+        if self.is_number:  # all dimensions of the file are dropped
+            bounds, target, here = (), target.reshape(()), ()
         _read_ranges(self.reader, self.ranges, bounds, target, here)
 
     # ---- together -------------------------------------------------------------------------------

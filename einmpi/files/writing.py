@@ -85,23 +85,29 @@ class Tensor:
 
 
 def fill(
-    draft: str, tensors: Sequence[Tensor], places: Sequence[Place], comm: Comm
+    draft: str,
+    tensors: Sequence[Tensor],
+    places: Sequence[Place],
+    comm: Comm,
+    open_writer: OpenChunkWriter | None = None,
 ) -> Exception | None:
     """Write the elements and flush them to disk; return what failed on this rank.
 
-    All ranks call it.
+    All ranks call it. `open_writer` is that of a format in which each chunk is a file.
     """
     attempt = FirstFailure()
     # The draft is opened but never created here: a rank on a machine that does not share the
     # folder must not write to a folder of its own.
-    descriptor = attempt(os.open, draft, os.O_WRONLY)
+    descriptor = None if open_writer else attempt(os.open, draft, os.O_WRONLY)
     for tensor, (offset, chunks) in zip(tensors, places, strict=True):
-        if chunks is not None:
+        if open_writer is not None and chunks is not None:
+            _fill_chunk_files(draft, tensor, chunks, comm, attempt, open_writer)
+        elif chunks is not None:
             _fill_chunks(draft, tensor, chunks, comm, attempt)
         elif offset is not None:
             _fill_bytes(descriptor, tensor, offset, comm, attempt)
-    attempt(os.fsync, descriptor)
     if descriptor is not None:
+        attempt(os.fsync, descriptor)
         attempt.call_anyway(os.close, descriptor)
     return attempt.error
 
@@ -253,37 +259,31 @@ def _send_to_first_rank(
 # ---- a file for each chunk ----------------------------------------------------------------------
 
 
-def fill_chunk_files(
+def _fill_chunk_files(
     draft: str,
-    tensors: Sequence[Tensor],
-    places: Sequence[Place],
+    tensor: Tensor,
+    chunks: tuple[int, ...],
     comm: Comm,
+    attempt: FirstFailure,
     open_writer: OpenChunkWriter,
-) -> Exception | None:
-    """Write and flush the chunks of tensors, each by one rank; return what failed on this rank.
-
-    All ranks call it.
-    """
-    attempt = FirstFailure()
-    for tensor, (_, chunks) in zip(tensors, places, strict=True):
-        assert chunks is not None
-        if not tensor.array.size:
+) -> None:
+    """Write and flush the chunks of a tensor, each by one rank."""
+    if not tensor.array.size:
+        return
+    extents = chunks or (1,)  # a number is one chunk, whose index has no dimensions
+    writer = attempt(open_writer, draft, tensor.name, tensor.storage, chunks)
+    for pieces, values in _assembled_chunks(tensor, extents, comm):
+        piece = pieces[comm.rank]
+        if values is None or piece is None or writer is None:
             continue
-        extents = chunks or (1,)  # a number is one chunk, whose index has no dimensions
-        writer = attempt(open_writer, draft, tensor.name, tensor.storage, chunks)
-        for pieces, values in _assembled_chunks(tensor, extents, comm):
-            piece = pieces[comm.rank]
-            if values is None or piece is None or writer is None:
-                continue
-            first = [runs[0][0] for runs in piece]
-            for corner in _chunk_corners(piece, extents):
-                in_piece = tuple(start - begin for start, begin in zip(corner, first, strict=True))
-                chunk = hdf5_writing.chunk_at(values, in_piece, extents)
-                index = [start // extent for start, extent in zip(corner, extents, strict=True)]
-                attempt(writer.write, index[: len(chunks)], chunk)
-        if writer is not None:
-            attempt(writer.flush)
-    return attempt.error
+        in_tensor = _chunk_corners(piece, extents)
+        in_piece = hdf5_writing.corners_of(values.shape, extents)
+        for corner, inside in zip(in_tensor, in_piece, strict=True):
+            chunk = hdf5_writing.chunk_at(values, inside, extents)
+            index = [start // extent for start, extent in zip(corner, extents, strict=True)]
+            attempt(writer.write, index[: len(chunks)], chunk)
+    if writer is not None:
+        attempt(writer.flush)
 
 
 # ---- pieces in the file's order -----------------------------------------------------------------
@@ -487,9 +487,8 @@ def write(files: Sequence[OutputFile], describe: Describe, claim: Claim) -> None
 @contextlib.contextmanager
 def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator[Draft]:
     """Write tensors to a draft of a file. A draft that is not published is removed at the end."""
-    assert output.file_format.write is not None
-    lay_out = output.file_format.write.lay_out
-    open_chunk_writer = output.file_format.write.open_chunk_writer
+    methods = output.file_format.write
+    assert methods is not None
     comm = claim.comm
     target = os.path.realpath(output.file)  # a link stays a link
     draft = draft_path(target, claim.token)
@@ -509,17 +508,14 @@ def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator
         specs = {tensor.name: tensor.storage for tensor in output.tensors}
         try:
             replaced = identity_at(target)
-            return json.dumps(lay_out(draft, target, specs, attributes()))
+            return json.dumps(methods.lay_out(draft, target, specs, attributes()))
         except InputError:  # it says all there is to say
             raise
         except FAILURES as error:
             raise failure_of(error) from error
 
     def fill_draft() -> None:
-        if open_chunk_writer is None:
-            error = fill(draft, output.tensors, places, comm)
-        else:
-            error = fill_chunk_files(draft, output.tensors, places, comm, open_chunk_writer)
+        error = fill(draft, output.tensors, places, comm, methods.open_chunk_writer)
         if error is not None:
             raise failure_of(error) from error
 

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.atomic import FileRefused, flush_folder
+from einmpi.files.atomic import FileRefused, flush_folder, flush_path
 from einmpi.files.datasets import (
     MOST_NAMES_COMPARED,
     Dataset,
     FileIdentity,
     SourceFile,
+    check_file,
     identity_from,
     is_inside,
 )
@@ -71,22 +72,10 @@ def folder_of(store: str, array: str) -> str:
     return os.path.join(store, *array.strip("/").split("/"))
 
 
-def check_store(file: str, place: str) -> None:
-    """Refuse what is not a folder that can be read."""
-    where = place or file
-    if not os.path.exists(file):
-        hint = "paths are relative to the job file"
-        raise InputError(where, f"there is no folder {file}", STORE, hint)
-    if not os.path.isdir(file):
-        raise InputError(where, f"{file} is not a folder", STORE)
-    if not os.access(file, os.R_OK | os.X_OK):
-        raise InputError(where, f"there is no permission to read {file}", "a readable folder")
-
-
 def find(file: str, array: str, place: str) -> Dataset:
     """Look up an array without reading its elements."""
     where = place or file
-    check_store(file, place)
+    check_file(file, place, STORE, is_folder=True)
     array = array_path(where, array)
     folder = folder_of(file, array)
     title = f"{array} in {file}"
@@ -151,7 +140,7 @@ def _missing(file: str, array: str, folder: str, place: str) -> InputError:
 
 def list_arrays(file: str, place: str, most: int) -> list[str]:
     """Return the paths of the first arrays in a store. Links are not followed."""
-    check_store(file, place)
+    check_file(file, place, STORE, is_folder=True)
     names: list[str] = []
     waiting = [""]
     while waiting and len(names) < most:
@@ -528,11 +517,7 @@ class ChunkFiles:
         """Flush to disk what was written; all at the end, so that one flush helps the next."""
         folders: dict[str, None] = {}
         for path in self.written:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush_path(path)
             folder = os.path.dirname(path)
             while folder not in folders and len(folder) >= len(self.folder):
                 folders[folder] = None
