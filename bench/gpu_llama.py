@@ -21,7 +21,7 @@ from results import write_results
 
 import einmpi
 from einmpi.comm.base import ALONE
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.units import show_bytes
 
 cupy = package("cupy")
@@ -70,8 +70,8 @@ def show(name: str, found: dict[str, float]) -> None:
 
 
 def measure(options: argparse.Namespace, batch: int, weights: dict[str, Any]) -> dict[str, Any]:
-    text, shapes, _ = llama_program(MODELS[options.model], batch, options.sequence, options.layers)
-    last = f"x_{options.layers or MODELS[options.model].layers}"
+    text, shapes, _ = llama_program(NAMED[options.model], batch, options.sequence, options.layers)
+    last = f"x_{options.layers or NAMED[options.model].layers}"
     job = einmpi.program(text, outputs=[last], dtype=options.dtype, **shapes)
     job = replace(job, backend="cupy")
     x = random_values(shapes["x_0"], options.dtype, 999)
@@ -121,7 +121,7 @@ def print_kernels(call: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="7B", choices=MODELS)
+    parser.add_argument("--model", default="7B", choices=NAMED)
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--sequence", type=int, default=1024)
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    _, shapes, names = llama_program(MODELS[options.model], 1, 8, options.layers)
+    _, shapes, names = llama_program(NAMED[options.model], 1, 8, options.layers)
     weights = random_weights({name: shapes[name] for name in names}, options.dtype)
     print(f"{sum(prod(shapes[name]) for name in names) / 1e9:.2f} G weights", flush=True)
     rows = [measure(options, batch, weights) for batch in options.batches]

@@ -20,7 +20,7 @@ from results import write_results
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import MODELS, llama_program, llama_training_program
+from einmpi.models.config import NAMED, llama_program, llama_training_program
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
@@ -79,13 +79,13 @@ def attention() -> EinGraph:
 
 
 def llama(batch: int, sequence: int, layers: int) -> EinGraph:
-    text, shapes, _ = llama_program(MODELS["7B"], batch, sequence, layers)
+    text, shapes, _ = llama_program(NAMED["7B"], batch, sequence, layers)
     return einmpi.program(text, dtype="float32", **shapes).graph
 
 
 def llama_training(batch: int, sequence: int, layers: int) -> EinGraph:
     """Return a step of gradient descent."""
-    text, shapes, carry = llama_training_program(MODELS["7B"], batch, sequence, layers)
+    text, shapes, carry = llama_training_program(NAMED["7B"], batch, sequence, layers)
     outputs = ["loss", *carry.values()]
     return einmpi.program(text, dtype="float32", outputs=outputs, **shapes).graph
 

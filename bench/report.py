@@ -20,7 +20,7 @@ from typing import Any
 from results import write_results
 
 import einmpi
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.report.html import write_report
 from einmpi.units import show_bytes
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
-    program, shapes, _ = llama_program(MODELS["7B"], 4, 2048, options.layers)
+    program, shapes, _ = llama_program(NAMED["7B"], 4, 2048, options.layers)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), options.ranks)
     timeline = made_up(plan)
     with tempfile.TemporaryDirectory() as folder:

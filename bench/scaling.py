@@ -42,7 +42,7 @@ from scaling_table import FIRST_RANKS, Row, by_point, tables
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
@@ -83,7 +83,7 @@ def mttkrp(scale: int) -> Job:
 
 def llama(scale: int) -> Job:
     """A layer of LLaMA-7B for 8 prompts of 512 tokens, or more prompts."""
-    text, shapes, _ = llama_program(MODELS["7B"], 8 * scale, 512, 1)
+    text, shapes, _ = llama_program(NAMED["7B"], 8 * scale, 512, 1)
     roles = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
     return einmpi.program(text, dtype="float32", roles=roles, **shapes)
 

@@ -6,7 +6,7 @@ from paths import JOBS
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 
 
 def chain(skew: int) -> EinGraph:
@@ -22,5 +22,5 @@ def llama(
     batch: int = 8, sequence: int = 1024, layers: int = 1
 ) -> tuple[EinGraph, tuple[str, ...]]:
     """(graph, weights)"""
-    text, shapes, weights = llama_program(MODELS["7B"], batch, sequence, layers)
+    text, shapes, weights = llama_program(NAMED["7B"], batch, sequence, layers)
     return einmpi.program(text, dtype="float32", **shapes).graph, weights

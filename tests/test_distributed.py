@@ -11,7 +11,7 @@ from run_cases import SIZES, cases, strategies
 import einmpi
 from einmpi.files.reading import load_array
 from einmpi.kernels.cpu import dispatch
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.runtime import transfer as messages
@@ -178,7 +178,7 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
     """Nothing in one rank's schedule grows with ranks × vertices: moves of repeated layers are the
     same objects.
     """
-    text, shapes, _ = llama_program(MODELS["7B"], batch=8, sequence=1024, layers=32)
+    text, shapes, _ = llama_program(NAMED["7B"], batch=8, sequence=1024, layers=32)
     plan = make_plan(einmpi.program(text, **shapes).graph, 1024, Options())
     schedule = lower(plan, 77)
     assert len(schedule.steps) > 1000

@@ -291,17 +291,19 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def _named(width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6) -> Config:
+def llama_of_size(
+    width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6
+) -> Config:
     """Return the configuration of a LLaMA 1 of some size."""
     head_width = width // heads
     return Config("llama", width, layers, heads, heads, head_width, hidden, 32000, epsilon)
 
 
 NAMED: dict[str, Config] = {
-    "7B": _named(4096, 32, 32, 11008),
-    "13B": _named(5120, 40, 40, 13824),
-    "30B": _named(6656, 60, 52, 17920),
-    "65B": _named(8192, 80, 64, 22016, 1e-5),
+    "7B": llama_of_size(4096, 32, 32, 11008),
+    "13B": llama_of_size(5120, 40, 40, 13824),
+    "30B": llama_of_size(6656, 60, 52, 17920),
+    "65B": llama_of_size(8192, 80, 64, 22016, 1e-5),
 }
 
 
@@ -442,23 +444,6 @@ def _rope(values: Values) -> Rope:
 # The prefill of a prompt, and a step of training.
 
 
-@dataclass(frozen=True)
-class Llama:
-    """The sizes of a model: width, layers, attention heads, and width of the hidden layer."""
-
-    width: int
-    layers: int
-    heads: int
-    hidden: int
-    epsilon: float = 1e-6
-
-
-MODELS: dict[str, Llama] = {}
-for _name, _config in NAMED.items():
-    MODELS[_name] = Llama(
-        _config.width, _config.layers, _config.heads, _config.hidden, _config.epsilon
-    )
-
 _LAYER = """
 n1_{k}[b,s,a]   = rmsnorm[a](x_{p}[b,s,a], eps={eps}) * g1_{k}[a]
 q_{k}[b,s,h,d]  = sum(n1_{k}[b,s,a] * wq_{k}[a,h,d])
@@ -475,7 +460,7 @@ x_{k}[b,s,a]    = y_{k}[b,s,a] + sum(u_{k}[b,s,f] * w2_{k}[f,a])
 
 
 def llama_program(
-    model: Llama, batch: int, sequence: int, layers: int | None = None
+    model: Config, batch: int, sequence: int, layers: int | None = None
 ) -> tuple[str, dict[str, tuple[int, ...]], tuple[str, ...]]:
     """Return the program of the first layers of a model, or of all.
 
@@ -484,7 +469,7 @@ def llama_program(
     width = model.width
     heads = model.heads
     hidden = model.hidden
-    head_width = width // heads
+    head_width = model.head_width
     count = model.layers if layers is None else layers
     text = ""
     weights: dict[str, tuple[int, ...]] = {}
@@ -504,7 +489,7 @@ def llama_program(
 
 
 def llama_training_program(
-    model: Llama, batch: int, sequence: int, layers: int | None = None, rate: float = 1e-3
+    model: Config, batch: int, sequence: int, layers: int | None = None, rate: float = 1e-3
 ) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:
     """Return a step of gradient descent on the first layers of a model, or on all.
 

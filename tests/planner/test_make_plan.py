@@ -11,7 +11,7 @@ import pytest
 from target_graphs import llama
 
 import einmpi
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound
@@ -90,7 +90,7 @@ def test_llama_layer_on_8_ranks():
 
 def test_llama_layer_with_mask_and_rotary_tables_as_inputs():
     """580.7 million words: the mask and the cosine and sine tables are inputs here."""
-    text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, 1)
+    text, shapes, _ = llama_program(NAMED["7B"], 8, 1024, 1)
     text = text.replace(
         "where(t <= s, t_1[b,h,s,t] / sqrt(128), -inf)", "t_1[b,h,s,t] / sqrt(128) + mask[s,t]"
     )

@@ -12,7 +12,7 @@ import pytest
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import TooLittleMemory
@@ -115,7 +115,7 @@ def test_no_strategy_plans_below_a_limit_that_is_refused():
 
 
 def llama(layers: int) -> tuple[EinGraph, tuple[str, ...]]:
-    text, shapes, weights = llama_program(MODELS["7B"], 8, 1024, layers)
+    text, shapes, weights = llama_program(NAMED["7B"], 8, 1024, layers)
     return einmpi.program(text, dtype="float16", **shapes).graph, weights
 
 

@@ -21,7 +21,7 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import MODELS, llama_training_program
+from einmpi.models.config import NAMED, llama_training_program
 from einmpi.planner.factor import factor
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh, groupings
@@ -383,7 +383,7 @@ def test_tied_layers_cost_as_much_as_free_ones_on_eight_ranks(batch, sequence, r
 
 
 def training_step(layers: int) -> tuple[EinGraph, dict[str, str]]:
-    text, shapes, carry = llama_training_program(MODELS["7B"], 8, 1024, layers)
+    text, shapes, carry = llama_training_program(NAMED["7B"], 8, 1024, layers)
     outputs = ["loss", *carry.values()]
     return einmpi.program(text, dtype="float32", outputs=outputs, **shapes).graph, carry
 

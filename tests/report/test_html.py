@@ -22,7 +22,7 @@ from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.config import MODELS, Llama, llama_program
+from einmpi.models.config import NAMED, llama_of_size, llama_program
 from einmpi.planner.mesh import Mesh, allowed_masks
 from einmpi.planner.text.compare import compare
 from einmpi.report import html as page_data
@@ -415,7 +415,7 @@ def test_shares_of_the_time():
 @pytest.mark.slow
 def test_a_large_run_is_a_small_page(tmp_path):
     """48 layers on 64 ranks: 1,441 tensors, 190,000 spans."""
-    program, shapes, _ = llama_program(MODELS["7B"], 4, 2048, 48)
+    program, shapes, _ = llama_program(NAMED["7B"], 4, 2048, 48)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), 64)
     timeline = made_up(plan)
     assert len(timeline.spans) > 150_000
@@ -424,7 +424,7 @@ def test_a_large_run_is_a_small_page(tmp_path):
 
 
 def test_repeated_layers_are_drawn_once():
-    program, shapes, _ = llama_program(MODELS["7B"], 2, 64, 6)
+    program, shapes, _ = llama_program(NAMED["7B"], 2, 64, 6)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), 4)
     picture = graph_picture(plan)
     boxes = [shape for group in picture.groups for shape in group.shapes if isinstance(shape, Box)]
@@ -444,7 +444,7 @@ def test_repeated_layers_are_drawn_once():
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_the_table_folds_repeated_layers(measured):
-    program, shapes, _ = llama_program(Llama(64, 6, 4, 96), 2, 32)
+    program, shapes, _ = llama_program(llama_of_size(64, 6, 4, 96), 2, 32)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), 2)
     table = tensor_table(plan, made_up(plan) if measured else None)
     rows = re.findall(r"<tr( hidden| class=\"fold faint\")?>(.*?)</tr>", table.split("<tbody>")[1])

@@ -15,7 +15,7 @@ from paper_helpers import ROOT, chain, eliminated, exhaustive, factors, graph_of
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner import paper
 from einmpi.planner.paper import decompose, graph_cost, is_tree, longest_paths, viable
 from einmpi.planner.strategies import STRATEGIES
@@ -192,7 +192,7 @@ def test_what_linearisation_loses_on_attention(
     ],
 )
 def test_what_linearisation_loses_on_a_llama_layer(ranks: int, found: int, best: int) -> None:
-    text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, layers=1)
+    text, shapes, _ = llama_program(NAMED["7B"], 8, 1024, layers=1)
     graph = einmpi.program(text, dtype="float32", **shapes).graph
     assert graph_cost(graph, decompose(graph, ranks)) == found
     assert eliminated(factors(graph, ranks)) == best
@@ -200,7 +200,7 @@ def test_what_linearisation_loses_on_a_llama_layer(ranks: int, found: int, best:
 
 @pytest.mark.slow
 def test_a_large_graph() -> None:
-    text, shapes, _ = llama_program(MODELS["65B"], 8, 4096, layers=50)
+    text, shapes, _ = llama_program(NAMED["65B"], 8, 4096, layers=50)
     graph = einmpi.program(text, dtype="float32", **shapes).graph
     assert len(graph.computed) > 1000
     found = decompose(graph, 1024)

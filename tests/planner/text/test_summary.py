@@ -9,7 +9,7 @@ import run_cases
 from step_kinds import computed_as, is_exchange, is_reduce
 
 import einmpi
-from einmpi.models.config import MODELS, llama_program
+from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
@@ -254,7 +254,7 @@ def test_one_rank():
 
 
 def test_a_thousand_vertices_are_told_in_few_words():
-    text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, 48)
+    text, shapes, _ = llama_program(NAMED["7B"], 8, 1024, 48)
     plan = make_plan(einmpi.program(text, dtype="float32", **shapes).graph, 8)
     assert len(plan.states) > 1000
     said = in_words(plan)
