@@ -39,7 +39,7 @@ from einmpi.checkpoint.load import (
 )
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
-from einmpi.errors import EinmpiError, InputError, Stopped, failure
+from einmpi.errors import InputError, Stopped, failure
 from einmpi.files.atomic import acquire_lock
 from einmpi.files.claims import Claim, claimed
 from einmpi.process.environment import (
@@ -184,7 +184,7 @@ class CheckpointFolder:
         for text in self.comm.allgather_text(json.dumps([own_problem, own_versions])):
             problem, found = json.loads(text)
             if problem:
-                raise failure(InputError.status, problem, everywhere=True)
+                raise failure(problem, InputError.status)
             for rank, (inode, size, modified_ns) in found:
                 versions[rank] = (inode, size, modified_ns)
         return versions
@@ -216,9 +216,7 @@ class CheckpointFolder:
         where = f"{self.folder}: {signal}: stopped after {place}, {progress}"
         if not problem:
             raise Stopped(f"{where}; the same command with --resume continues")
-        raise failure(
-            EinmpiError.status, f"{where}; it has no checkpoint: {problem}", everywhere=True
-        )
+        raise failure(f"{where}; it has no checkpoint: {problem}")
 
     # ---- saving ---------------------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ class _FreedCommunicator:
     """Stands for a communicator that was freed: all its uses are the same error on all ranks."""
 
     def __getattr__(self, name: str) -> Any:
-        raise failure(EinmpiError.status, FREED, everywhere=True)
+        raise failure(FREED)
 
 
 class MpiComm(MessageComm):

@@ -202,11 +202,7 @@ class ThreadComm(MessageComm):
         return memory
 
     def barrier_among(self, group: Group) -> None:
-        call = f"barrier_among{group}"
-        for to in group:
-            self._mailboxes.send(self.rank, to, _Message(call, ""))
-        for source in group:
-            self._receive_content(source, call)
+        self._gather(f"barrier_among{group}", "", group)
 
     def lowest(self, number: int) -> int:
         return min(int(text) for text in self._gather("lowest", str(number)))
@@ -221,10 +217,12 @@ class ThreadComm(MessageComm):
     def barrier(self) -> None:
         self._gather("barrier", "")
 
-    def _gather(self, call: str, text: str) -> list[str]:
-        for to in range(self.size):
+    def _gather(self, call: str, text: str, group: Group | None = None) -> list[str]:
+        """Return the texts of all members of a group, or of all ranks."""
+        members = range(self.size) if group is None else group
+        for to in members:
             self._mailboxes.send(self.rank, to, _Message(call, text))
-        return [self._receive_content(source, call) for source in range(self.size)]
+        return [self._receive_content(source, call) for source in members]
 
     def _send(self, to: int, call: str, piece: Array) -> None:
         assert piece.flags.c_contiguous, f"rank {self.rank} sends strided elements in {call}"

@@ -41,10 +41,9 @@ from einmpi.files.zarr import arrays as zarr
 from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
 from einmpi.graph.scalar import MAX_LABELS
 
-# (file, name of the tensor inside it, place in the job file) → where the tensor is.
-Find: TypeAlias = Callable[[str, str, str], Dataset]
-# The same with the folders in which other files may be that the first one refers to.
-FindLinked: TypeAlias = Callable[[str, str, str, Sequence[str]], Dataset]
+# (file, name of the tensor inside it, place in the job file) → where the tensor is. A format with
+# links also takes the folders in which other files may be that the first one refers to.
+Find: TypeAlias = Callable[..., Dataset]
 # (file, what messages call it, the most names that are needed) → names of tensors in the file.
 ListNames: TypeAlias = Callable[[str, str, int], list[str]]
 OpenReader: TypeAlias = Callable[[Dataset], Reader]
@@ -127,9 +126,9 @@ class FileFormat:
         Look up a tensor in a file without reading its elements.
     list_names : callable, optional
         Return the names of the tensors in a file, at most as many as are asked for.
-    find_linked : callable, optional
-        The same for a format whose files can refer to others, which takes the folders where these
-        may be. The dataset it returns has all files in `sources`.
+    has_links : bool, optional
+        Whether files can refer to others: then `find` also takes the folders where these may be,
+        and the dataset it returns has all files in `sources`.
     open_reader : callable, optional
         Open a tensor that `find` has found. The default reads elements stored contiguously.
     write : WriteMethods, optional
@@ -148,7 +147,7 @@ class FileFormat:
     documentation: str
     find: Find
     list_names: ListNames = no_names
-    find_linked: FindLinked | None = None
+    has_links: bool = False
     open_reader: OpenReader = RawReader
     write: WriteMethods | None = None
     check_name: Callable[[str, str], str] = any_name
@@ -262,10 +261,8 @@ def find(spec: InputSpec) -> Dataset:
     file_format = known_format(spec.place or spec.file, spec.file)
     finish_before_reading(spec.file)
     identity = identity_at(spec.file)  # before the file is opened: it may change while it is read
-    if file_format.find_linked is not None:
-        found = file_format.find_linked(spec.file, spec.inside, spec.place, spec.follow)
-    else:
-        found = file_format.find(spec.file, spec.inside, spec.place)
+    folders = [spec.follow] if file_format.has_links else []
+    found = file_format.find(spec.file, spec.inside, spec.place, *folders)
     if not found.sources and identity is not None:
         found = replace(found, sources=(SourceFile(spec.file, identity),))
     if not found.header:
@@ -301,7 +298,7 @@ HDF5 = FileFormat(
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
     list_names=hdf5.list_datasets,
-    find_linked=hdf5.find,
+    has_links=True,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
         hdf5_writing.lay_out_draft,

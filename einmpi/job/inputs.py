@@ -277,7 +277,7 @@ def _read_follow(document: Document, path: KeyPath, file_format: FileFormat) -> 
     """Return the folders to which links of a file may lead: the job's own, and those it lists."""
     folders = list(_own_folders(document))
     given = get(document, path, list)
-    if given is not None and file_format.find_linked is None:
+    if given is not None and not file_format.has_links:
         raise InputError(
             document.place(path),
             f"follow cannot be combined with a {file_format.suffixes[0]} file",
