@@ -291,19 +291,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def llama_of_size(
-    width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6
-) -> Config:
+def llama_1(width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6) -> Config:
     """Return the configuration of a LLaMA 1 of some size."""
     head_width = width // heads
     return Config("llama", width, layers, heads, heads, head_width, hidden, 32000, epsilon)
 
 
 NAMED: dict[str, Config] = {
-    "7B": llama_of_size(4096, 32, 32, 11008),
-    "13B": llama_of_size(5120, 40, 40, 13824),
-    "30B": llama_of_size(6656, 60, 52, 17920),
-    "65B": llama_of_size(8192, 80, 64, 22016, 1e-5),
+    "7B": llama_1(4096, 32, 32, 11008),
+    "13B": llama_1(5120, 40, 40, 13824),
+    "30B": llama_1(6656, 60, 52, 17920),
+    "65B": llama_1(8192, 80, 64, 22016, 1e-5),
 }
 
 

@@ -6,9 +6,9 @@ import numpy as np
 from distributed import run_on_threads
 
 import einmpi
-from einmpi.models.config import llama_of_size, llama_training_program
+from einmpi.models.config import llama_1, llama_training_program
 
-SMALL = llama_of_size(width=8, layers=2, heads=2, hidden=12)
+SMALL = llama_1(width=8, layers=2, heads=2, hidden=12)
 
 
 def inputs_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

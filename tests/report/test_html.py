@@ -22,7 +22,7 @@ from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.config import NAMED, llama_of_size, llama_program
+from einmpi.models.config import NAMED, llama_1, llama_program
 from einmpi.planner.mesh import Mesh, allowed_masks
 from einmpi.planner.text.compare import compare
 from einmpi.report import html as page_data
@@ -444,7 +444,7 @@ def test_repeated_layers_are_drawn_once():
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_the_table_folds_repeated_layers(measured):
-    program, shapes, _ = llama_program(llama_of_size(64, 6, 4, 96), 2, 32)
+    program, shapes, _ = llama_program(llama_1(64, 6, 4, 96), 2, 32)
     plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), 2)
     table = tensor_table(plan, made_up(plan) if measured else None)
     rows = re.findall(r"<tr( hidden| class=\"fold faint\")?>(.*?)</tr>", table.split("<tbody>")[1])

@@ -8,7 +8,7 @@ import pytest
 from in_process import einmpi_here
 
 import einmpi
-from einmpi.models.config import NAMED, llama_of_size, llama_program
+from einmpi.models.config import NAMED, llama_1, llama_program
 from einmpi.models.programs import decode_program, prefill_program
 from einmpi.planner.text.explain import as_json, explain, vertex_rows
 from einmpi.planner.text.summary import (
@@ -24,7 +24,7 @@ LAYERS = 12
 
 
 def llama_job(layers):
-    text, shapes, _ = llama_program(llama_of_size(64, layers, 4, 96), 2, 32)
+    text, shapes, _ = llama_program(llama_1(64, layers, 4, 96), 2, 32)
     return einmpi.program(text, dtype="float32", **shapes)
 
 
@@ -133,7 +133,7 @@ def test_one_rank_folds_too():
 
 
 def test_the_command_shows_everything_on_request_and_json_always(tmp_path):
-    text, shapes, _ = llama_program(llama_of_size(16, 4, 2, 24), 2, 8)
+    text, shapes, _ = llama_program(llama_1(16, 4, 2, 24), 2, 8)
     inputs = ""
     for name, shape in shapes.items():
         inputs += f'{name} = {{ shape = {list(shape)}, random = "ones" }}\n'

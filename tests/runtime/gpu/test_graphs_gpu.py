@@ -11,12 +11,12 @@ from runtime.gpu.test_gpu import NO_GPU
 import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.kernels.cuda import driver
-from einmpi.models.config import llama_of_size, llama_program, llama_training_program
+from einmpi.models.config import llama_1, llama_program, llama_training_program
 from einmpi.process.environment import GRAPHS_VARIABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
 CASES = cases()
-MODEL = llama_of_size(width=256, layers=3, heads=4, hidden=512)
+MODEL = llama_1(width=256, layers=3, heads=4, hidden=512)
 
 
 def on_gpu(job):
@@ -105,7 +105,7 @@ def test_a_loop(monkeypatch):
 
 def test_weights_in_host_memory(monkeypatch):
     """The same bits as with the weights on the GPU, in a fraction of the memory."""
-    model = llama_of_size(width=1024, layers=6, heads=8, hidden=2048)
+    model = llama_1(width=1024, layers=6, heads=8, hidden=2048)
     text, shapes, names = llama_program(model, 1, 64)
     job = einmpi.program(text, outputs=["x_6"], dtype="float16", **shapes)
     arrays = small_numbers(shapes, "float16")
