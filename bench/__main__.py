@@ -1,28 +1,20 @@
 """python -m bench list, python -m bench all --out DIR, python -m bench NAME ARGUMENTS …
 
-The last form is `python bench/NAME.py ARGUMENTS …`: modules of this folder import each other by
-their plain names, so the folder takes the place of the current one on the path of imports.
+NAME is a script in one of the folders: `paper` (the experiments of the paper, chains and plans),
+`kernels` (CPUs, small calls, loops, arrays), `gpu`, `files` (also memory and reports). What they
+share is in `lib`.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
-from pathlib import Path
 
-from bench.catalogue import first_sentence
+from bench import ROOT
+from bench.lib.catalogue import first_sentence, scripts
 
-FOLDER = Path(__file__).resolve().parent
 USAGE = "usage: python -m bench list | all --out DIR [--quick] | NAME ARGUMENTS …"
-
-
-def scripts() -> dict[str, Path]:
-    """Return the files that can be run, by name."""
-    found = {}
-    for file in sorted(FOLDER.glob("*.py")):
-        if not file.name.startswith("__") and '\nif __name__ == "__main__":' in file.read_text():
-            found[file.stem] = file
-    return found
 
 
 def main() -> None:
@@ -37,10 +29,21 @@ def main() -> None:
         return
     if name not in known:
         sys.exit(f"there is no benchmark {name!r}; {USAGE}")
-    file = known[name]
-    sys.argv = [str(file), *arguments]
-    sys.path[0] = str(FOLDER)
-    runpy.run_path(str(file), run_name="__main__")
+    prefer_installed_package()
+    file = str(known[name])
+    sys.argv = [file, *arguments]
+    runpy.run_path(file, run_name="__main__")
+
+
+def prefer_installed_package() -> None:
+    """Measure the einmpi that is installed or on PYTHONPATH, not that of the current folder.
+
+    Processes that a benchmark starts find `bench` on PYTHONPATH.
+    """
+    sys.path[0:1] = []
+    sys.path.append(str(ROOT))
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([given, str(ROOT)] if given else [str(ROOT)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/modules.md from the docstrings of all modules: python docs/make_modules.py"""
+"""Write docs/modules.md from the docstrings of rooms and chapters: python docs/make_modules.py"""
 
 import ast
 import re
@@ -7,13 +7,54 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 PACKAGE = DOCS.parent / "einmpi"
 PAGE = DOCS / "modules.md"
+# What to read first, in the order in which a job goes through it.
+CHAPTERS = (
+    "job/job_file",
+    "language/parse",
+    "graph/einsum",
+    "graph/eingraph",
+    "graph/rewrite",
+    "planner/mesh",
+    "planner/search",
+    "planner/make_plan",
+    "schedule/layout",
+    "schedule/steps",
+    "schedule/compute",
+    "schedule/lower",
+    "schedule/passes",
+    "compiled/program",
+    "runtime/program",
+    "runtime/compute",
+    "runtime/transfer",
+    "kernels/cpu/dispatch",
+    "kernels/reference",
+    "comm/base",
+    "arrays/dist_array",
+    "files/reading",
+    "files/writing",
+    "loops/running",
+)
 HEAD = """\
 # Modules
 
 <!-- python docs/make_modules.py writes this page: change the docstrings instead. -->
 
-Every module of the package in a sentence or two, room by room, in the order of
-[the import rule](architecture.md#rooms-and-the-import-rule).
+Where to begin. Each module says in its docstring what it is for; an editor shows the rest.
+
+## The chapters of the core
+
+In the order in which [a job goes through them](how_it_works.md).
+
+| chapter | |
+|---|---|
+"""
+ROOMS = """
+## Rooms
+
+In the order of [the import rule](architecture.md#rooms-and-the-import-rule).
+
+| room | |
+|---|---|
 """
 
 
@@ -31,25 +72,16 @@ def description(path):
     return " ".join(docstring.split("\n\n")[0].split()).replace("|", "\\|")
 
 
-def section(room):
+def line_of_room(room):
     folder = PACKAGE / room
-    if not folder.is_dir():
-        return f"\n## {room}\n\n{description(folder.with_suffix('.py'))}\n"
-    lines = [f"\n## {room}\n", description(folder / "__init__.py"), "", "| module | |", "|---|---|"]
-    for path in sorted(folder.glob("*.py")):
-        if path.name != "__init__.py":
-            lines.append(f"| `{path.stem}` | {description(path)} |")
-    known_rooms = {name for row in rooms() for name in row}
-    for path in sorted(folder.glob("*/*.py")):
-        inner = path.parent.name
-        is_in_room = f"{room}/{inner}" not in known_rooms
-        if is_in_room and path.name != "__init__.py":
-            lines.append(f"| `{inner}/{path.stem}` | {description(path)} |")
-    return "\n".join(lines) + "\n"
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return f"| `{room}` | {description(path)} |\n"
 
 
 def page():
-    return HEAD + "".join(section(room) for row in rooms() for room in row)
+    chapters = [f"| `{name}.py` | {description(PACKAGE / f'{name}.py')} |\n" for name in CHAPTERS]
+    lines = [line_of_room(room) for row in rooms() for room in row]
+    return HEAD + "".join(chapters) + ROOMS + "".join(lines)
 
 
 if __name__ == "__main__":

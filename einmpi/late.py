@@ -13,10 +13,10 @@ _FUNCTIONS = {
     "Compiled": "einmpi.compiled.program:Compiled",
     "array_namespace": "einmpi.array_api.functions:array_namespace",
     "with_predicted_times": "einmpi.simulate.prediction:with_predicted_times",
-    "plan_html": "einmpi.report.notebook:plan_html",
-    "job_html": "einmpi.report.notebook:job_html",
-    "compiled_html": "einmpi.report.notebook:compiled_html",
-    "array_html": "einmpi.report.notebook:array_html",
+    "plan_html": "einmpi.report.describe:plan_html",
+    "job_html": "einmpi.report.describe:job_html",
+    "compiled_html": "einmpi.report.describe:compiled_html",
+    "array_html": "einmpi.report.describe:array_html",
 }
 
 

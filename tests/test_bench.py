@@ -2,7 +2,6 @@
 benchmark itself.
 """
 
-import importlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import fake_cupy
 import pytest
@@ -29,11 +29,7 @@ from paths import ROOT
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout
 
-
-def module_of_bench(monkeypatch, name):
-    """Import a module of bench/ as its scripts do."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    return importlib.import_module(name)
+BENCH = (sys.executable, "-m", "bench")
 
 
 def read_rows(file):
@@ -49,16 +45,7 @@ def read_rows(file):
 
 @pytest.mark.slow
 def test_kernels(tmp_path):
-    command = [
-        sys.executable,
-        "bench/kernels.py",
-        "--scale",
-        "0.02",
-        "--repeat",
-        "1",
-        "--threads",
-        "2",
-    ]
+    command = [*BENCH, "kernels", "--scale", "0.02", "--repeat", "1", "--threads", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "rows.json")],
@@ -80,7 +67,7 @@ def test_kernels(tmp_path):
 
 
 def test_spill():
-    command = [sys.executable, "bench/spill.py", "--size", "100", "--repeat", "1", "--part", "4"]
+    command = [*BENCH, "spill", "--size", "100", "--repeat", "1", "--part", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
@@ -93,7 +80,7 @@ def test_decode():
     sizes = "--width 16 --layers 2 --heads 2 --hidden 24 --vocabulary 50 --length 9 --steps 3"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "bench/decode.py", "--cpu-time", *sizes.split()],
+        [*BENCH, "decode", "--cpu-time", *sizes.split()],
         cwd=ROOT,
         env=environment,
         text=True,
@@ -107,7 +94,7 @@ def test_decode():
 
 
 def test_step():
-    command = [sys.executable, "bench/step.py", "--steps", "20", "--repeat", "2", "--calls", "3"]
+    command = [*BENCH, "step", "--steps", "20", "--repeat", "2", "--calls", "3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
@@ -119,7 +106,7 @@ def test_step():
 
 
 def test_arrays():
-    command = [sys.executable, "bench/arrays.py", "--size", "100", "--repeat", "1"]
+    command = [*BENCH, "arrays", "--size", "100", "--repeat", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
@@ -135,7 +122,7 @@ def test_arrays():
 def test_loops(tmp_path):
     """Each loop equals its peer, which the benchmark checks itself."""
     rows_file = tmp_path / "rows.json"
-    command = ["bench/loops.py", "--size", "small", "--repeat", "1", "--json", str(rows_file)]
+    command = ["-m", "bench", "loops", "--size", "small", "--repeat", "1", "--json", str(rows_file)]
     done = run_mpi(2, command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = read_rows(rows_file)
@@ -152,7 +139,7 @@ def test_experiment2(tmp_path):
     arguments += ["--values", "5", "--steps", "2", "--repeat", "1"]
     arguments += ["--peers", "jax", "products"]
     target = tmp_path / "rows.json"
-    command = ["bench/experiment2.py", *arguments, "--json", str(target)]
+    command = ["-m", "bench", "experiment2", *arguments, "--json", str(target)]
     done = run_mpi(2, command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = read_rows(target)
@@ -171,7 +158,8 @@ def test_experiment2(tmp_path):
 @pytest.mark.mpirun
 def test_chain():
     """numpy is a process of its own, and the ranks have the threads that are printed."""
-    command = ["bench/chain.py", "--size", "200", "--repeats", "1", "--strategies", "eindecomp"]
+    command = ["-m", "bench", "chain", "--size", "200", "--repeats", "1"]
+    command += ["--strategies", "eindecomp"]
     done = run_mpi(2, command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
@@ -185,7 +173,7 @@ def test_chain():
 def test_node(tmp_path):
     """Every peer has the same result, which the benchmark checks itself."""
     target = tmp_path / "node.json"
-    command = [sys.executable, "bench/node.py", "--sizes", "80", "--cores", "1", "--repeat", "1"]
+    command = [*BENCH, "node", "--sizes", "80", "--cores", "1", "--repeat", "1"]
     command += ["--calls", "3", "--sequence", "64", "--json", str(target)]
     command += ["--peers", "numpy", "mpi4py", "--mpirun", str(MPIRUN)]
     done = finished(command, cwd=ROOT)
@@ -204,7 +192,7 @@ def test_node(tmp_path):
 def test_experiment3_plans(tmp_path):
     """Every strategy has a row: a plan, or why there is none."""
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/experiment3.py", "--models", "tiny", "--layers", "2"]
+    command = [*BENCH, "experiment3", "--models", "tiny", "--layers", "2"]
     command += ["--cases", "4x32", "--devices", "2x1GB", "4x500kB", "--json", str(target)]
     command += ["--machine", "bench/machines/v100x8.toml"]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -225,7 +213,7 @@ def test_experiment3_plans(tmp_path):
 def test_experiment3_runs(tmp_path):
     """The benchmark itself compares the logits of all strategies, and bytes with the plan."""
     target = tmp_path / "rows.json"
-    command = ["bench/experiment3.py", "--run", "--layers", "2", "--cases", "4x16"]
+    command = ["-m", "bench", "experiment3", "--run", "--layers", "2", "--cases", "4x16"]
     done = run_mpi(2, [*command, "--repeat", "2", "--json", str(target)], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = {row["strategy"]: row for row in read_rows(target)}
@@ -239,7 +227,7 @@ def test_experiment3_runs(tmp_path):
 def test_experiment4_on_a_cpu(tmp_path):
     """Its logits are compared with transformers', if that is installed."""
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/experiment4.py", "--backend", "numpy", "--dtype", "float32"]
+    command = [*BENCH, "experiment4", "--backend", "numpy", "--dtype", "float32"]
     command += ["--model", "tiny", "--layers", "2", "--batches", "1", "2", "--sequences", "16"]
     command += ["--peers", "zero-inference", "flexgen", "torch-prefetch", "transformers"]
     command += ["--repeat", "1", "--json", str(target)]
@@ -257,9 +245,8 @@ def test_experiment4_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_experiment4_on_a_gpu_pages_its_weights(monkeypatch, tmp_path):
     """Without a GPU: fake_cupy copies as one does, later than it has to."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
     fake_cupy.install(monkeypatch)
-    experiment4 = importlib.import_module("experiment4")
+    experiment4 = import_module("bench.paper.experiment4")
     monkeypatch.setattr(experiment4, "bus_seconds", lambda nbytes: nbytes / 1e9)
     target = tmp_path / "rows.json"
     arguments = ["--model", "tiny", "--layers", "2", "--batches", "1", "--sequences", "16"]
@@ -274,7 +261,7 @@ def test_experiment4_on_a_gpu_pages_its_weights(monkeypatch, tmp_path):
 
 def test_experiment4_plans(tmp_path):
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/experiment4.py", "--plan", "--models", "tiny"]
+    command = [*BENCH, "experiment4", "--plan", "--models", "tiny"]
     command += ["--layers", "1", "--batches", "2", "--sequences", "16", "--devices", "4x300kB"]
     command += ["--strategies", "eindecomp", "megatron", "--json", str(target)]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -302,17 +289,17 @@ for path in sys.argv[1:]:
 
 
 def test_help_needs_neither_a_gpu_nor_peers():
-    paths = sorted(str(path) for path in (ROOT / "bench").glob("gpu*.py"))
-    paths += [f"bench/experiment{number}.py" for number in (1, 3, 4)]
-    paths += ["bench/mpi_algorithms.py"]
+    paths = sorted(str(path) for path in (ROOT / "bench" / "gpu").glob("*.py"))
+    paths += [f"bench/paper/experiment{number}.py" for number in (1, 3, 4)]
+    paths += ["bench/paper/mpi_algorithms.py"]
     command = [sys.executable, "-c", HELP_OF_ALL, *paths]
     done = finished(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_package_is_named():
-    script = "import sys; sys.modules['cupy'] = None; sys.path.insert(0, 'bench'); import runpy; "
-    script += "sys.argv = ['gpu.py']; runpy.run_path('bench/gpu.py', run_name='__main__')"
+    script = "import sys; sys.modules['cupy'] = None; import runpy; "
+    script += "sys.argv = ['gpu.py']; runpy.run_path('bench/gpu/gpu.py', run_name='__main__')"
     done = finished(
         [sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -406,9 +393,8 @@ def received_elements(p):
 @needs_mpicc
 @pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_calls_of_mpi_are_counted(monkeypatch, tmp_path, ranks):
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    counts = importlib.import_module("pmpi_counts")
+def test_calls_of_mpi_are_counted(tmp_path, ranks):
+    counts = import_module("bench.lib.pmpi_counts")
     layer = counts.build_layer(str(MPICC), tmp_path)
     script = tmp_path / "calls.py"
     script.write_text(CALLS_OF_MPI)
@@ -431,7 +417,7 @@ def test_calls_of_mpi_are_counted(monkeypatch, tmp_path, ranks):
 def test_experiment1_counts_what_is_predicted(tmp_path):
     """The benchmark ends with status 1 if a plan said something else."""
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/experiment1.py", "--parts", "words", "contractions"]
+    command = [*BENCH, "experiment1", "--parts", "words", "contractions"]
     command += ["--count-size", "60", "--count-ranks", "2", "3", "--contraction-ranks", "2", "3"]
     command += ["--peers", "mpi4py", "cosma", "--scale", "0.2", "--repeat", "1"]
     command += ["--mpirun", MPIRUN_WITH_OPTIONS, "--json", str(target)]
@@ -471,8 +457,8 @@ ENTRY %main {
 """  # noqa: E501
 
 
-def test_words_of_a_compiled_program_of_xla(monkeypatch):
-    words_of_hlo = module_of_bench(monkeypatch, "peer_words").words_of_hlo
+def test_words_of_a_compiled_program_of_xla():
+    words_of_hlo = import_module("bench.paper.peer_words").words_of_hlo
     gathers = 2 * 240 * 480 + 2 * 10
     assert words_of_hlo(HLO) == gathers + 2 * 3 * 16 + 2 * 2 * 6 + 2 * 7
     for line in (
@@ -484,8 +470,8 @@ def test_words_of_a_compiled_program_of_xla(monkeypatch):
             words_of_hlo(line)
 
 
-def test_a_peer_that_moves_fewer_words_is_named(monkeypatch):
-    words_below_ours = module_of_bench(monkeypatch, "experiment1").words_below_ours
+def test_a_peer_that_moves_fewer_words_is_named():
+    words_below_ours = import_module("bench.paper.experiment1").words_below_ours
     own = {"part": "words", "kind": "uniform", "peer": "einmpi eindecomp", "ranks": 4, "words": 9}
     equal = {**own, "peer": "mpi4py"}
     less = {**own, "peer": "heat", "words": 8}
@@ -494,8 +480,8 @@ def test_a_peer_that_moves_fewer_words_is_named(monkeypatch):
     assert words_below_ours([own, {**less, "peer": "dask"}]) == []  # its work is not shared evenly
 
 
-def test_words_that_no_plan_has_predicted_are_named(monkeypatch):
-    not_as_predicted = module_of_bench(monkeypatch, "experiment1").not_as_predicted
+def test_words_that_no_plan_has_predicted_are_named():
+    not_as_predicted = import_module("bench.paper.experiment1").not_as_predicted
     right = {"part": "contraction words", "contraction": "1MM", "ranks": 3}
     right |= {"words": 5, "predicted": 5, "bytes": 40, "bytes_predicted": 40}
     assert not_as_predicted([right, {"part": "words", "words": 3}]) == []
@@ -506,8 +492,8 @@ def test_words_that_no_plan_has_predicted_are_named(monkeypatch):
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch, capsys):
-    experiment1 = module_of_bench(monkeypatch, "experiment1")
-    packages = module_of_bench(monkeypatch, "packages")
+    experiment1 = import_module("bench.paper.experiment1")
+    packages = import_module("bench.lib.packages")
     for module in (experiment1, packages):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     options = experiment1.make_parser().parse_args(["--scalapack-mpirun", "no-such-mpirun"])
@@ -522,7 +508,7 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch, capsys):
 
 def test_contractions_without_opt_einsum_have_no_ratio(monkeypatch):
     """Words are counted and times are measured; opt_einsum is another process."""
-    experiment1 = module_of_bench(monkeypatch, "experiment1")
+    experiment1 = import_module("bench.paper.experiment1")
     monkeypatch.setattr(experiment1, "has_package", lambda peer, name: False)
     monkeypatch.setattr(experiment1, "Peer", FakePeer)
     own = {"seconds": 0.5, "all": [0.5], "threads": 1}
@@ -543,15 +529,15 @@ class FakePeer:
 
 
 def test_peers_get_the_packages_of_this_process(monkeypatch):
-    node = module_of_bench(monkeypatch, "node")
+    node = import_module("bench.paper.node")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     assert node.environment_of_peers()["PYTHONPATH"] == f"{ROOT}{os.pathsep}/somewhere"
     monkeypatch.delenv("PYTHONPATH")
     assert node.environment_of_peers()["PYTHONPATH"] == str(ROOT)
 
 
-def test_a_peer_that_cannot_start_is_left_out_in_one_line(monkeypatch, capfd):
-    node = module_of_bench(monkeypatch, "node")
+def test_a_peer_that_cannot_start_is_left_out_in_one_line(capfd):
+    node = import_module("bench.paper.node")
     peers = [(node.Peer("numpy", [min(os.sched_getaffinity(0))]), name) for name in ("numpy", "x")]
     try:
         rows = node.take_turns(peers, {"case": "chain", "size": 20, "skew": 1}, 1)
@@ -562,9 +548,9 @@ def test_a_peer_that_cannot_start_is_left_out_in_one_line(monkeypatch, capfd):
     assert capfd.readouterr().err == "  x is left out: KeyError: 'x'\n"
 
 
-def test_blocks_that_a_plan_reads_are_cuts_of_an_array(monkeypatch):
+def test_blocks_that_a_plan_reads_are_cuts_of_an_array():
     """On 8 = 2·2·2 ranks, 7 indices have the windows (0, 1) and (2,)."""
-    layout_of_cuts = module_of_bench(monkeypatch, "node_peers").layout_of_cuts
+    layout_of_cuts = import_module("bench.lib.node_peers").layout_of_cuts
     mesh = Mesh(8)
     cuts = (None, None, None)
     for bound, splits, wanted in (
@@ -585,7 +571,7 @@ def test_experiment1_times(tmp_path):
     It starts the mpirun beside its Python, whatever the system has.
     """
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/experiment1.py", "--parts", "time", "--sizes", "60"]
+    command = [*BENCH, "experiment1", "--parts", "time", "--sizes", "60"]
     command += ["--dtypes", "float64", "--repeat", "1", "--peers", "numpy", "mpi4py", "ctf"]
     command += ["--json", str(target)]
     done = finished(command, cwd=ROOT, env=environment())
@@ -603,7 +589,7 @@ def test_experiment1_times(tmp_path):
 @pytest.mark.skipif(OPEN_MPI, reason="it counts what MPICH sends by UCX")
 def test_algorithms_of_mpi_send_no_less_than_the_payload(tmp_path):
     target = tmp_path / "rows.json"
-    command = [sys.executable, "bench/mpi_algorithms.py", "--ranks", "2", "--kib", "1", "100"]
+    command = [*BENCH, "mpi_algorithms", "--ranks", "2", "--kib", "1", "100"]
     command += ["--mpirun", str(MPIRUN), "--json", str(target)]
     done = finished(command, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr
@@ -618,7 +604,7 @@ def test_scaling_on_two_networks(tmp_path):
     """A network beside another one has the seconds that it has alone."""
 
     def run(*arguments):  # a process of its own, because it registers a strategy
-        command = [sys.executable, "bench/scaling.py", *map(str, arguments)]
+        command = [*BENCH, "scaling", *map(str, arguments)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
 
     point = ["--works", "mttkrp", "--ranks", 64, "--strategies", "data"]
@@ -644,9 +630,9 @@ def square(number):
     return number * number
 
 
-def test_tasks_in_processes_fail_alone(monkeypatch, capfd):
+def test_tasks_in_processes_fail_alone(capfd):
     """An error and a killed process cost their own result only."""
-    processes = module_of_bench(monkeypatch, "processes")
+    processes = import_module("bench.lib.processes")
     for jobs in (1, 3):
         found = {each.task: each for each in processes.outcomes(square, range(6), jobs, 60)}
         assert {task: each.result for task, each in found.items()} == {
@@ -658,15 +644,15 @@ def test_tasks_in_processes_fail_alone(monkeypatch, capfd):
     assert capfd.readouterr().err.count("Traceback") == 2
 
 
-def test_tasks_begin_in_order(monkeypatch):
-    processes = module_of_bench(monkeypatch, "processes")
+def test_tasks_begin_in_order():
+    processes = import_module("bench.lib.processes")
     assert [each.task for each in processes.outcomes(square, [5, 0, 2, 1], 1, 60)] == [5, 0, 2, 1]
 
 
 @pytest.mark.parametrize("leaves_early", [False, True])
-def test_a_task_whose_time_is_over_ends_what_it_started(monkeypatch, tmp_path, leaves_early):
-    processes = module_of_bench(monkeypatch, "processes")
-    replays = importlib.import_module("einmpi.simulate.replay")
+def test_a_task_whose_time_is_over_ends_what_it_started(tmp_path, leaves_early):
+    processes = import_module("bench.lib.processes")
+    replays = import_module("einmpi.simulate.replay")
     started = tmp_path / "started"
 
     def start_a_long_program(task):
@@ -700,8 +686,8 @@ def point_row(
     return {**names, **figures}
 
 
-def test_table_of_scaling(monkeypatch):
-    table = module_of_bench(monkeypatch, "scaling_table")
+def test_table_of_scaling():
+    table = import_module("bench.paper.scaling_table")
     rows = [
         point_row(seconds=0.0222, error=-0.01),
         point_row(seconds=0.0241, error=0.125, network="dragonfly"),
@@ -741,7 +727,7 @@ def test_table_of_scaling(monkeypatch):
 @pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
 def test_scaling_in_processes_has_the_same_rows(tmp_path):
     def run(*arguments):  # a process of its own, because it registers a strategy
-        command = [sys.executable, "bench/scaling.py", *map(str, arguments)]
+        command = [*BENCH, "scaling", *map(str, arguments)]
         done = subprocess.run(
             command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300
         )

@@ -17,16 +17,15 @@ GOOD = {
     "bench": "spill",
     "machine": {"cores": 2},
     "date": "2026-11-17",
-    "command": "python bench/spill.py",
+    "command": "python -m bench spill",
     "rows": [{"way": "a", "seconds": 1.5, "times": [1.0, 2], "peers": {"numpy": None}}],
 }
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    """Return a function that imports a module of bench/ as its scripts do."""
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    return importlib.import_module
+def bench():
+    """Return a function that imports a module of bench/lib."""
+    return lambda name: importlib.import_module(f"bench.lib.{name}")
 
 
 def run_bench(*arguments, cwd=ROOT):
@@ -39,7 +38,7 @@ def test_list_names_every_script():
     assert done.returncode == 0, done.stderr
     listed = [line.split()[0] for line in done.stdout.splitlines()]
     scripts = []
-    for file in sorted((ROOT / "bench").glob("[a-z]*.py")):
+    for file in sorted((ROOT / "bench").glob("*/*.py")):
         if "\ndef main() -> None:" in file.read_text() and file.stem != "node_peers":
             scripts.append(file.stem)
     assert set(scripts) <= set(listed) and "results" not in listed and "plots" not in listed
@@ -48,7 +47,9 @@ def test_list_names_every_script():
 def test_a_name_is_a_script():
     by_name = run_bench("step", "--help")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    by_file = finished([sys.executable, "bench/step.py", "--help"], cwd=ROOT, env=environment)
+    by_file = finished(
+        [sys.executable, "bench/kernels/step.py", "--help"], cwd=ROOT, env=environment
+    )
     assert by_name.returncode == by_file.returncode == 0
     assert by_name.stdout == by_file.stdout
 
@@ -67,7 +68,7 @@ def test_all(tmp_path):
     assert re.fullmatch(r"array_api +skipped: it needs a copy of the suite: .*", second)
     record = json.loads((tmp_path / "spill.json").read_text())
     assert list(record) == ["bench", "machine", "date", "command", "rows"]
-    assert record["command"] == "python bench/spill.py --size 300 --repeat 2"
+    assert record["command"] == "python -m bench spill --size 300 --repeat 2"
     assert [row["limit"] for row in record["rows"]] == ["none", "1/2", "1/4", "1/8"]
     page = (tmp_path / "index.html").read_text()
     assert "<svg" in page and "it needs a copy of the suite" in page
@@ -89,18 +90,16 @@ def test_a_failing_benchmark_is_named_and_the_others_go_on(bench, tmp_path, monk
     assert [bool(outcome.failed) for outcome in outcomes] == [True, False, True]
     wrong, missing, slow = capsys.readouterr().out.splitlines()
     assert "failed: status 2: " in wrong and "--size" in wrong
-    assert missing.endswith("skipped: there is no bench/no_such_script.py")
+    assert missing.endswith("skipped: there is no benchmark 'no_such_script'")
     assert slow.endswith("failed: it was not done after 0.2 s")
 
 
 def test_every_benchmark_of_all_is_there_and_takes_json(bench):
-    benches = bench("catalogue").BENCHES
+    catalogue = bench("catalogue")
+    benches = catalogue.BENCHES
     assert len({each.name for each in benches}) == len(benches)
     for each in benches:
-        file = ROOT / "bench" / f"{each.script}.py"
-        if not file.exists():
-            assert each.script == "experiment1"
-            continue
+        file = catalogue.scripts()[each.script]
         assert '"--json"' in file.read_text() or each.script == "array_api", each.name
         assert each.title and (each.reading or {"gpu", "suite"} & set(each.needs)), each.name
 

@@ -1,8 +1,7 @@
-"""What people compute every day (bench/daily_cases.py): numpy's values, and the bytes that a person
-would count.
+"""What people compute every day (bench/kernels/daily_cases.py): numpy's values, and the bytes that
+a person would count.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,17 +12,7 @@ import pytest
 from distributed import run_from_files
 from paths import ROOT
 
-
-def _cases():
-    path = ROOT / "bench" / "daily_cases.py"
-    spec = importlib.util.spec_from_file_location("daily_cases", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["daily_cases"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module.CASES
-
-
-CASES = _cases()
+from bench.kernels.daily_cases import CASES
 
 
 @pytest.mark.sampled(20)
@@ -44,7 +33,7 @@ def test_values_and_bytes(name, ranks):
 
 @pytest.mark.slow
 def test_the_benchmark_runs(tmp_path):
-    command = [sys.executable, "bench/daily.py", "--small", "--repeat", "1"]
+    command = [sys.executable, "-m", "bench", "daily", "--small", "--repeat", "1"]
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "rows.json")],
         cwd=ROOT,

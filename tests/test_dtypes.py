@@ -14,8 +14,8 @@ from distributed import run_on_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import einmpi_here
-from language.test_property import settled
 from mpi_helpers import needs_mpirun, run_mpi
+from random_programs import settled
 
 import einmpi
 from einmpi.errors import InputError

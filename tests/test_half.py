@@ -10,7 +10,7 @@ from distributed import run_on_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import einmpi_here
-from language.test_property import settled
+from random_programs import settled
 
 import einmpi
 from einmpi.errors import InputError

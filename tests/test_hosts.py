@@ -84,7 +84,7 @@ def test_bytes_between_nodes_are_as_planned_by_every_strategy():
     """The benchmark, very small."""
     if reason := reason_against():
         pytest.skip(reason)
-    command = [sys.executable, "bench/hosts.py", "--size", "120", "--repeat", "1"]
+    command = [sys.executable, "-m", "bench", "hosts", "--size", "120", "--repeat", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     tables = [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from language.test_property import settled
 from mpi_helpers import environment
 from paths import ROOT
+from random_programs import settled
 
 import einmpi
 from einmpi.comm.threads import run_threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -342,7 +343,7 @@ def test_measured_memory_of_a_training_step() -> None:
     loop = make_loop(program, lambda *_: "loop", 2, CARRY, record=["loss"])
 
     def on_rank(comm: ThreadComm) -> tuple[int, int]:
-        run = LoopRun(job, loop, comm, options_of(job))
+        run = LoopRun(replace(job, loop=loop), comm, options_of(job))
         run.prepare(values)
         run.run()
         return run.measured.peak, run.plan.peak

@@ -12,8 +12,7 @@ from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.einsum import element_text
 from einmpi.graph.scalar import Names
-from einmpi.job.job import Job
-from einmpi.job.program import extended_job
+from einmpi.job.job import Job, extended_job
 
 if TYPE_CHECKING:
     from einmpi.arrays.dist_array import DistArray

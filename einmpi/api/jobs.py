@@ -17,10 +17,9 @@ from einmpi.files.specs import InputSpec, Number, Resident, SliceEntry
 from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.job.inputs import FIT, check_dtype
-from einmpi.job.job import Job, with_settings
+from einmpi.job.job import Job, program_job, python_values, with_settings
 from einmpi.job.job_file import check_no_batches, parameter, read_job, read_roles, read_tensors
 from einmpi.job.loop_table import has_word
-from einmpi.job.program import program_job, python_values
 from einmpi.job.settings import split_settings, takes_settings
 from einmpi.language.statements import Inputs
 

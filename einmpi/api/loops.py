@@ -14,7 +14,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, options_of, with_settings
+from einmpi.job.job import Job, options_of, trained_job, with_settings
 from einmpi.job.loop import (
     EPOCH,
     ROWS,
@@ -28,7 +28,6 @@ from einmpi.job.loop import (
     numbers_of_steps,
     refuse_step_as_input,
 )
-from einmpi.job.program import trained_job
 from einmpi.job.settings import only_settings, split_settings, takes_settings
 from einmpi.language.syntax import Source
 from einmpi.training.settings import Training, make_training

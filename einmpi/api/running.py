@@ -457,7 +457,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     from einmpi.compiled.given_inputs import as_input, check_inputs
     from einmpi.compiled.running import check_memory
-    from einmpi.loops.reference import evaluate_loops
+    from einmpi.loops.stages import evaluate_loops
 
     check_job("reference", job)
 

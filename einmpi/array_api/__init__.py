@@ -6,12 +6,12 @@ All ranks make these calls together. New tensors are on all ranks of the world.
 import math
 
 from einmpi.array_api import fft, functions, linalg, table
+from einmpi.arrays.methods import make_functions
 
 # The functions that are written out.
 _WRITTEN = (
-    "__array_namespace_info__ arange argmax argmin argsort asarray astype broadcast_arrays "
-    "can_cast clip diff empty empty_like eye finfo from_dlpack full full_like iinfo isdtype "
-    "linspace meshgrid ones ones_like result_type sort zeros zeros_like"
+    "__array_namespace_info__ arange argsort asarray broadcast_arrays can_cast clip eye finfo "
+    "from_dlpack full iinfo isdtype linspace meshgrid result_type sort"
 )
 _NAMES = {
     "__array_api_version__": functions.API_VERSION,
@@ -25,7 +25,7 @@ _NAMES = {
     **{dtype.name: dtype for dtype in functions.KINDS["bool"] + functions.KINDS["numeric"]},
     **{name: getattr(functions, name) for name in _WRITTEN.split()},
     **{name: getattr(linalg, name) for name in table.PRODUCTS},
-    **table.make_functions(table.MAIN, __name__),
+    **make_functions(table.MAIN, __name__),
 }
 globals().update(_NAMES)
 __all__ = list(_NAMES)

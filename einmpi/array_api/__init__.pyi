@@ -10,7 +10,7 @@ from einmpi.array_api import fft as fft
 from einmpi.array_api import linalg as linalg
 from einmpi.array_api.functions import FloatInfo, IntegerInfo, NamespaceInfo
 from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.sorting import UniqueAll, UniqueCounts, UniqueInverse
+from einmpi.arrays.statistics import UniqueAll, UniqueCounts, UniqueInverse
 
 Axis: TypeAlias = int | tuple[int, ...] | None
 __array_api_version__: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -78,12 +78,6 @@ def _dtype_of(array_or_dtype: Any) -> np.dtype[Any]:
         return array_or_dtype.dtype
     dtype: np.dtype[Any] = np.dtype(array_or_dtype)
     return dtype
-
-
-def astype(x: DistArray, dtype: Any, /, *, copy: bool = True, device: Any = None) -> DistArray:
-    """Return the elements converted to another dtype."""
-    check_device(device)
-    return call(np.astype, x, np.dtype(dtype), copy=copy)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
@@ -191,6 +185,16 @@ def array_namespace(api_version: str | None) -> ModuleType:
 # ---- new tensors ---------------------------------------------------------------------------------
 
 
+def on_cpu(function: Callable[..., Any]) -> Callable[..., DistArray]:
+    """Return a function of DistArrays that takes a device too, which is the ranks' own memory."""
+
+    def call_on_cpu(*arguments: Any, device: Any = None, **options: Any) -> DistArray:
+        check_device(device)
+        return call(function, *arguments, **options)
+
+    return call_on_cpu
+
+
 def asarray(
     obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
 ) -> DistArray:
@@ -231,52 +235,12 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
     return DistArray.from_global(x)
 
 
-def empty(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros: no element is left to chance."""
-    return zeros(shape, dtype=dtype, device=device)
-
-
-def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros."""
-    check_device(device)
-    return DistArray.zeros(shape, DEFAULT_FLOAT if dtype is None else dtype)
-
-
-def ones(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of ones."""
-    check_device(device)
-    return DistArray.ones(shape, DEFAULT_FLOAT if dtype is None else dtype)
-
-
 def full(
     shape: int | Sequence[int], fill_value: Any, *, dtype: Any = None, device: Any = None
 ) -> DistArray:
     """Return a tensor of equal elements."""
     check_device(device)
     return DistArray.full(shape, fill_value, dtype)
-
-
-def empty_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros of the shape, and in the layout, of another one."""
-    return full_like(x, 0, dtype=dtype, device=device)
-
-
-def zeros_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros of the shape, and in the layout, of another one."""
-    return full_like(x, 0, dtype=dtype, device=device)
-
-
-def ones_like(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of ones of the shape, and in the layout, of another one."""
-    return full_like(x, 1, dtype=dtype, device=device)
-
-
-def full_like(
-    x: DistArray, /, fill_value: Any, *, dtype: Any = None, device: Any = None
-) -> DistArray:
-    """Return a tensor of equal elements of the shape, and in the layout, of another one."""
-    check_device(device)
-    return call(np.full_like, x, fill_value, dtype=dtype)
 
 
 def arange(
@@ -366,46 +330,10 @@ def clip(x: DistArray, /, min: Any = None, max: Any = None) -> DistArray:
     return clipped.astype(x.dtype)
 
 
-def diff(
-    x: DistArray,
-    /,
-    *,
-    axis: int = -1,
-    n: int = 1,
-    prepend: DistArray | None = None,
-    append: DistArray | None = None,
-) -> DistArray:
-    """Return the differences of neighbouring elements along a dimension, `n` times."""
-    options: dict[str, Any] = {"n": n, "axis": axis}
-    if prepend is not None:
-        options["prepend"] = prepend
-    if append is not None:
-        options["append"] = append
-    return call(np.diff, x, **options)
-
-
 def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
     """Return tensors with their elements repeated so that all have the same shape."""
     repeated: Any = np.broadcast_arrays(*arrays)
     return list(repeated)
-
-
-def argmax(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
-    """Return the index of the first greatest element; in row-major order without `axis`."""
-    return _with_all_dimensions(call(np.argmax, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
-
-
-def argmin(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray:
-    """Return the index of the first least element; in row-major order without `axis`."""
-    return _with_all_dimensions(call(np.argmin, x, axis=axis, keepdims=keepdims), x, axis, keepdims)
-
-
-def _with_all_dimensions(
-    found: DistArray, x: DistArray, axis: int | None, keepdims: bool
-) -> DistArray:
-    if axis is None and keepdims:
-        return found.reshape((1,) * x.ndim)
-    return found
 
 
 def sort(
@@ -443,11 +371,6 @@ def cross(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
         negative = left[..., second] * right[..., first]
         components.append(positive - negative)
     return call(np.stack, components, axis=axis)
-
-
-def trace(x: DistArray, /, *, offset: int = 0, dtype: Any = None) -> DistArray:
-    """Return the sum of a diagonal of each matrix of a stack."""
-    return call(np.sum, np.diagonal(x, offset, -2, -1), axis=-1, dtype=dtype)
 
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:

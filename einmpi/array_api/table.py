@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Any, TypeAlias
+from functools import partial
 
 import numpy as np
 
-# numpy's function, the signature, and the documentation. Parameters before the * are passed to
-# numpy by position, and those after it by name.
-Row: TypeAlias = tuple[Callable[..., Any], str, str]
-
-
-def make_functions(rows: Mapping[str, Row], module: str) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a table by name. numpy calls the DistArrays back by its protocols."""
-    functions: dict[str, Callable[..., Any]] = {}
-    for name, (numpy_function, signature, documentation) in rows.items():
-        function = _maker(signature)(numpy_function)
-        function.__name__ = function.__qualname__ = name
-        function.__module__ = module
-        function.__doc__ = documentation
-        functions[name] = function
-    return functions
-
-
-@cache
-def _maker(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes functions with a signature, given the function of numpy to call."""
-    header = f"def function{signature}:"
-    (definition,) = ast.parse(f"{header} ...").body
-    assert isinstance(definition, ast.FunctionDef)
-    parameters = definition.args
-    passed = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
-    passed += [f"{each.arg}={each.arg}" for each in parameters.kwonlyargs]
-    text = f"""
-from __future__ import annotations
-def make(numpy_function):
-    {header}
-        return numpy_function({", ".join(passed)})
-    return function
-"""
-    scope: dict[str, Any] = {}
-    exec(text, scope)
-    make: Callable[[Callable[..., Any]], Callable[..., Any]] = scope["make"]
-    return make
-
+from einmpi.array_api.functions import on_cpu
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.methods import Row
 
 _UNARY = "(x: DistArray, /) -> DistArray"
 _BINARY = "(x1: Any, x2: Any, /) -> DistArray"
@@ -73,6 +35,10 @@ _TRANSFORM_OF_AXES = (
     " norm: Any = 'backward') -> DistArray"
 )
 _SHIFT = "(x: DistArray, /, *, axes: int | Sequence[int] | None = None) -> DistArray"
+
+_NEW = "(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray"
+_LIKE = "(x: DistArray, /, *, dtype: Any = None, device: Any = None) -> DistArray"
+_PLACE = "(x: DistArray, /, *, axis: int | None = None, keepdims: bool = False) -> DistArray"
 
 _UNARY_NAMES = (
     "abs acos acosh asin asinh atan atanh bitwise_invert ceil conj cos cosh exp expm1 floor imag "
@@ -127,6 +93,40 @@ PRODUCTS: dict[str, Row] = {
 }
 
 MAIN: dict[str, Row] = {
+    # new tensors
+    "empty": (
+        on_cpu(DistArray.zeros),
+        _NEW,
+        "Return a tensor of zeros: no element is left to chance.",
+    ),
+    "zeros": (on_cpu(DistArray.zeros), _NEW, "Return a tensor of zeros."),
+    "ones": (on_cpu(DistArray.ones), _NEW, "Return a tensor of ones."),
+    "empty_like": (
+        on_cpu(np.zeros_like),
+        _LIKE,
+        "Return a tensor of zeros of the shape, and in the layout, of another one.",
+    ),
+    "zeros_like": (
+        on_cpu(np.zeros_like),
+        _LIKE,
+        "Return a tensor of zeros of the shape, and in the layout, of another one.",
+    ),
+    "ones_like": (
+        on_cpu(np.ones_like),
+        _LIKE,
+        "Return a tensor of ones of the shape, and in the layout, of another one.",
+    ),
+    "full_like": (
+        on_cpu(np.full_like),
+        "(x: DistArray, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> DistArray",
+        "Return a tensor of equal elements of the shape, and in the layout, of another one.",
+    ),
+    "astype": (
+        on_cpu(np.astype),
+        "(x: DistArray, dtype: Any, /, *, copy: bool = True, device: Any = None) -> DistArray",
+        "Return the elements converted to another dtype.",
+    ),
+    # functions of elements
     **_elementwise(_UNARY_NAMES, _UNARY, "element"),
     **_elementwise(_BINARY_NAMES, _BINARY, "pair of elements"),
     "where": (
@@ -152,6 +152,22 @@ MAIN: dict[str, Row] = {
         np.count_nonzero,
         _OVER_AXES,
         "Return how many elements are not zero, along some dimensions.",
+    ),
+    "argmax": (
+        np.argmax,
+        _PLACE,
+        "Return the index of the first greatest element; in row-major order without `axis`.",
+    ),
+    "argmin": (
+        np.argmin,
+        _PLACE,
+        "Return the index of the first least element; in row-major order without `axis`.",
+    ),
+    "diff": (
+        np.diff,
+        "(x: DistArray, /, *, axis: int = -1, n: int = 1, prepend: DistArray | None = None,"
+        " append: DistArray | None = None) -> DistArray",
+        "Return the differences of neighbouring elements along a dimension, `n` times.",
     ),
     "sum": (np.sum, _TOTAL, "Return the sum along some dimensions."),
     "prod": (np.prod, _TOTAL, "Return the product along some dimensions."),
@@ -301,6 +317,11 @@ LINALG: dict[str, Row] = {
         partial(np.diagonal, axis1=-2, axis2=-1),
         "(x: DistArray, /, *, offset: int = 0) -> DistArray",
         "Return a diagonal of each matrix of a stack.",
+    ),
+    "trace": (
+        partial(np.trace, axis1=-2, axis2=-1),
+        "(x: DistArray, /, *, offset: int = 0, dtype: Any = None) -> DistArray",
+        "Return the sum of a diagonal of each matrix of a stack.",
     ),
     "vector_norm": (
         np.linalg.vector_norm,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -156,8 +157,6 @@ class ArrayCreation(ArrayRecord):
             return layout
 
         layout = together(own_comm, check_shape, lambda found: f"{found.bound} {found}")
-        if layout.block(own_comm.rank) is None:
-            own = np.empty((0,) * (len(layout.bound) or 1), own.dtype)
         return _made_as(cls, own, layout, own_comm)
 
     @classmethod
@@ -499,33 +498,22 @@ def _evened_out(own: Array, shapes: Sequence[tuple[int, ...]], comm: Comm) -> tu
     layout = together(comm, check_blocks)
     block = layout.block(comm.rank)
     assert block is not None
-    width = int(np.prod(inner, dtype=np.int64))
-    first_places = np.concatenate(([0], np.cumsum(lengths))) * width
-    if shape(block) == own.shape and all(_is_in_place(layout, first_places, width, comm.size)):
+    starts = np.concatenate(([0], np.cumsum(lengths))).tolist()
+    whole_inside = tuple(((0, extent),) for extent in inner)
+    if shape(block) == own.shape and all(
+        layout.block(rank) == (((starts[rank], starts[rank + 1]),), *whole_inside)
+        for rank in range(comm.size)
+    ):
         return own, layout
+    width = prod(inner)
     even = np.empty(shape(block), own.dtype)
     move_between_intervals(
         comm,
         np.ascontiguousarray(own).reshape(-1),
         even.reshape(-1),
-        lambda rank: one_interval(first_places[rank], first_places[rank + 1]),
+        lambda rank: one_interval(starts[rank] * width, starts[rank + 1] * width),
         lambda rank: intervals_of_block(layout, rank),
         # Ranks of an axis that cuts nothing have the same block, and all get it.
         lambda _sender, _receiver: True,
     )
     return even, layout
-
-
-def _is_in_place(
-    layout: Layout, first_places: npt.NDArray[np.int64], width: int, ranks: int
-) -> list[bool]:
-    """Return for each rank whether its block is where the layout wants it."""
-    found = []
-    for rank in range(ranks):
-        block = layout.block(rank)
-        first = int(first_places[rank])
-        last = int(first_places[rank + 1])
-        rows = ((first // max(width, 1), last // max(width, 1)),)
-        whole_inside = tuple(((0, extent),) for extent in layout.bound[1:])
-        found.append(block == (rows, *whole_inside))
-    return found

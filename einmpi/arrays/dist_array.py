@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import ArrayCreation
-from einmpi.arrays.record import Origin
+from einmpi.arrays.methods import ArrayMethods
+from einmpi.arrays.record import Origin, block_extents
 from einmpi.comm.agreement import abort_on_divergence, call_alike, comm_of_program, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
@@ -25,7 +28,7 @@ from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import Slot, shape, show_region
+from einmpi.schedule.regions import Slot, show_region
 from einmpi.schedule.steps import Transfer
 from einmpi.units import counted
 
@@ -42,7 +45,7 @@ def _functions() -> Any:
     return functions
 
 
-class DistArray(ArrayCreation, NDArrayOperatorsMixin):
+class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     """A tensor in blocks on the ranks of a communicator.
 
     Runs, `from_global` and `open_dataset` make it. Slices, reshapes and transposes of it are views,
@@ -114,7 +117,7 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, _: Any) -> DistArray:
-        return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))
+        return self._share_origin(self._with_block(self.local.copy()))
 
     def __reduce__(self) -> Any:
         """Pickle this rank's block. No messages are sent."""
@@ -199,6 +202,18 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
                 self.own_comm.sendrecv(None, None, 0, whole.reshape(-1))
         return whole if rank == root else None
 
+    def _with_block(self, local: Array, layout: Layout | None = None) -> DistArray:
+        """Return another tensor on the same ranks, by default in the same layout."""
+        return DistArray(local, self.layout if layout is None else layout, self.own_comm)
+
+    def _in_layout(self, layout: Layout) -> DistArray:
+        """Return the tensor in a layout, as it is if this is its own. All ranks call it."""
+        return self if layout == self.layout else self.redistribute(layout)
+
+    def _in_dtype(self, dtype: Any) -> DistArray:
+        """Return the tensor in a dtype, as it is if this is its own."""
+        return self if self.dtype == dtype else self.astype(dtype)
+
     def redistribute(self, layout: Layout) -> DistArray:
         """Move the tensor to another layout. All ranks call it.
 
@@ -235,17 +250,15 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
             return self._moved_to(layout)
 
     def _moved_to(self, layout: Layout) -> DistArray:
-        block = layout.block(self.own_comm.rank)
-        extents = (0,) * (self.ndim or 1) if block is None else shape(block)
         source = Slot("before", self.local.shape, self.dtype.name)
-        target = Slot("after", extents, self.dtype.name)
+        target = Slot("after", block_extents(layout, self.own_comm.rank), self.dtype.name)
         buffers = Buffers(NumpyBackend())
         buffers.put(source, np.ascontiguousarray(self.host))
         before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
         transfer(Transfer("", source, target, moves), buffers, self.own_comm)
-        return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
+        return self._share_origin(self._with_block(buffers[target], layout))
 
     # ---- numpy's protocols ----------------------------------------------------------------------
 
@@ -425,34 +438,9 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         extents = shape[0] if len(shape) == 1 else shape
         return call(np.reshape, self, extents)
 
-    def ravel(self) -> DistArray:
-        """Return the elements as a vector, in row-major order: a view, where numpy has one."""
-        return call(np.ravel, self)
-
     def flatten(self) -> DistArray:
         """Return a copy of the elements as a vector, in row-major order."""
         return self.ravel().copy()
-
-    def swapaxes(self, axis1: int, axis2: int) -> DistArray:
-        """Return the tensor with two dimensions exchanged. Nothing moves."""
-        return call(np.swapaxes, self, axis1, axis2)
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
-        """Return the elements whose two indices are equal, or differ by `offset`."""
-        return call(np.diagonal, self, offset, axis1, axis2)
-
-    def take(self, indices: Any, axis: int | None = None) -> DistArray:
-        """Return the elements at some indices of a dimension; without one, in row-major order."""
-        return call(np.take, self, indices, axis)
-
-    def repeat(self, repeats: Any, axis: int | None = None) -> DistArray:
-        """Return each element repeated along a dimension; without one, in row-major order."""
-        return call(np.repeat, self, repeats, axis)
-
-    def nonzero(self) -> tuple[DistArray, ...]:
-        """Return the indices of the elements that are not zero, in row-major order."""
-        indices: Any = np.nonzero(self)
-        return tuple(indices)
 
     def fill(self, value: Any) -> None:
         """Set all elements to a value."""
@@ -462,99 +450,11 @@ class DistArray(ArrayCreation, NDArrayOperatorsMixin):
         """Sort the elements along a dimension, in place."""
         self[...] = call(np.sort, self, axis)
 
-    def argsort(self, axis: int | None = -1) -> DistArray:
-        """Return the indices that sort the elements; equal elements keep their order."""
-        return call(np.argsort, self, axis)
-
-    def searchsorted(self, v: Any, side: str = "left") -> DistArray:
-        """Return where elements would be inserted to keep this vector sorted."""
-        return call(np.searchsorted, self, v, side)
-
-    def squeeze(self, axis: Axis = None) -> DistArray:
-        """Return the tensor without dimensions of extent 1. Nothing moves."""
-        return call(np.squeeze, self, axis)
-
     def astype(self, dtype: Any) -> DistArray:
         """Return the elements converted to another dtype. Nothing moves."""
         return call(np.astype, self, np.dtype(dtype).newbyteorder("="))
 
-    def copy(self) -> DistArray:
-        """Return a copy whose elements can be changed without changing this tensor."""
-        return call(np.copy, self)
-
-    def conj(self) -> DistArray:
-        """Return the complex conjugates."""
-        return call(np.conjugate, self)
-
-    def round(self, decimals: int = 0) -> DistArray:
-        """Return the elements rounded to this many decimals."""
-        return call(np.round, self, decimals)
-
-    def clip(self, min: Any = None, max: Any = None) -> DistArray:
-        """Return the elements limited to the range from `min` to `max`."""
-        return call(np.clip, self, min, max)
-
     # ---- aggregations ---------------------------------------------------------------------------
-
-    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
-        """Return the sum over some dimensions, by default over all."""
-        return call(np.sum, self, axis, dtype, keepdims=keepdims)
-
-    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
-        """Return the product over some dimensions, by default over all."""
-        return call(np.prod, self, axis, dtype, keepdims=keepdims)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the greatest element along some dimensions, by default of all."""
-        return call(np.max, self, axis, keepdims=keepdims)
-
-    def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the least element along some dimensions, by default of all."""
-        return call(np.min, self, axis, keepdims=keepdims)
-
-    def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return whether any element along some dimensions is not zero, by default of all."""
-        return call(np.any, self, axis, keepdims=keepdims)
-
-    def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return whether all elements along some dimensions are not zero, by default of all."""
-        return call(np.all, self, axis, keepdims=keepdims)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
-        """Return the mean along some dimensions, by default of all elements."""
-        return call(np.mean, self, axis, dtype, keepdims=keepdims)
-
-    def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
-        """Return the variance along some dimensions, by default of all elements."""
-        return call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
-
-    def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
-        """Return the standard deviation along some dimensions, by default of all elements."""
-        return call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
-        """Return the index of the first greatest element; in row-major order without `axis`."""
-        return call(np.argmax, self, axis, keepdims=keepdims)
-
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
-        """Return the index of the first least element; in row-major order without `axis`."""
-        return call(np.argmin, self, axis, keepdims=keepdims)
-
-    def cumsum(self, axis: int | None = None, dtype: Any = None) -> DistArray:
-        """Return the sums of all elements up to each one; without `axis`, in row-major order."""
-        return call(np.cumsum, self, axis, dtype)
-
-    def cumprod(self, axis: int | None = None, dtype: Any = None) -> DistArray:
-        """Return the products of all elements up to each; without `axis`, in row-major order."""
-        return call(np.cumprod, self, axis, dtype)
-
-    def trace(self, offset: int = 0) -> DistArray:
-        """Return the sum of the diagonal."""
-        return call(np.trace, self, offset)
-
-    def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
-        """Return the square root of the sum of squares along some dimensions, by default of all."""
-        return call(np.linalg.norm, self, None, axis, keepdims)
 
     def dot(self, other: Any) -> DistArray:
         """Return the product with another tensor, as `numpy.dot`."""
@@ -581,3 +481,131 @@ def call(function: Any, *arguments: Any, **options: Any) -> DistArray:
     """Call a function of numpy that returns a DistArray: it comes back through the protocols."""
     found: DistArray = function(*arguments, **options)
     return found
+
+
+# ---- views, as numpy has them: elements of another tensor that follow its changes ----------------
+
+
+class Link(NamedTuple):
+    """How a view depends on the tensor that it was made of, which may be a view too."""
+
+    read: Callable[[DistArray], DistArray]  # returns the elements; all ranks call it
+    write: Callable[[DistArray, DistArray], None]  # replaces them in the tensor
+    stored: Callable[[Array], Array]  # returns a view of an array that is stored as the tensor
+    shares: bool = False  # whether the elements that are read are in the memory of the tensor
+
+
+class View(DistArray):
+    """Elements of another tensor: a slice, a transpose, a reshape, or several of these.
+
+    On several ranks these elements may be on other ranks than in the other tensor, its base, so a
+    view usually has a copy of them. What is written into it goes to the base. The base counts such
+    changes, on all ranks alike, and a view that has missed one reads the base again when it is
+    used next.
+
+    Parameters
+    ----------
+    array : DistArray
+        The tensor that it is made of. If it is a view, its own base becomes the base.
+    link : Link
+        How it depends on that tensor.
+    key : object
+        The key that selects it there, if a key does.
+    """
+
+    def __init__(self, array: DistArray, link: Link, key: Any = "no key") -> None:
+        values = link.read(array)
+        self._dtype = values.dtype
+        self.layout = values.layout
+        self.own_comm = values.own_comm
+        self.base = array
+        self.key = key
+        self.links: tuple[Link, ...] = (link,)
+        if isinstance(array, View):
+            self.base = array.base
+            self.key = "no key of the base"
+            self.links = (*array.links, link)
+        self.shares = all(each.shares for each in self.links)
+        self._hold(values)
+
+    @property
+    def local(self) -> Array:
+        """This rank's block, which all ranks read together after the base has changed."""
+        self._update()
+        return super().local
+
+    @property
+    def _is_current(self) -> bool:
+        return self._changes == self.base._changes
+
+    def _update(self) -> None:
+        if self._is_given_away or self._is_current:
+            return
+        values = self.base
+        for link in self.links:
+            values = link.read(values)
+        self._hold(values)
+
+    def _hold(self, values: DistArray) -> None:
+        """Have these elements, which are those of the base now."""
+        self._local = values.local
+        self._changes = self.base._changes
+        if not self.shares and isinstance(self._local, np.ndarray):
+            self._local.flags.writeable = False  # what is written there would be lost
+
+    def write(self, values: DistArray) -> None:
+        """Replace all elements, in the base."""
+        *links, last_link = self.links
+        parts = [self.base]
+        for link in links:
+            parts.append(link.read(parts[-1]))
+        changed = parts.pop()
+        last_link.write(changed, values)
+        for link in reversed(links):
+            part = parts.pop()
+            if not link.shares:
+                link.write(part, changed)
+            changed = part
+        self.base._count_change()
+        self._hold(values)
+
+    def __repr__(self) -> str:
+        # No rank waits for others here: programs often print on one rank only.
+        if self._is_current or self.is_alone():
+            return super().__repr__()
+        return f"DistArray(changed since it was read, shape={self.shape}, dtype={self.dtype})"
+
+
+@contextmanager
+def writing(array: DistArray) -> Iterator[DistArray]:
+    """Yield a tensor whose block takes new elements of another one: itself, or a copy of a view.
+
+    All ranks call it.
+    """
+    if isinstance(array, View) and not array.shares:
+        if any(link.write is refuse_writing for link in array.links):
+            refuse_writing(array, array)
+        changed = array.copy()
+        yield changed
+        array.write(changed)
+        return
+    try:
+        yield array
+    finally:
+        base = array.base if isinstance(array, View) else array
+        base._count_change()
+
+
+def refuse_writing(array: DistArray, values: DistArray) -> None:
+    """Raise the error of numpy. It is the way to write into a view that is read-only."""
+    raise ValueError("assignment destination is read-only")
+
+
+def stored_as_numpy(view: View) -> Array:
+    """Return an array with the strides that numpy's view would have, but without its elements."""
+    base = view.base
+    strides = [prod(base.shape[axis + 1 :]) * base.itemsize for axis in range(base.ndim)]
+    stored = as_strided(np.empty((), base.dtype), base.shape, strides)
+    for link in view.links:
+        stored = link.stored(stored)
+    return stored

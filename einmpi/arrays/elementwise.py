@@ -1,21 +1,24 @@
-"""Functions of single elements of DistArrays, which numpy computes on the blocks of a layout."""
+"""Functions that numpy computes on blocks of DistArrays: of single elements, and of whole rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
-from einmpi.arrays.creation import block_of
+from einmpi.arrays.creation import block_of, layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import (
     block_indices,
-    block_of_idle_rank,
+    broadcast_layout,
     common_comm,
-    cuts_of_last_dimensions,
+    distributed,
+    layout_cutting,
+    with_other_dimensions,
 )
-from einmpi.arrays.shapes import broadcast_to
+from einmpi.arrays.shapes import broadcast_to, concatenate, expand_dims, roll
 from einmpi.comm.agreement import is_checking, require_same_arrays, together
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
@@ -37,8 +40,8 @@ def on_blocks(
     A function with several results returns them as a tuple. One that `fails_by_value` may raise an
     error on some ranks only: then all ranks raise it.
     """
-    distributed = [operand for operand in operands if isinstance(operand, DistArray)]
-    comm = common_comm(where, distributed)
+    tensors = [operand for operand in operands if isinstance(operand, DistArray)]
+    comm = common_comm(where, tensors)
     values: list[Any] = []
     shapes: list[tuple[int, ...]] = []
     plain_arrays: dict[str, Any] = {}
@@ -56,7 +59,7 @@ def on_blocks(
     if comm.size > 1 and is_checking():
         require_same_arrays(comm, where, plain_arrays)
 
-    layout = common_layout(np.broadcast_shapes(*shapes), distributed)
+    layout = common_layout(np.broadcast_shapes(*shapes), tensors)
     blocks = [_needed_block(value, layout, comm) for value in values]
     if fails_by_value and layout.bound:  # every rank has all of a tensor without dimensions
         computed = raise_alike(comm, ValueError, lambda: function(*in_one_memory(blocks)))
@@ -70,8 +73,7 @@ def on_blocks(
 def common_layout(shape: tuple[int, ...], operands: Sequence[DistArray]) -> Layout:
     """Return the layout of a result: that of the largest operand, whose elements stay in place."""
     largest = max(operands, key=lambda operand: operand.size)
-    cuts = cuts_of_last_dimensions(largest.layout, len(shape))
-    return Layout(largest.layout.mesh, shape, cuts)
+    return broadcast_layout(largest.layout, shape)
 
 
 def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
@@ -81,16 +83,13 @@ def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
     the same on all ranks of that axis.
     """
     new_dimensions = len(result.bound) - len(shape)
-    cuts: list[int | None] = []
-    for cut in result.cuts:
-        operand_cut = None
-        if cut is not None and cut >= new_dimensions:
-            dimension = cut - new_dimensions
-            is_broadcast = shape[dimension] != result.bound[cut]
-            if not is_broadcast:
-                operand_cut = dimension
-        cuts.append(operand_cut)
-    return Layout(result.mesh, shape, tuple(cuts))
+
+    def dimension_of(cut: int) -> int | None:
+        dimension = cut - new_dimensions
+        is_broadcast = dimension < 0 or shape[dimension] != result.bound[cut]
+        return None if is_broadcast else dimension
+
+    return with_other_dimensions(result, shape, dimension_of)
 
 
 def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
@@ -100,9 +99,7 @@ def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
     layout = _operand_layout(result, value.shape)
     region = layout.block(comm.rank)
     if isinstance(value, DistArray):
-        if value.layout != layout:
-            value = value.redistribute(layout)
-        block = value.local
+        block = value._in_layout(layout).local
     elif region is not None:
         block = block_of(value, region, value.dtype.name)
     else:
@@ -130,8 +127,6 @@ def _as_dist_array(block: Any, layout: Layout, comm: Comm) -> DistArray:
     """Return the tensor of which a function has computed this rank's block."""
     if not is_device_array(block):
         block = np.asarray(block)
-    if layout.block(comm.rank) is None:
-        block = block_of_idle_rank(layout, block.dtype)
     return DistArray(block, layout, comm)
 
 
@@ -181,39 +176,24 @@ def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) ->
 
 def full_like(array: DistArray, value: Any, /, dtype: Any = None, device: Any = None) -> DistArray:
     """Return a tensor of equal elements, in the layout of another one."""
+    return filled_like(value, array, dtype)
+
+
+def filled_like(
+    value: Any, array: DistArray, /, dtype: Any = None, device: Any = None
+) -> DistArray:
+    """Return a tensor of equal elements, in the layout of another one."""
     if dtype is None:
         dtype = array.dtype
     element = np.full((), value, dtype)  # blocks of one value: an array is refused
-    local = np.full(array.local.shape, element, dtype)
-    return DistArray(local, array.layout, array.own_comm)
+    return array._with_block(np.full(array.local.shape, element, dtype))
 
 
-def zeros_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of zeros, in the layout of another one."""
-    return full_like(array, 0, dtype)
-
-
-def ones_like(array: DistArray, /, dtype: Any = None, device: Any = None) -> DistArray:
-    """Return a tensor of ones, in the layout of another one."""
-    return full_like(array, 1, dtype)
-
-
-def is_close(
+def isclose(
     a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
     """Return, for each element, whether two tensors are close to each other."""
-
-    def compare_blocks(a_block: Any, b_block: Any) -> Any:
-        return np.isclose(a_block, b_block, rtol, atol, equal_nan)
-
-    return on_blocks("isclose", compare_blocks, (a, b))
-
-
-def all_close(
-    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> bool:
-    """Return whether two tensors are close to each other everywhere."""
-    return bool(np.all(is_close(a, b, rtol, atol, equal_nan)))
+    return on_blocks("isclose", lambda x, y: np.isclose(x, y, rtol, atol, equal_nan), (a, b))
 
 
 def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
@@ -228,31 +208,142 @@ def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
     return bool(np.all(is_equal))
 
 
-def tril(array: DistArray, /, k: int = 0) -> DistArray:
-    """Return the tensor with zeros above the k-th diagonal of its last two dimensions."""
-    return _triangle(array, lambda rows, columns: columns <= rows + k)
+def triangle(compare: np.ufunc, array: DistArray, /, k: int = 0) -> DistArray:
+    """Return the tensor with zeros on one side of the k-th diagonal of its last two dimensions.
 
-
-def triu(array: DistArray, /, k: int = 0) -> DistArray:
-    """Return the tensor with zeros below the k-th diagonal of its last two dimensions."""
-    return _triangle(array, lambda rows, columns: columns >= rows + k)
-
-
-def _triangle(array: DistArray, is_kept: Callable[[Any, Any], Any]) -> DistArray:
+    Elements stay where `compare` is True of their column and that of the diagonal.
+    """
     if array.ndim == 0:
         raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
     if array.ndim == 1:
         array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
     rows, columns = block_indices(array.layout, array.own_comm.rank)[-2:]
     zero = np.zeros((), array.dtype)
-    kept = is_kept(rows[:, np.newaxis], columns)
+    kept = compare(columns, rows[:, np.newaxis] + k)
     if not array.local.size:
         return array.copy()
-    return DistArray(np.where(kept, array.host, zero), array.layout, array.own_comm)
+    return array._with_block(np.where(kept, array.host, zero))
 
 
-def size(array: DistArray, /, axis: int | None = None) -> int:
-    """Return the number of elements, or an extent."""
-    if axis is None:
-        return array.size
-    return array.shape[axis]
+# ---- functions of whole rows: matrices and transforms; other dimensions are cut ------------------
+
+
+def with_whole_axes(array: DistArray, axes: Collection[int]) -> DistArray:
+    """Return the tensor in a layout that does not cut these dimensions.
+
+    Ranks that cut them cut others instead. If no other is long enough, they hold copies.
+    """
+    layout = array.layout
+    comm = array.own_comm
+    if layout.mesh.ranks != comm.size:
+        layout = layout_for(comm, array.shape)
+    other_dimensions = [dimension for dimension in range(array.ndim) if dimension not in axes]
+    return array._in_layout(layout_cutting(layout, array.shape, other_dimensions))
+
+
+def along_axes(function: Callable[[Any], Any], array: DistArray, axes: int | Sequence[int]) -> Any:
+    """Apply a function to blocks in which some dimensions are whole.
+
+    The function may change their extents, or leave out those that are last. It returns an array, or
+    a named tuple of such.
+    """
+    whole_axes = normalize_axis_tuple(axes, array.ndim)
+    source = with_whole_axes(array, whole_axes)
+
+    def as_tensor(block: Any) -> DistArray:
+        local = np.array(block, order="C")
+        bound = [
+            local.shape[axis] if axis in whole_axes else array.shape[axis]
+            for axis in range(local.ndim)
+        ]
+        return array._with_block(
+            local, Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
+        )
+
+    # A matrix of one rank may be singular: then all ranks raise an error.
+    found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
+    if isinstance(found, tuple):
+        return type(found)(*map(as_tensor, found))
+    return as_tensor(found)
+
+
+def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of `numpy.linalg` that takes a stack of matrices as a DistArray."""
+
+    def apply_to_stack(array: DistArray, /, **options: Any) -> Any:
+        return _along_matrices(lambda block: function(block, **options), array)
+
+    return apply_to_stack
+
+
+def _along_matrices(function: Callable[[Any], Any], array: DistArray) -> Any:
+    if array.ndim < 2:
+        raise ValueError(f"a tensor of {array.ndim} dimensions is not a stack of matrices")
+    return along_axes(function, array, (-2, -1))
+
+
+def solve(matrices: Any, sides: Any, /) -> DistArray:
+    """Return the solutions of systems of linear equations, as `numpy.linalg.solve`.
+
+    A vector is the right-hand side of all systems.
+    """
+    if np.ndim(sides) == 1:
+        columns = expand_dims(distributed(sides, matrices.own_comm), -1)
+        return solve(matrices, columns).squeeze(-1)
+    stack_shape = np.broadcast_shapes(matrices.shape[:-2], sides.shape[:-2])
+    all_matrices = np.broadcast_to(matrices, (*stack_shape, *matrices.shape[-2:]))
+    all_sides = np.broadcast_to(sides, (*stack_shape, *sides.shape[-2:]))
+    # Both in one tensor, so that a rank has the matrices and their right-hand sides.
+    single = [np.ones((1, 1), array.dtype) for array in (matrices, sides)]
+    dtype = np.linalg.solve(single[0], single[1]).dtype
+    systems = concatenate([all_matrices, all_sides], -1, dtype)
+    size = matrices.shape[-1]
+
+    def solve_block(block: Any) -> Any:
+        return np.linalg.solve(block[..., :size], block[..., size:])
+
+    solutions: DistArray = _along_matrices(solve_block, systems)
+    return solutions
+
+
+def transform_of(function: Callable[..., Any]) -> Callable[..., DistArray]:
+    """Return a transform of `numpy.fft` along one dimension of a DistArray, or along several."""
+
+    def transform(
+        array: DistArray,
+        /,
+        n: int | None = None,
+        axis: int = -1,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: Any = None,
+    ) -> DistArray:
+        options: dict[str, Any] = {"n": n, "axis": axis}
+        whole_axes: Any = axis
+        if function.__name__.endswith("n"):
+            first = 0 if s is None else array.ndim - len(s)
+            whole_axes = tuple(range(first, array.ndim) if axes is None else axes)
+            options = {"s": s, "axes": whole_axes}
+        transformed: DistArray = along_axes(
+            lambda block: function(block, norm=norm, **options), array, whole_axes
+        )
+        return transformed
+
+    return transform
+
+
+def fftshift(array: DistArray, /, axes: int | Sequence[int] | None = None) -> DistArray:
+    """Return the tensor with frequency zero in the middle of its dimensions."""
+    return _shifted(array, axes, 1)
+
+
+def ifftshift(array: DistArray, /, axes: int | Sequence[int] | None = None) -> DistArray:
+    """Return the tensor with frequency zero at the start of its dimensions."""
+    return _shifted(array, axes, -1)
+
+
+def _shifted(array: DistArray, axes: int | Sequence[int] | None, direction: int) -> DistArray:
+    """Shift dimensions by half of their extents, up (1) or down (-1)."""
+    shifted_axes = range(array.ndim) if axes is None else np.atleast_1d(axes).tolist()
+    shifts = [direction * (array.shape[axis] // 2) for axis in shifted_axes]
+    return roll(array, shifts, shifted_axes)

@@ -34,49 +34,54 @@ def request_elements(
 
     `answer` returns the elements of this rank at places that it owns.
     """
+    if comm.size == 1:
+        return answer(places)
     # Numbers of 16 bits are sorted much faster.
     short_owners = owners.astype(np.uint16) if comm.size < 2**16 else owners
     order = np.argsort(short_owners, kind="stable")
     counts = np.bincount(owners, minlength=comm.size)
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    own = order[starts[comm.rank] : starts[comm.rank + 1]]
+    asked = counts_from_ranks(comm, counts)
+    wanted = send_to_ranks(comm, places[order], counts, asked)
     values = np.empty(places.size, dtype)
-    values[own] = answer(places[own])
-    if comm.size == 1:
-        return values
-    elsewhere = np.concatenate((order[: starts[comm.rank]], order[starts[comm.rank + 1] :]))
-    counts[comm.rank] = 0
-    is_other = np.arange(comm.size) != comm.rank
-    one_each = is_other.astype(int).tolist()
-    everyone = tuple(range(comm.size))
-    agree_on_calls(comm)
-    with abort_on_divergence(comm):
-        others_counts = np.empty(comm.size - 1, np.int64)
-        comm.alltoallv(everyone, counts[is_other], one_each, others_counts, one_each)
-        asked = np.zeros(comm.size, np.int64)
-        asked[is_other] = others_counts
-        wanted = np.empty(int(asked.sum()), np.int64)
-        comm.alltoallv(everyone, places[elsewhere], counts.tolist(), wanted, asked.tolist())
-        incoming = np.empty(elsewhere.size, dtype)
-        comm.alltoallv(everyone, answer(wanted), asked.tolist(), incoming, counts.tolist())
-    values[elsewhere] = incoming
+    values[order] = send_to_ranks(comm, answer(wanted), asked, counts)
     return values
 
 
+def counts_from_ranks(comm: Comm, counts: Integers) -> Integers:
+    """Return how many elements each rank sends here, given how many this one sends to each."""
+    is_other = np.arange(comm.size) != comm.rank
+    one_each = is_other.astype(int).tolist()
+    received = counts.copy()
+    received[is_other] = exchange_elements(comm, counts[is_other], one_each, one_each)
+    return received
+
+
+def send_to_ranks(comm: Comm, own: Array, counts: Integers, counts_received: Integers) -> Array:
+    """Send consecutive elements to ranks, so many to each. All ranks call it.
+
+    Return what this rank gets, in the order of the ranks that it comes from.
+    """
+    stop = int(counts[: comm.rank + 1].sum())
+    kept = slice(stop - int(counts[comm.rank]), stop)
+    is_other = np.arange(comm.size) != comm.rank
+    received = exchange_elements(
+        comm,
+        np.delete(own, kept),
+        (counts * is_other).tolist(),
+        (counts_received * is_other).tolist(),
+    )
+    return np.insert(received, counts_received[: comm.rank].sum(), own[kept])
+
+
 def exchange_elements(
-    comm: Comm,
-    dtype: np.dtype[Any],
-    parts: Sequence[Array],
-    send_counts: Sequence[int],
-    receive_counts: Sequence[int],
+    comm: Comm, to_send: Array, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> Array:
     """Send elements to other ranks; return those that they send here. All ranks call it.
 
-    `parts` are the elements to send, in the order of the ranks that get them. The counts have a
-    number for each rank, 0 for this one.
+    The elements are in the order of the ranks. The counts have a number for each rank, 0 for this
+    one.
     """
-    to_send = np.concatenate([np.empty(0, dtype), *parts])
-    received = np.empty(sum(receive_counts), dtype)
+    received = np.empty(sum(receive_counts), to_send.dtype)
     agree_on_calls(comm)
     with abort_on_divergence(comm):
         everyone = tuple(range(comm.size))
@@ -106,7 +111,7 @@ def move_pieces(
     if comm.size == 1:
         return
 
-    sent: list[Array] = []
+    sent = [np.empty(0, block.dtype)]
     send_counts = [0] * comm.size
     targets_of_received: list[tuple[Places, ...]] = []
     receive_counts = [0] * comm.size
@@ -121,7 +126,7 @@ def move_pieces(
             targets_of_received.append(in_target)
             receive_counts[other] += prod(_extents_of_box(in_target))
 
-    received = exchange_elements(comm, block.dtype, sent, send_counts, receive_counts)
+    received = exchange_elements(comm, np.concatenate(sent), send_counts, receive_counts)
     start = 0
     for in_target in targets_of_received:
         extents = _extents_of_box(in_target)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,10 @@ from einmpi.arrays import (
     products,
     reductions,
     shapes,
-    sorting,
     statistics,
-    whole_axes,
 )
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, Link, View, refuse_writing, stored_as_numpy, writing
 from einmpi.arrays.elementwise import Number, on_blocks
-from einmpi.arrays.views import Link, View, refuse_writing, stored_as_numpy, writing
 from einmpi.kernels.reference import is_of_other_library
 
 
@@ -39,14 +35,11 @@ def apply_ufunc(
         return products.matmul(*inputs)
     if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
         return products.vecdot(*inputs, **options)
-    if method == "reduce" and ufunc in reductions.REDUCTIONS and not targets:
-        # The reduce method of a ufunc aggregates over the first dimension by default.
-        reduce_options = {"axis": 0, **options}
-        return reductions.REDUCTIONS[ufunc](inputs[0], **reduce_options)
-
-    if method == "accumulate" and ufunc in reductions.SCANS and not targets:
-        scan_options = {"axis": 0, **options}
-        return reductions.SCANS[ufunc](inputs[0], **scan_options)
+    method_of_ufunc = reductions.METHODS_OF_UFUNCS.get((ufunc, method))
+    if method_of_ufunc is not None and not targets:
+        # It aggregates over the first dimension by default.
+        options = {"axis": 0, **options}
+        return method_of_ufunc(inputs[0], **options)
     if method == "outer" and not targets and len(inputs) == 2:
         left, right = inputs
         left_extents = np.shape(left) + (1,) * np.ndim(right)
@@ -115,10 +108,9 @@ def store(target: DistArray, result: DistArray) -> None:
         raise ValueError(
             f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
         )
-    if result.layout != target.layout:
-        result = result.redistribute(target.layout)
+    block = result._in_layout(target.layout).local
     with writing(target) as changed:
-        np.copyto(changed.local, result.local, casting="same_kind")
+        np.copyto(changed.local, block, casting="same_kind")
 
 
 def apply_function(
@@ -139,19 +131,15 @@ def apply_function(
     if calling is None:
         return implementation(*arguments, **options)
     # numpy has checked the arguments: there are not too many, and none is given twice.
-    given = dict(zip(calling.names, arguments, strict=False))
-    given.update(options)
-    by_position: list[Any] = []
-    for parameter in calling.positional_names:
-        if parameter in given:
-            by_position.append(given.pop(parameter))
+    given = {**dict(zip(calling.defaults, arguments, strict=False)), **options}
+    by_position = [given.pop(name) for name in calling.positional_names if name in given]
     by_name: dict[str, Any] = {}
-    for parameter, value in given.items():
-        if value is calling.defaults[parameter] or value is np._NoValue:
+    for name, value in given.items():
+        if value is calling.defaults[name] or value is np._NoValue:
             continue
-        if calling.accepted_names is not None and parameter not in calling.accepted_names:
-            raise TypeError(f"{_name_of(function)} of a DistArray does not take {parameter}")
-        by_name[parameter] = value
+        if calling.accepted_names is not None and name not in calling.accepted_names:
+            raise TypeError(f"{_name_of(function)} of a DistArray does not take {name}")
+        by_name[name] = value
     return implementation(*by_position, **by_name)
 
 
@@ -159,39 +147,28 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__name__}"
 
 
-@dataclass(frozen=True)
-class _Calling:
+class _Calling(NamedTuple):
     """How arguments of a function of numpy become those of its implementation here."""
 
-    names: tuple[str, ...]  # numpy's parameters
-    defaults: dict[str, Any]
-    positional_names: tuple[str, ...]  # those that the implementation takes by position
-    accepted_names: frozenset[str] | None  # those that it takes by name; None if it takes any
+    defaults: dict[str, Any]  # of numpy's parameters, in their order
+    positional_names: list[str]  # those that the implementation takes by position
+    accepted_names: set[str] | None  # those that it takes by name; None if it takes any
 
 
 @cache
 def _calling_of(function: Callable[..., Any]) -> _Calling | None:
     """Return how a function is called; None if it takes any number of arguments, as einsum."""
-    parameters = list(signature(function).parameters.values())
-    for parameter in parameters:
+    parameters = signature(function).parameters
+    own_parameters = signature(FUNCTIONS[function]).parameters.values()
+    for parameter in parameters.values():
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             return None
-    own_parameters = list(signature(FUNCTIONS[function]).parameters.values())
-    positional_count = 0
-    accepted: set[str] | None = set()
-    for parameter in own_parameters:
-        if parameter.kind is Parameter.POSITIONAL_ONLY:
-            positional_count += 1
-        elif parameter.kind is Parameter.VAR_KEYWORD:
-            accepted = None
-        elif accepted is not None:
-            accepted.add(parameter.name)
-    names = tuple(parameter.name for parameter in parameters)
+    kinds = [parameter.kind for parameter in own_parameters]
+    accepted = {parameter.name for parameter in own_parameters}
     return _Calling(
-        names,
-        {parameter.name: parameter.default for parameter in parameters},
-        names[:positional_count],
-        None if accepted is None else frozenset(accepted),
+        {name: parameter.default for name, parameter in parameters.items()},
+        list(parameters)[: kinds.count(Parameter.POSITIONAL_ONLY)],
+        None if Parameter.VAR_KEYWORD in kinds else accepted,
     )
 
 
@@ -247,160 +224,90 @@ def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
 def _astype(array: DistArray, dtype: Any, /, copy: bool = True, device: Any = None) -> DistArray:
     if not copy and array.dtype == dtype:
         return array
-    return DistArray(array.local.astype(dtype), array.layout, array.own_comm)
+    return array._with_block(array.local.astype(dtype))
 
 
+def _named(module: Any, names: str) -> list[Any]:
+    return [getattr(module, name) for name in names.split()]
+
+
+# Functions that have the same name here and in numpy.
+_BY_NAME = (
+    (np, reductions, "mean var std diff count_nonzero ptp"),
+    (np.linalg, reductions, "norm vector_norm"),
+    (np, statistics, "nanmean nanvar nanstd average median quantile percentile cov corrcoef"),
+    (np, statistics, "bincount histogram digitize"),
+    (np, statistics, "sort argsort searchsorted isin"),
+    (np, statistics, "unique unique_all unique_counts unique_inverse unique_values"),
+    (np, indexing, "argwhere nonzero take take_along_axis where"),
+    (np, products, "dot inner outer tensordot trace vdot"),
+    (np.linalg, elementwise, "solve"),
+    (np.fft, elementwise, "fftshift ifftshift"),
+    (
+        np,
+        shapes,
+        "append broadcast_arrays column_stack concatenate expand_dims meshgrid pad",
+    ),
+    (np, shapes, "repeat roll rot90 stack tile"),
+    (np, elementwise, "array_equal clip full_like isclose"),
+)
+# Functions that numpy writes with others of its own, which come back to us.
+_WRITTEN_BY_NUMPY = "allclose array_split dstack flip hsplit hstack split unstack vsplit vstack"
+_OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
+_AGGREGATIONS = "sum prod any all max min"
 _OF_MATRICES = (
-    np.linalg.cholesky,
-    np.linalg.det,
-    np.linalg.eigh,
-    np.linalg.eigvalsh,
-    np.linalg.inv,
-    np.linalg.matrix_norm,
-    np.linalg.matrix_power,
-    np.linalg.matrix_rank,
-    np.linalg.pinv,
-    np.linalg.qr,
-    np.linalg.slogdet,
-    np.linalg.svd,
-    np.linalg.svdvals,
+    "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet svd "
+    "svdvals"
 )
-_OF_ONE_DIMENSION = (
-    np.fft.fft,
-    np.fft.ifft,
-    np.fft.rfft,
-    np.fft.irfft,
-    np.fft.hfft,
-    np.fft.ihfft,
-)
-_OF_DIMENSIONS = (np.fft.fftn, np.fft.ifftn, np.fft.rfftn, np.fft.irfftn)
+_TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn"
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{function: function.__wrapped__ for function in _named(np, _WRITTEN_BY_NUMPY)},
     # aggregations
-    np.sum: partial(reductions.aggregate, "sum"),
-    np.prod: partial(reductions.aggregate, "prod"),
-    np.any: partial(reductions.aggregate, "any"),
-    np.all: partial(reductions.aggregate, "all"),
-    np.max: partial(reductions.aggregate, "max"),
-    np.min: partial(reductions.aggregate, "min"),
-    np.mean: reductions.mean,
-    np.var: reductions.var,
-    np.std: reductions.std,
+    **{getattr(np, name): partial(reductions.aggregate, name) for name in _AGGREGATIONS.split()},
     np.argmax: partial(reductions.argument_of, "max"),
     np.argmin: partial(reductions.argument_of, "min"),
     np.cumsum: partial(reductions.scan, "cumsum"),
     np.cumprod: partial(reductions.scan, "cumprod"),
     np.cumulative_sum: partial(reductions.cumulative, "cumsum"),
     np.cumulative_prod: partial(reductions.cumulative, "cumprod"),
-    np.diff: reductions.diff,
-    np.count_nonzero: reductions.count_nonzero,
-    np.ptp: reductions.peak_to_peak,
-    np.linalg.norm: reductions.norm,
-    np.linalg.vector_norm: reductions.vector_norm,
     # statistics
     np.nansum: partial(statistics.nan_total, "sum", 0),
     np.nanprod: partial(statistics.nan_total, "prod", 1),
     np.nanmax: partial(statistics.nan_extreme, "max", -np.inf),
     np.nanmin: partial(statistics.nan_extreme, "min", np.inf),
-    np.nanmean: statistics.nanmean,
-    np.nanvar: statistics.nanvar,
-    np.nanstd: statistics.nanstd,
-    np.average: statistics.average,
-    np.median: statistics.median,
-    np.quantile: statistics.quantile,
-    np.percentile: statistics.percentile,
-    np.cov: statistics.cov,
-    np.corrcoef: statistics.corrcoef,
-    np.bincount: statistics.bincount,
-    np.histogram: statistics.histogram,
-    np.digitize: statistics.digitize,
-    # order
-    np.sort: sorting.sort,
-    np.argsort: sorting.argsort,
-    np.searchsorted: sorting.searchsorted,
-    np.nonzero: indexing.nonzero,
-    np.unique_all: sorting.unique_all,
-    np.unique_counts: sorting.unique_counts,
-    np.unique_inverse: sorting.unique_inverse,
-    np.unique_values: sorting.unique_values,
-    np.unique: sorting.unique,
-    np.isin: sorting.isin,
-    np.argwhere: indexing.argwhere,
-    # products
-    np.dot: products.dot,
-    np.vdot: products.vdot,
-    np.inner: products.inner,
-    np.outer: products.outer,
-    np.tensordot: products.tensordot,
-    np.trace: products.trace,
     np.diagonal: _diagonal,
     np.einsum: products.einsum_of_arrays,
     # matrices and transforms of dimensions that are whole on a rank
-    **{function: whole_axes.of_matrices(function) for function in _OF_MATRICES},
-    np.linalg.solve: whole_axes.solve,
-    **{function: whole_axes.of_one_dimension(function) for function in _OF_ONE_DIMENSION},
-    **{function: whole_axes.of_several_dimensions(function) for function in _OF_DIMENSIONS},
-    np.fft.fftshift: whole_axes.fftshift,
-    np.fft.ifftshift: whole_axes.ifftshift,
+    **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
+    **{each: elementwise.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
     # shapes
-    np.transpose: shapes.transpose,
-    np.permute_dims: shapes.transpose,
-    np.matrix_transpose: lambda array, /: shapes.swapaxes(array, -1, -2),
-    np.swapaxes: shapes.swapaxes,
-    np.moveaxis: shapes.moveaxis,
-    np.expand_dims: shapes.expand_dims,
-    np.squeeze: shapes.squeeze,
+    **{each: shapes.by_dimensions(each) for each in _named(np, _OF_DIMENSIONS)},
     np.broadcast_to: _broadcast_to,
     np.reshape: _reshape,
     np.ravel: _ravel,
-    np.concatenate: shapes.concatenate,
-    np.stack: shapes.stack,
-    np.vstack: shapes.vstack,
-    np.hstack: shapes.hstack,
-    np.column_stack: shapes.column_stack,
-    np.dstack: shapes.dstack,
-    np.append: shapes.append,
-    np.atleast_1d: shapes.at_least(1),
-    np.atleast_2d: shapes.at_least(2),
-    np.atleast_3d: shapes.at_least(3),
-    np.split: shapes.split,
-    np.array_split: shapes.array_split,
-    np.hsplit: shapes.hsplit,
-    np.vsplit: shapes.vsplit,
-    np.pad: shapes.pad,
-    np.rot90: shapes.rot90,
-    np.flip: shapes.flip,
-    np.roll: shapes.roll,
-    np.repeat: shapes.repeat,
-    np.tile: shapes.tile,
-    np.unstack: shapes.unstack,
-    np.broadcast_arrays: shapes.broadcast_arrays,
-    np.meshgrid: shapes.meshgrid,
-    np.take: indexing.take,
-    np.take_along_axis: indexing.take_along_axis,
+    np.atleast_1d: shapes.at_least(1, np.atleast_1d),
+    np.atleast_2d: shapes.at_least(2, np.atleast_2d),
+    np.atleast_3d: shapes.at_least(3, np.atleast_3d),
     np.shape: lambda array, /: array.shape,
     np.ndim: lambda array, /: array.ndim,
-    np.size: elementwise.size,
+    np.size: lambda array, /, axis=None: array.size if axis is None else array.shape[axis],
     # elements
-    np.where: indexing.where,
-    np.clip: elementwise.clip,
     np.round: elementwise.by_blocks(np.round),
     np.around: elementwise.by_blocks(np.round),
     np.real: _part("real"),
     np.imag: _part("imag"),
     np.angle: elementwise.by_blocks(np.angle),
     np.nan_to_num: elementwise.by_blocks(np.nan_to_num),
-    np.tril: elementwise.tril,
-    np.triu: elementwise.triu,
+    np.tril: partial(elementwise.triangle, np.less_equal),
+    np.triu: partial(elementwise.triangle, np.greater_equal),
     np.iscomplexobj: lambda array, /: array.dtype.kind == "c",
     np.isrealobj: lambda array, /: array.dtype.kind != "c",
     np.result_type: _result_type,
     np.copy: elementwise.by_blocks(lambda block: block.copy()),
     np.astype: _astype,
-    np.isclose: elementwise.is_close,
-    np.allclose: elementwise.all_close,
-    np.array_equal: elementwise.array_equal,
-    np.zeros_like: elementwise.zeros_like,
-    np.empty_like: elementwise.zeros_like,
-    np.ones_like: elementwise.ones_like,
-    np.full_like: elementwise.full_like,
+    np.zeros_like: partial(elementwise.filled_like, 0),
+    np.empty_like: partial(elementwise.filled_like, 0),
+    np.ones_like: partial(elementwise.filled_like, 1),
 }
+for _numpy_module, _module, _names in _BY_NAME:
+    FUNCTIONS.update(zip(_named(_numpy_module, _names), _named(_module, _names), strict=True))

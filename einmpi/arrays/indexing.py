@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from operator import index
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, Link, View, writing
 from einmpi.arrays.elementwise import Number, in_one_memory, on_blocks
 from einmpi.arrays.exchange import flat_indices
 from einmpi.arrays.moving import (
@@ -22,7 +22,7 @@ from einmpi.arrays.moving import (
     copy_selected,
     distributed,
     fetch,
-    on_one_rank,
+    positions_of,
     select_elements,
 )
 from einmpi.arrays.shapes import (
@@ -30,11 +30,8 @@ from einmpi.arrays.shapes import (
     rearranged,
     reshape,
     stack,
-    view_in_shape,
-    with_dimensions,
     with_one_axis,
 )
-from einmpi.arrays.views import Link, View, writing
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy
@@ -51,35 +48,6 @@ _SLICE = (slice, EllipsisType, type(None))
 # ---- keys: which elements they select -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The indices that a key selects: a vector for each dimension of the tensor.
-
-    `result_extents` has, for each dimension of the tensor, the extents that it contributes to the
-    shape of the result: none for an integer, several for a table of integers. `new_positions` are
-    the positions of new dimensions, of extent 1, among those of the result.
-    """
-
-    chosen: list[Chosen]
-    result_extents: list[tuple[int, ...]]
-    new_positions: list[int]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many indices are selected in each dimension of the tensor."""
-        return tuple(len(indices) for indices in self.chosen)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the result. It has as many elements as an array of shape `counts`."""
-        extents: list[int] = []
-        for extents_of_dimension in self.result_extents:
-            extents.extend(extents_of_dimension)
-        for position in self.new_positions:
-            extents.insert(position, 1)
-        return tuple(extents)
-
-
 def is_basic(key: Any) -> bool:
     """Return whether a key has integers, slices, None and ... only: it selects a view."""
     return all(map(_is_basic, key if isinstance(key, tuple) else (key,)))
@@ -91,7 +59,7 @@ def fixed_key(key: Any) -> tuple[Any, ...]:
     for part in key if isinstance(key, tuple) else (key,):
         if isinstance(part, slice):
             ends = (part.start, part.stop, part.step)
-            part = slice(*(None if end is None else index(end) for end in ends))
+            part = slice(*(None if end is None else operator.index(end) for end in ends))
         parts.append(part)
     return tuple(parts)
 
@@ -106,43 +74,59 @@ def mask_of_all(array: DistArray, key: Any) -> Any:
     return mask if _is_mask(mask) and mask.shape == array.shape else None
 
 
+class Group(NamedTuple):
+    """Dimensions of a tensor that are indexed together, and the extents that they have in a result.
+
+    A new dimension of a result is a group without dimensions of the tensor.
+    """
+
+    dimensions: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Key:
-    """A key with an index for each dimension of a tensor, and None for each new dimension.
+    """What a key selects of a tensor, and where that comes in the result.
 
-    An index is an integer, a slice, or a table of integers. `are_together` says whether nothing is
-    written between the integers and tables.
+    `indices` has a range, an integer or a table of integers for each dimension of the tensor.
+    `groups` are in the order of the result: the dimension of each range alone, and those of all
+    integers and tables, which are broadcast.
     """
 
     array: DistArray
-    parts: list[Any]
-    are_together: bool
+    indices: list[Any]
+    groups: list[Group]
 
     @property
-    def tables(self) -> list[Any]:
-        """The tables of integers."""
-        return [part for part in self.parts if not _is_basic(part)]
-
-    @property
-    def is_by_element(self) -> bool:
-        """Whether several tables, or a DistArray, and integers have all indices of elements."""
-        if any(isinstance(part, _SLICE) for part in self.parts):
-            return False
-        return len(self.tables) > 1 or any(isinstance(table, DistArray) for table in self.tables)
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return tuple(extent for group in self.groups for extent in group.extents)
 
     @property
     def is_by_dimension(self) -> bool:
         """Whether what it selects in one dimension does not depend on the others."""
-        has_integers = any(isinstance(part, _INTEGER) for part in self.parts)
-        is_in_place = self.are_together or not has_integers
-        return not self.tables or (len(self.tables) == 1 and is_in_place)
+        tables = [index for index in self.indices if not isinstance(index, range | int)]
+        has_ranges = any(isinstance(index, range) for index in self.indices)
+        return not tables or (
+            len(tables) == 1 and (has_ranges or not isinstance(tables[0], DistArray))
+        )
+
+    def gathered(self) -> list[Any]:
+        """Return the indices, with tables that every rank has whole."""
+        found: list[Any] = []
+        for index, extent in zip(self.indices, self.array.shape, strict=True):
+            if isinstance(index, DistArray):
+                index = indices_in_range(index.gather(), extent)
+            found.append(index)
+        return found
 
 
 def read_key(array: DistArray, key: Any) -> Key:
-    """Return what the parts of a key are; refuse those that DistArrays do not support.
+    """Return what a key selects; refuse what DistArrays do not support.
 
     A mask becomes tables of the indices at which it is True, one for each of its dimensions. For a
-    single truth value, the tensor gets a dimension of extent 1.
+    single truth value, the tensor gets a dimension of extent 1. As numpy, put the dimensions of
+    integers and tables where they are in the key, or first if something is written between them.
     """
     given: list[Any] = []
     places: list[int] = []  # of integers and tables
@@ -159,100 +143,47 @@ def read_key(array: DistArray, key: Any) -> Key:
             part = table
         given.append(part)
     are_together = not places or places[-1] - places[0] < len(places)
-    parts: list[Any] = []
-    dimension = 0
+
+    indices: list[Any] = []
+    groups: list[Group] = []
+    indexed: list[int] = []  # dimensions with integers and tables
+    extents: tuple[int, ...] = ()  # of integers and tables
+    place_of_indexed = 0
     for part in _without_ellipsis(given, array.ndim):
-        if not _is_mask(part):
-            parts.append(part)
-            dimension += part is not None
-            continue
-        if not part.ndim:
-            array = array[(slice(None),) * dimension + (None,)]
-            part = part.reshape(1)
-        _check_mask(array.shape[dimension:], part)
-        parts.extend(np.nonzero(part))
-        dimension += part.ndim
-    return Key(array, parts, are_together)
-
-
-def parse_key(key: Key) -> Selection:
-    """Return what a key selects that has at most one table."""
-    chosen: list[Chosen] = []
-    result_extents: list[tuple[int, ...]] = []
-    new_positions: list[int] = []
-    result_ndim = 0
-    for part in key.parts:
-        if part is None:
-            new_positions.append(result_ndim)
-            result_ndim += 1
-            continue
-        extent = key.array.shape[len(chosen)]
-        indices: Chosen
-        extents: tuple[int, ...]
-        if isinstance(part, slice):
-            indices = range(extent)[part]
-            extents = (len(indices),)
-        elif isinstance(part, _INTEGER):
-            place = _index_in_range(int(part), extent)
-            indices = range(place, place + 1)
-            extents = ()
-        else:
-            table = gathered(part)
-            indices = indices_in_range(table.reshape(-1), extent)
-            extents = table.shape
-        chosen.append(indices)
-        result_extents.append(extents)
-        result_ndim += len(extents)
-    return Selection(chosen, result_extents, new_positions)
+        parts: Sequence[Any] = (part,)
+        if _is_mask(part):
+            if not part.ndim:
+                array = array[(slice(None),) * len(indices) + (None,)]
+                part = part.reshape(1)
+            _check_mask(array.shape[len(indices) :], part)
+            parts = np.nonzero(part)
+        for index in parts:
+            if index is None:
+                groups.append(Group((), (1,)))
+                continue
+            dimension = len(indices)
+            extent = array.shape[dimension]
+            if isinstance(index, slice):
+                chosen = range(extent)[index]
+                indices.append(chosen)
+                groups.append(Group((dimension,), (len(chosen),)))
+                continue
+            if are_together and not indexed:
+                place_of_indexed = len(groups)
+            indexed.append(dimension)
+            if isinstance(index, _INTEGER):
+                index = _index_in_range(int(index), extent)
+            else:
+                extents = np.broadcast_shapes(extents, index.shape)
+                if not isinstance(index, DistArray):
+                    index = indices_in_range(index, extent)
+            indices.append(index)
+    groups.insert(place_of_indexed, Group(tuple(indexed), extents))
+    return Key(array, indices, groups)
 
 
 def _is_mask(part: Any) -> bool:
     return isinstance(part, DistArray | np.ndarray) and part.dtype.kind == "b"
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A view of a tensor in which one table has the place of several, in the first dimension.
-
-    `order` are the dimensions of what the table selects there, as the key has them.
-    """
-
-    array: DistArray
-    table: Integers
-    order: list[int]
-
-
-def merge_tables(key: Key) -> Merged:
-    """Return a view in which the dimensions of all tables and integers are one.
-
-    As numpy, put their dimensions where they are in the key, or first if they are not together.
-    """
-    slices: list[slice | None] = []
-    places: list[int] = []  # of the tables and integers, which numpy broadcasts
-    for place, part in enumerate(key.parts):
-        is_table = not isinstance(part, _SLICE)
-        slices.append(slice(None) if is_table else part)
-        if is_table:
-            places.append(place)
-    sliced = key.array[tuple(slices)]
-    others = [place for place in range(sliced.ndim) if place not in places]
-    ordered = with_dimensions(sliced, [*places, *others])
-    table = np.zeros((), np.int64)
-    length = 1
-    for place in places:
-        extent = sliced.shape[place]
-        length *= extent
-        table = table * extent + indices_in_range(gathered(key.parts[place]), extent)
-    merged = view_in_shape(ordered, (length, *ordered.shape[len(places) :]))
-    order = list(range(table.ndim, table.ndim + len(others)))
-    first = places[0] if key.are_together else 0
-    order[first:first] = range(table.ndim)
-    return Merged(merged, table, order)
-
-
-def gathered(table: Any) -> Any:
-    """Return a table of integers that every rank has whole."""
-    return table.gather() if isinstance(table, DistArray) else np.asarray(table)
 
 
 def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
@@ -317,19 +248,12 @@ def select(array: DistArray, key: Any) -> DistArray:
     mask = mask_of_all(array, key)
     if mask is not None:
         return _select_by_mask(array, mask)
-    read = read_key(array, key)
-    if read.is_by_element:
-        return elements_at_indices(read.array, read.parts)
-    if read.is_by_dimension:
-        return _selected_by_dimension(read)
-    merged = merge_tables(read)
-    selected = select(merged.array, merged.table)
-    return rearranged(selected, merged.order)
+    return _selected(read_key(array, key))
 
 
 def _view_of_part(array: DistArray, key: tuple[Any, ...]) -> DistArray:
     def read(base: DistArray) -> DistArray:
-        return _selected_by_dimension(read_key(base, key))
+        return _selected(read_key(base, key))
 
     def write(base: DistArray, values: DistArray) -> None:
         base[key] = values
@@ -339,44 +263,55 @@ def _view_of_part(array: DistArray, key: tuple[Any, ...]) -> DistArray:
     return View(array, Link(read, write, lambda block: block[key], array.is_alone()), key)
 
 
-def _selected_by_dimension(key: Key) -> DistArray:
-    array = key.array
-    selection = parse_key(key)
-    if array.is_alone():
-        parts = [part if is_basic(part) else gathered(part) for part in key.parts]
-        return on_one_rank(array, array.local[(*parts, ...)])  # an array, never a number
-    return _with_result_shape(select_elements(array, selection.chosen), selection)
-
-
-def _with_result_shape(selected: DistArray, selection: Selection) -> DistArray:
-    """Return selected elements without the dimensions of integers, and with new dimensions."""
+def _selected(key: Key) -> DistArray:
+    if not key.is_by_dimension:
+        return _elements_at_key(key)
+    chosen: list[Chosen] = []
+    without_integers: list[int] = []  # dimensions
+    for dimension, index in enumerate(key.gathered()):
+        if isinstance(index, int):
+            index = range(index, index + 1)
+        elif isinstance(index, range) or index.ndim:
+            without_integers.append(dimension)
+        chosen.append(index if isinstance(index, range) else index.reshape(-1))
     order: list[int | None] = []
-    has_table = False
-    for dimension, extents in enumerate(selection.result_extents):
-        if extents:
-            order.append(dimension)
-        has_table = has_table or len(extents) > 1
-    if has_table:
-        return reshape(selected, selection.shape)
-    for position in selection.new_positions:
-        order.insert(position, None)
-    return rearranged(selected, order)
+    for group in key.groups:
+        if group.extents and not group.dimensions:
+            order.append(None)
+        order += [dimension for dimension in group.dimensions if dimension in without_integers]
+    selected = rearranged(select_elements(key.array, chosen), order)
+    return selected if selected.shape == key.shape else reshape(selected, key.shape)
+
+
+def _elements_at_key(key: Key) -> DistArray:
+    """Return elements by tables for all dimensions: a range is one along a dimension of its own."""
+    tables: dict[int, Any] = {}
+    dimensions_after = len(key.shape)
+    for group in key.groups:
+        dimensions_after -= len(group.extents)
+        new_axes = tuple(range(-dimensions_after, 0))
+        for dimension in group.dimensions:
+            index = key.indices[dimension]
+            table = index if isinstance(index, DistArray) else np.asarray(index)
+            tables[dimension] = np.expand_dims(table, new_axes)
+    in_order = [tables[dimension] for dimension in range(key.array.ndim)]
+    return elements_at_indices(key.array, in_order, len(key.shape))
 
 
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
     """Return the elements, in row-major order, where a mask of the same shape is True."""
-    comm = array.own_comm
-    mask_vector = reshape(distributed(mask, comm), (-1,))
     values = reshape(array, (-1,))
-    if mask_vector.layout != values.layout:
-        mask_vector = mask_vector.redistribute(values.layout)
-    is_selected = mask_vector.host
+    mask_vector = reshape(distributed(mask, array.own_comm), (-1,))
+    return _chosen_by_mask(values.host, mask_vector._in_layout(values.layout))
+
+
+def _chosen_by_mask(own_values: Array, mask: DistArray) -> DistArray:
+    """Return the values of all ranks at which a vector is True, given those of this rank."""
+    chosen = own_values[:0]
     # Of ranks that hold the same elements, only one contributes them.
-    if values.local.size and values.layout.owns(comm.rank):
-        own_values = values.host[is_selected]
-    else:
-        own_values = np.empty(0, array.dtype)
-    return DistArray.from_local(own_values, comm=comm)
+    if mask.local.size and mask.layout.owns(mask.own_comm.rank):
+        chosen = own_values[mask.host]
+    return DistArray.from_local(chosen, comm=mask.own_comm)
 
 
 def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArray:
@@ -418,20 +353,7 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         with writing(array) as changed:
             _assign_by_mask(changed, mask, value)
         return
-    read = read_key(array, key)
-    if read.is_by_element:
-        with writing(read.array) as changed:
-            _assign_at_indices(changed, read.parts, value)
-    elif read.is_by_dimension:
-        selection = parse_key(read)
-        with writing(read.array) as changed:
-            _assign_by_dimension(changed, selection, value)
-    else:
-        merged = merge_tables(read)
-        selected_shape = (*merged.table.shape, *merged.array.shape[1:])
-        shape = [selected_shape[dimension] for dimension in merged.order]
-        values: Any = np.broadcast_to(_without_first_ones(value, len(shape)), shape)
-        assign(merged.array, merged.table, values.transpose(np.argsort(merged.order).tolist()))
+    _assign_by_key(read_key(array, key), value)
 
 
 def _without_first_ones(value: Any, ndim: int) -> Any:
@@ -446,7 +368,7 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
     if value.ndim > 1:
         raise TypeError(f"a mask takes a number or a vector of values, not {value.ndim} dimensions")
     mask = distributed(mask, array.own_comm)
-    chosen = _block_in_layout(mask, array)
+    chosen = mask._in_layout(array.layout).host
     places: Any = np.zeros((), np.int64)  # in the values, of those for this rank
     if value.shape not in ((), (1,)):
         numbers: Any = np.cumsum(reshape(mask, (-1,)))
@@ -455,7 +377,7 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
             raise ValueError(
                 f"cannot assign {value.size} values to the {count} elements where the mask is True"
             )
-        places = _block_in_layout(reshape(numbers, array.shape), array)[chosen] - 1
+        places = reshape(numbers, array.shape)._in_layout(array.layout).host[chosen] - 1
     if isinstance(value, DistArray):
         values = fetch(value, places.reshape(-1))
     else:
@@ -464,79 +386,62 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
     array.local[chosen] = values
 
 
-def _block_in_layout(values: DistArray, array: DistArray) -> Any:
-    """Return the block of a tensor in the layout of another one."""
-    if values.layout != array.layout:
-        values = values.redistribute(array.layout)
-    return values.host
-
-
-def _assign_by_dimension(array: DistArray, selection: Selection, value: Any) -> None:
-    """Replace the elements at all combinations of indices, one from each dimension."""
-    value = _without_first_ones(value, len(selection.shape))
-    if isinstance(value, DistArray) and _is_box(selection):
-        _assign_box(array, selection, value)
+def _assign_by_key(key: Key, value: Any) -> None:
+    """Replace the elements at the combinations of the indices of all groups of dimensions."""
+    value = _without_first_ones(value, len(key.shape))
+    indices = key.gathered()
+    if isinstance(value, DistArray) and _is_box(indices):
+        with writing(key.array) as changed:
+            _assign_box(changed, key, value)
         return
-    own_block = block_indices(array.layout, array.own_comm.rank)
-    places_in_block: list[Integers] = []
-    places_in_selection: list[Integers] = []  # of the same elements, in the chosen indices
-    for own_indices, chosen_indices in zip(own_block, selection.chosen, strict=True):
-        chosen = np.asarray(chosen_indices)
-        positions = np.nonzero(np.isin(chosen, own_indices))[0]
-        places_in_block.append(np.searchsorted(own_indices, chosen[positions]))
-        places_in_selection.append(positions)
+    own_block = block_indices(key.array.layout, key.array.own_comm.rank)
+    counts: list[int] = []
+    positions: list[Integers] = []  # for each group, those of the combinations that this rank has
+    places_in_block: dict[int, Integers] = {}
+    for number, group in enumerate(key.groups):
+        is_own = np.ones(group.extents, bool)
+        for dimension in group.dimensions:
+            is_own &= np.isin(indices[dimension], own_block[dimension])
+        along_group = (-1, *[1] * (len(key.groups) - 1 - number))
+        for dimension in group.dimensions:
+            own_indices = np.broadcast_to(indices[dimension], group.extents)[is_own]
+            places = np.searchsorted(own_block[dimension], own_indices)
+            places_in_block[dimension] = places.reshape(along_group)
+        counts.append(prod(group.extents))
+        positions.append(np.flatnonzero(is_own))
 
-    flat_places = flat_indices(places_in_selection, selection.counts)
-    if isinstance(value, DistArray):
-        values = fetch(broadcast_to(value, selection.shape), flat_places)
-    else:
-        all_values = np.broadcast_to(value, selection.shape)
-        values = all_values.reshape(-1)[flat_places]
-    if values.size:  # numpy warns of a cast even if there is nothing to cast
-        shape_in_block = [len(places) for places in places_in_block]
-        array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
-
-
-def _assign_at_indices(array: DistArray, key: Sequence[Any], value: Any) -> None:
-    """Replace the elements at tables of indices, one for each dimension, which are broadcast.
-
-    Every rank has the tables and the values whole.
-    """
-    tables = np.broadcast_arrays(*map(gathered, key))
-    if isinstance(value, DistArray):
-        value = value.gather()
-    values = np.broadcast_to(_without_first_ones(value, tables[0].ndim), tables[0].shape)
-    own_block = block_indices(array.layout, array.own_comm.rank)
-    is_own = np.ones(tables[0].shape, bool)
-    places_in_block: list[Integers] = []
-    for table, own_indices, extent in zip(tables, own_block, array.shape, strict=True):
-        indices = indices_in_range(table.reshape(-1), extent).reshape(table.shape)
-        is_own &= np.isin(indices, own_indices)
-        places_in_block.append(np.searchsorted(own_indices, indices))
-    if array.local.size:
-        array.local[tuple(places[is_own] for places in places_in_block)] = values[is_own]
+    with writing(key.array) as changed:
+        flat_places = flat_indices(positions, tuple(counts))
+        if isinstance(value, DistArray):
+            values = fetch(broadcast_to(value, key.shape), flat_places)
+        else:
+            values = np.broadcast_to(value, key.shape).reshape(-1)[flat_places]
+        if values.size:  # numpy warns of a cast even if there is nothing to cast
+            places_of_all: list[Any] = [places_in_block[number] for number in range(changed.ndim)]
+            shape_in_block = [len(own_positions) for own_positions in positions]
+            changed.local[(*places_of_all, ...)] = values.reshape(shape_in_block)
 
 
-def _is_box(selection: Selection) -> bool:
-    """Return whether consecutive indices of every dimension are selected."""
-    for chosen in selection.chosen:
-        if not isinstance(chosen, range) or chosen.step != 1:
+def _is_box(indices: Sequence[Any]) -> bool:
+    """Return whether one index, or consecutive ones, of every dimension are selected."""
+    for index in indices:
+        if not isinstance(index, int) and (not isinstance(index, range) or index.step != 1):
             return False
     return True
 
 
-def _assign_box(array: DistArray, selection: Selection, value: DistArray) -> None:
+def _assign_box(array: DistArray, key: Key, value: DistArray) -> None:
     """Replace the elements of a box by those of a tensor, which is broadcast."""
     if np.may_share_memory(value.host, array.host):
         value = value.copy()  # x[...] = x.T
-    repeated = value if value.shape == selection.shape else broadcast_to(value, selection.shape)
+    repeated = value if value.shape == key.shape else broadcast_to(value, key.shape)
     # The dimensions of the value, one for each dimension of the tensor; None for an integer.
-    kept = [number for number in range(repeated.ndim) if number not in selection.new_positions]
-    order: list[int | None] = []
-    for extents in selection.result_extents:
-        order.append(kept.pop(0) if extents else None)
+    kept = [group.dimensions for group in key.groups if group.extents]
+    order = [kept.index((number,)) if (number,) in kept else None for number in range(array.ndim)]
     values = rearranged(repeated, order)
-    first = [chosen[0] if len(chosen) else 0 for chosen in selection.chosen]
+    first: list[int] = []
+    for index in key.indices:
+        first.append(index if isinstance(index, int) else index.start)
     whole_value = [range(extent) for extent in values.shape]
     copy_selected(values, whole_value, array.layout, array.local, first)
 
@@ -551,16 +456,19 @@ def elements_at(array: DistArray, places: DistArray) -> DistArray:
     """
     own_places = places.host.reshape(-1).astype(np.int64)
     values = fetch(array, own_places)
-    return DistArray(values.reshape(places.local.shape), places.layout, array.own_comm)
+    return places._with_block(values.reshape(places.local.shape))
 
 
-def elements_at_indices(array: DistArray, keys: Sequence[Any]) -> DistArray:
-    """Return the elements at tables of indices, one for each dimension, which are broadcast."""
+def elements_at_indices(array: DistArray, keys: Sequence[Any], ndim: int) -> DistArray:
+    """Return the elements at tables of indices, one for each dimension, which are broadcast.
+
+    The result has at least `ndim` dimensions.
+    """
     comm = array.own_comm
+    in_first_row = np.zeros((1,) * ndim, np.int64)
     tables = [distributed(key, comm, "index", "an index") for key in keys]
 
-    def find_places(*blocks: Array) -> Array:
-        places = np.zeros(np.broadcast_shapes(*(block.shape for block in blocks)), np.int64)
+    def find_places(places: Array, *blocks: Array) -> Array:
         for block, extent in zip(blocks, array.shape, strict=True):
             places = places * extent + indices_in_range(block, extent)
         return places
@@ -570,7 +478,7 @@ def elements_at_indices(array: DistArray, keys: Sequence[Any]) -> DistArray:
             indices_in_range(table.host, extent)
 
     together(comm, check_indices)
-    places: DistArray = on_blocks("index", find_places, tables)
+    places: DistArray = on_blocks("index", find_places, [in_first_row, *tables])
     return elements_at(array, places)
 
 
@@ -588,28 +496,21 @@ def take_along_axis(array: DistArray, indices: Any, /, axis: int | None = -1) ->
             shape = [1] * array.ndim
             shape[number] = extent
             keys.append(np.arange(extent).reshape(shape))
-    return elements_at_indices(array, keys)
+    return elements_at_indices(array, keys, array.ndim)
 
 
 def nonzero(array: DistArray, /) -> tuple[DistArray, ...]:
     """Return the indices of the elements that are not zero, in row-major order."""
     if not array.ndim:
         raise ValueError("nonzero of a tensor without dimensions")
-    comm = array.own_comm
     is_nonzero: Any = np.not_equal(array, 0)
     vector = reshape(is_nonzero, (-1,))
-    # Of ranks that hold the same elements, only one contributes them.
-    own_places = np.empty(0, np.int64)
-    if vector.region is not None and vector.layout.owns(comm.rank):
-        own_indices = block_indices(vector.layout, comm.rank)
-        own_places = flat_indices(own_indices, vector.shape)[vector.host]
-    places = DistArray.from_local(own_places, comm=comm)
-    strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
-    found: list[DistArray] = []
-    for stride, extent in zip(strides, array.shape, strict=True):
-        indices = places if stride <= 1 else places // stride
-        found.append(indices if array.ndim == 1 else indices % max(extent, 1))
-    return tuple(found)
+    (own_places,) = block_indices(vector.layout, array.own_comm.rank)
+    places = _chosen_by_mask(own_places, vector)
+    found: tuple[DistArray, ...] = on_blocks(
+        "nonzero", lambda block: positions_of(block, array.shape), (places,)
+    )
+    return found
 
 
 def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from math import prod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,12 +12,13 @@ import numpy as np
 from einmpi.arrays.creation import layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
+from einmpi.arrays.record import block_extents
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, rank_of
-from einmpi.schedule.regions import Runs, indices, shape
+from einmpi.schedule.layout import Layout, axes_that_cut, digits_along, rank_of
+from einmpi.schedule.regions import Runs, indices
 
 # The indices of one dimension of the source, in the order of the result: those of a slice, or any.
 Chosen: TypeAlias = range | Integers
@@ -46,19 +47,30 @@ def distributed(value: Any, comm: Comm, where: str = "", what: str = "an operand
     return DistArray.from_global(as_numpy(where, what, value) if where else value, comm)
 
 
-def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
-    """Return the same cuts for a tensor of `ndim` dimensions, the last of which are the layout's.
+def gathered(value: Any, where: str = "", what: str = "") -> Any:
+    """Return an array that every rank has whole; words as for `distributed`."""
+    if isinstance(value, DistArray):
+        return value.gather()
+    return as_numpy(where, what, value) if where else value
 
-    Numpy's broadcasting aligns shapes in this way: new dimensions come first.
-    """
-    new_dimensions = ndim - len(layout.bound)
-    cuts: list[int | None] = []
-    for cut in layout.cuts:
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(cut + new_dimensions)
-    return tuple(cuts)
+
+def along(array: Any, dimension: int, part: Any) -> Any:
+    """Return a part of a tensor, given by a slice or indices of one dimension."""
+    return array[(slice(None),) * dimension + (part,)]
+
+
+def with_other_dimensions(
+    layout: Layout, bound: Sequence[int], dimension_of: Callable[[int], int | None]
+) -> Layout:
+    """Return a layout for another shape. A function says what dimensions that are cut become."""
+    cuts = [None if cut is None else dimension_of(cut) for cut in layout.cuts]
+    return Layout(layout.mesh, tuple(bound), tuple(cuts))
+
+
+def broadcast_layout(layout: Layout, bound: tuple[int, ...]) -> Layout:
+    """Return the same cuts for a tensor to whose shape numpy's broadcasting adds dimensions."""
+    added = len(bound) - len(layout.bound)
+    return with_other_dimensions(layout, bound, lambda cut: cut + added)
 
 
 def block_indices(layout: Layout, rank: int) -> list[Integers]:
@@ -67,23 +79,6 @@ def block_indices(layout: Layout, rank: int) -> list[Integers]:
     if region is None:
         return [np.arange(0) for _ in layout.bound]
     return [indices(runs) for runs in region]
-
-
-def block_of_idle_rank(layout: Layout, dtype: np.dtype[Any]) -> Array:
-    """Return what a rank that is not in the mesh has as its block: an array without elements.
-
-    A tensor without dimensions has one element, so there the array needs a dimension.
-    """
-    ndim = max(len(layout.bound), 1)
-    return np.empty((0,) * ndim, dtype)
-
-
-def empty_block(layout: Layout, rank: int, dtype: np.dtype[Any]) -> Array:
-    """Return an array for a rank's block, to be filled."""
-    region = layout.block(rank)
-    if region is None:
-        return block_of_idle_rank(layout, dtype)
-    return np.empty(shape(region), dtype)
 
 
 # ---- elements that ranks ask for, by their places -----------------------------------------------
@@ -98,8 +93,7 @@ def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ..
 
 def on_one_rank(source: DistArray, local: Array) -> DistArray:
     """Return a tensor whose only block was computed from that of another one."""
-    layout = layout_for(source.own_comm, local.shape)
-    return DistArray(local, layout, source.own_comm)
+    return source._with_block(local, layout_for(source.own_comm, local.shape))
 
 
 def fetch(source: DistArray, places: Integers) -> Array:
@@ -123,44 +117,27 @@ def _owners(layout: Layout, places: Integers, rank: int) -> Integers:
     there. On the other axes all ranks hold the same, and this rank's own digits are taken.
     """
     mesh = layout.mesh
-    own_digits = (0,) * len(mesh.factors)
-    if rank < mesh.ranks:
-        own_digits = mesh.digits(rank)
-    first_digits = list(own_digits)
-    for axis, cut in enumerate(layout.cuts):
-        if cut is not None:
-            first_digits[axis] = 0
-    owners = np.full(places.size, rank_of(mesh, first_digits), np.int64)
-    if not places.size:
-        return owners
-
+    first_digits = list(_digits_in(mesh, rank))
+    for axis in layout.cutting_axes():
+        first_digits[axis] = 0
+    first = rank_of(mesh, first_digits)
+    owners = np.full(places.size, first, np.int64)
     for dimension, positions in enumerate(positions_of(places, layout.bound)):
-        for axis in axes_that_cut(layout.cuts, dimension):
-            ranks_between_digits = prod(mesh.factors[axis + 1 :])
-            digits = _digits(layout, dimension, axis)[positions]
-            owners += ranks_between_digits * digits
+        axes = axes_that_cut(layout.cuts, dimension)
+        added = np.zeros(layout.bound[dimension], np.int64)  # to the first rank, for each index
+        for digits in digits_along(mesh, axes, first_digits):
+            added[indices(layout.runs(dimension, digits))] = rank_of(mesh, digits) - first
+        owners += added[positions]
     return owners
 
 
-def _digits(layout: Layout, dimension: int, axis: int) -> Integers:
-    """Return, for each index of a dimension, the digit on an axis of the ranks that hold it."""
-    axes = len(layout.cuts)
-    cuts: list[int | None] = [None] * axes
-    cuts[axis] = dimension
-    cut_by_axis = Layout(layout.mesh, layout.bound, tuple(cuts))
-    digit_of_index = np.zeros(layout.bound[dimension], np.int64)
-    for digit in range(layout.mesh.factors[axis]):
-        digits = [0] * axes
-        digits[axis] = digit
-        runs = cut_by_axis.runs(dimension, digits)
-        digit_of_index[indices(runs)] = digit
-    return digit_of_index
+def _digits_in(mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Return the digits of a rank, 0 on all axes if it is not in the mesh."""
+    return mesh.digits(rank) if rank < mesh.ranks else (0,) * len(mesh.factors)
 
 
 def _local_places(source: DistArray, places: Integers) -> Integers:
     """Return the places in this rank's block of elements that it holds."""
-    if not places.size:
-        return places
     block = block_indices(source.layout, source.own_comm.rank)
     local_places = np.zeros(places.size, np.int64)
     for own_indices, positions in zip(block, positions_of(places, source.shape), strict=True):
@@ -172,20 +149,20 @@ def _local_places(source: DistArray, places: Integers) -> Integers:
 # ---- selections, which all ranks know, so that no rank asks for anything ------------------------
 
 
-def layout_of_selection(source: Layout, counts: Sequence[int]) -> Layout:
-    """Return a layout in which most of the selected elements stay where they are.
+def layout_cutting(source: Layout, bound: Sequence[int], dimensions: Sequence[int]) -> Layout:
+    """Return a layout in which most elements stay where they are, which cuts some dimensions only.
 
-    Each axis of the mesh cuts the dimension that it cuts in the source. If too few indices of that
-    one are left, it cuts the first dimension that is long enough.
+    Each axis of the mesh cuts the dimension that it cuts in the source. If that is none of them, or
+    too short now, it cuts the first of them that is long enough.
     """
     cuts: list[int | None] = []
     for axis, source_cut in enumerate(source.cuts):
         if source_cut is None:
             cuts.append(None)
         else:
-            candidates = [source_cut, *range(len(counts))]
-            cuts.append(first_long_enough(source.mesh, counts, cuts, axis, candidates))
-    return Layout(source.mesh, tuple(counts), tuple(cuts))
+            candidates = sorted(dimensions, key=lambda dimension: dimension != source_cut)
+            cuts.append(first_long_enough(source.mesh, bound, cuts, axis, candidates))
+    return Layout(source.mesh, tuple(bound), tuple(cuts))
 
 
 def first_long_enough(
@@ -210,13 +187,16 @@ def first_long_enough(
 def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
     """Return the elements at all combinations of some indices. All ranks call it.
 
-    The result has as many dimensions as the source.
+    The result has as many dimensions as the source. On one rank it is a view if numpy has one.
     """
+    if source.is_alone():
+        key = [_as_slice(each) if isinstance(each, range) else each for each in chosen]
+        return on_one_rank(source, source.local[(*key, ...)])  # an array, never a number
     counts = [len(chosen_indices) for chosen_indices in chosen]
-    layout = layout_of_selection(source.layout, counts)
-    local = empty_block(layout, source.own_comm.rank, source.dtype)
+    layout = layout_cutting(source.layout, counts, range(source.ndim))
+    local = np.empty(block_extents(layout, source.own_comm.rank), source.dtype)
     copy_selected(source, chosen, layout, local, (0,) * len(counts))
-    return DistArray(local, layout, source.own_comm)
+    return source._with_block(local, layout)
 
 
 def copy_selected(
@@ -291,9 +271,7 @@ def is_provider(source: Layout, sender: int, receiver: int) -> bool:
     """
     if sender >= source.mesh.ranks:
         return False
-    receiver_digits = (0,) * len(source.cuts)
-    if receiver < source.mesh.ranks:
-        receiver_digits = source.mesh.digits(receiver)
+    receiver_digits = _digits_in(source.mesh, receiver)
     sender_digits = source.mesh.digits(sender)
     for axis, cut in enumerate(source.cuts):
         if cut is None and sender_digits[axis] != receiver_digits[axis]:
@@ -354,22 +332,15 @@ def _pieces_of_vector(
 
 def _positions_inside(wanted: range, start: int, stop: int) -> range:
     """Return the positions of the numbers of an arithmetic progression in [start, stop)."""
-    if not wanted:
-        return range(0)
-    if wanted.step > 0:
-        before = -((wanted.start - start) // wanted.step)
-        up_to = -((wanted.start - stop) // wanted.step)
-    else:
-        before = -((stop - 1 - wanted.start) // -wanted.step)
-        up_to = (wanted.start - start) // -wanted.step + 1
-    first = max(before, 0)
-    last = min(up_to, len(wanted))
-    return range(first, max(first, last))
+    if wanted.step < 0:
+        backwards = _positions_inside(wanted[::-1], start, stop)
+        return range(len(wanted) - backwards.stop, len(wanted) - backwards.start)
+    return range(bisect_left(wanted, start), bisect_left(wanted, stop))
 
 
 def _as_slice(places: range) -> slice:
     """Return the slice of an array that has these places."""
-    stop: int | None = places.stop
-    if places.stop < 0:
-        stop = None  # a negative number would count from the end of the array
-    return slice(places.start, stop, places.step)
+    if not places:
+        return slice(0)
+    # A negative number would count from the end of the array.
+    return slice(places.start, None if places.stop < 0 else places.stop, places.step)

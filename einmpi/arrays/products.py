@@ -17,8 +17,7 @@ from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
 from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
-from einmpi.job.job import Job, options_of, with_settings
-from einmpi.job.program import program_job
+from einmpi.job.job import Job, options_of, program_job, with_settings
 from einmpi.kernels.cpu.blas import numpy_einsum
 from einmpi.kernels.reference import as_numpy
 from einmpi.language.numpy_einsum import (

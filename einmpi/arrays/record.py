@@ -57,6 +57,15 @@ class Origin:
         return vertex.einsum.output
 
 
+def block_extents(layout: Layout, rank: int) -> tuple[int, ...]:
+    """Return the shape of a rank's block, which has no elements if the rank is not in the mesh.
+
+    A tensor without dimensions has one element, so there the block needs a dimension.
+    """
+    extents = layout.block_shape(rank)
+    return (0,) * max(len(layout.bound), 1) if extents is None else extents
+
+
 class ArrayRecord:
     """What a DistArray is, without what it can do as numpy's arrays do."""
 
@@ -67,6 +76,9 @@ class ArrayRecord:
     _changes = 0
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
+        block_shape = layout.block_shape(comm.rank)
+        if block_shape is None:
+            local = np.empty(block_extents(layout, comm.rank), local.dtype)
         self._local: Array | None = local
         self._dtype: np.dtype[Any] = local.dtype
         if dtype_name(local.dtype) not in DTYPES:  # elements are moved as bytes; objects cannot be
@@ -74,7 +86,7 @@ class ArrayRecord:
         self.layout = layout
         self.own_comm = comm
         if local.size:
-            assert local.shape == layout.block_shape(comm.rank), (local.shape, str(layout))
+            assert local.shape == block_shape, (local.shape, str(layout))
 
     # ---- properties -----------------------------------------------------------------------------
 

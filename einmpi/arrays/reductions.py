@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.moving import along
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.shapes import concatenate, expand_dims, with_one_axis
+from einmpi.arrays.shapes import concatenate, expand_dims, pad, with_one_axis
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import element_text
@@ -23,12 +24,6 @@ Axis: TypeAlias = int | tuple[int, ...] | None
 def labels(ndim: int) -> list[str]:
     """Return a label for each dimension."""
     return [f"i{dimension}" for dimension in range(ndim)]
-
-
-def as_dist_array(result: Any) -> DistArray:
-    """Return the result of a numpy function on DistArrays, whose type numpy declares otherwise."""
-    assert isinstance(result, DistArray)
-    return result
 
 
 def _axes(array: DistArray, axis: Axis) -> tuple[int, ...]:
@@ -43,8 +38,7 @@ def with_known_dtype(array: DistArray, name: str) -> DistArray:
     if array.dtype.name in DTYPES:
         return array
     if name in ("any", "all"):
-        is_true: Any = np.not_equal(array, 0)
-        return as_dist_array(is_true)
+        return call(np.not_equal, array, 0)
     wider = np.result_type(array.dtype, np.int32)
     if wider.name not in DTYPES:
         known_dtypes = ", ".join(DTYPES)
@@ -79,7 +73,7 @@ def aggregate(
         # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
         numpy_function = getattr(np, name)
         local = np.asarray(numpy_function(source.local, axis=()), dtype)
-        return DistArray(local, source.layout, source.own_comm)
+        return source._with_block(local)
 
     all_labels = labels(array.ndim)
     aggregated_labels = [all_labels[number] for number in axes]
@@ -89,13 +83,10 @@ def aggregate(
     text = f"{element_text('out', remaining_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": source})
 
-    wanted = result.dtype
+    if dtype is None and name in ("max", "min"):
+        dtype = array.dtype
     if dtype is not None:
-        wanted = np.dtype(dtype)
-    elif name in ("max", "min"):
-        wanted = array.dtype
-    if result.dtype != wanted:
-        result = result.astype(wanted)
+        result = result._in_dtype(dtype)
     if keepdims:
         return expand_dims(result, axes)
     return result
@@ -145,14 +136,12 @@ def var(
     factor = np.inf  # as in numpy, a quotient by 0
     if count > ddof:
         factor = count / (count - ddof)
-    corrected: DistArray = variance * factor
-    return corrected
+    return call(np.multiply, variance, factor)
 
 
 def std(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the standard deviation along some dimensions; options as for `var`."""
-    deviation: Any = np.sqrt(var(array, axis, **options))
-    return as_dist_array(deviation)
+    return call(np.sqrt, var(array, axis, **options))
 
 
 def argument_of(
@@ -171,26 +160,21 @@ def argument_of(
     _refuse_options(f"arg{name}", out=out)
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
-        zeros = np.zeros(array.local.shape, np.int64)
-        return DistArray(zeros, array.layout, array.own_comm)
-    source = array
-    if array.dtype.kind == "b":
-        source = array.astype(np.int32)
+        return array._with_block(np.zeros(array.local.shape, np.int64))
+    source = array._in_dtype(np.int32) if array.dtype.kind == "b" else array
     return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 
 
 def count_nonzero(array: DistArray, /, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
     """Return how many elements are not zero, along some dimensions."""
-    is_nonzero: Any = np.not_equal(array, 0)
-    return aggregate("sum", is_nonzero, axis, keepdims=keepdims)
+    return aggregate("sum", call(np.not_equal, array, 0), axis, keepdims=keepdims)
 
 
-def peak_to_peak(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+def ptp(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the greatest element minus the least."""
     greatest = aggregate("max", array, axis, **options)
     least = aggregate("min", array, axis, **options)
-    difference: DistArray = greatest - least
-    return difference
+    return call(np.subtract, greatest, least)
 
 
 def vector_norm(
@@ -212,12 +196,10 @@ def vector_norm(
         terms = (terms != 0).astype(terms.dtype)
     elif ord not in (1, np.inf):
         terms = terms**ord
-    total: Any = aggregate("sum", terms, axis, keepdims=keepdims)
+    total = aggregate("sum", terms, axis, keepdims=keepdims)
     if ord == 2:
-        total = np.sqrt(total)
-    elif ord not in (0, 1, np.inf):
-        total = total ** (1 / ord)
-    return as_dist_array(total)
+        return call(np.sqrt, total)
+    return total if ord in (0, 1, np.inf) else call(np.power, total, 1 / ord)
 
 
 def norm(
@@ -234,17 +216,6 @@ def norm(
     return vector_norm(array, axis=axes, keepdims=keepdims, ord=ord)
 
 
-# The aggregations that the `reduce` method of a ufunc computes.
-REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
-    np.add: partial(aggregate, "sum"),
-    np.multiply: partial(aggregate, "prod"),
-    np.maximum: partial(aggregate, "max"),
-    np.minimum: partial(aggregate, "min"),
-    np.logical_or: partial(aggregate, "any"),
-    np.logical_and: partial(aggregate, "all"),
-}
-
-
 # ---- running totals and differences -------------------------------------------------------------
 
 
@@ -256,15 +227,14 @@ def scan(name: str, array: DistArray, /, axis: int | None = None, dtype: Any = N
     array, dimension = with_one_axis(array, axis)
     if dtype is None:
         dtype = getattr(np, name)(np.empty(0, array.dtype)).dtype
-    wanted = np.dtype(dtype)
-    source = array if array.dtype == wanted else array.astype(wanted)
+    source = array._in_dtype(dtype)
     if not array.size:
         return source
     all_labels = labels(array.ndim)
     call = f"{name}[{all_labels[dimension]}]({element_text('x', all_labels)})"
     text = f"{element_text('out', all_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": with_known_dtype(source, name)})
-    return result if result.dtype == wanted else result.astype(wanted)
+    return result._in_dtype(dtype)
 
 
 def cumulative(
@@ -280,11 +250,8 @@ def cumulative(
     totals = scan(name, array, dimension, dtype)
     if not include_initial:
         return totals
-    extents = list(totals.shape)
-    extents[dimension] = 1
-    value = 0 if name == "cumsum" else 1
-    initial = DistArray.full(extents, value, totals.dtype, totals.own_comm)
-    return concatenate([initial, totals], dimension)
+    widths = [(int(axis == dimension), 0) for axis in range(array.ndim)]
+    return pad(totals, widths, constant_values=0 if name == "cumsum" else 1)
 
 
 def _axis_of_cumulative(array: DistArray, axis: int | None) -> int:
@@ -306,17 +273,22 @@ def diff(
     dimension = normalize_axis_index(axis, array.ndim)
     parts = [part for part in (prepend, array, append) if part is not None]
     result = concatenate(parts, dimension) if len(parts) > 1 else array
-    before = (slice(None),) * dimension
     for _ in range(n):
-        later = result[(*before, slice(1, None))]
-        earlier = result[(*before, slice(None, -1))]
+        later = along(result, dimension, slice(1, None))
+        earlier = along(result, dimension, slice(None, -1))
         differences: Any = np.not_equal if result.dtype == bool else np.subtract
         result = differences(later, earlier)
     return result
 
 
-# The scans that the `accumulate` method of a ufunc computes.
-SCANS: dict[np.ufunc, Callable[..., DistArray]] = {
-    np.add: partial(scan, "cumsum"),
-    np.multiply: partial(scan, "cumprod"),
+# What the methods of ufuncs compute.
+METHODS_OF_UFUNCS: dict[tuple[np.ufunc, str], Callable[..., DistArray]] = {
+    (np.add, "reduce"): partial(aggregate, "sum"),
+    (np.multiply, "reduce"): partial(aggregate, "prod"),
+    (np.maximum, "reduce"): partial(aggregate, "max"),
+    (np.minimum, "reduce"): partial(aggregate, "min"),
+    (np.logical_or, "reduce"): partial(aggregate, "any"),
+    (np.logical_and, "reduce"): partial(aggregate, "all"),
+    (np.add, "accumulate"): partial(scan, "cumsum"),
+    (np.multiply, "accumulate"): partial(scan, "cumprod"),
 }

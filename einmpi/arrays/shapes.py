@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
-from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, Link, View, call, stored_as_numpy
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
-    block_of_idle_rank,
+    broadcast_layout,
     common_comm,
     copy_selected,
-    cuts_of_last_dimensions,
     distributed,
-    empty_block,
+    gathered,
     is_provider,
-    layout_of_selection,
+    layout_cutting,
     on_one_rank,
     select_elements,
+    with_other_dimensions,
 )
-from einmpi.arrays.views import Link, View, stored_as_numpy
+from einmpi.arrays.record import block_extents
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import shape as region_shape
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -47,7 +45,7 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     if array.is_alone():
         return on_one_rank(array, array.local.reshape(bound).copy())
     if bound == array.shape:
-        return DistArray(array.local.copy(), array.layout, array.own_comm)
+        return array._with_block(array.local.copy())
     return _moved_to_shape(array, bound)
 
 
@@ -88,14 +86,13 @@ def _stored_in_shape(bound: tuple[int, ...], block: Array) -> Array:
 
 def _bound(array: DistArray, shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape that has as many elements as a tensor."""
-    extents = [shape] if isinstance(shape, int) else list(map(index, shape))
-    if extents.count(-1) == 1 and 0 not in extents:
-        unknown = extents.index(-1)
-        known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
-        extents[unknown] = array.size // known_elements
-    bound = tuple(extents)
-    if prod(bound) != array.size or min(bound, default=0) < 0:
-        raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
+    try:
+        bound: tuple[int, ...] = np.reshape(
+            np.broadcast_to(0, array.shape), shape, copy=False
+        ).shape
+    except ValueError:
+        message = f"cannot reshape a tensor of shape {array.shape} to {shape}"
+        raise ValueError(message) from None
     return bound
 
 
@@ -113,7 +110,7 @@ def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
     """Return the tensor in another shape. Each rank sends the others what they lack."""
     comm = array.own_comm
     layout = _layout_of_reshape(array, bound)
-    local = empty_block(layout, comm.rank, array.dtype)
+    local = np.empty(block_extents(layout, comm.rank), array.dtype)
     move_between_intervals(
         comm,
         np.ascontiguousarray(array.host).reshape(-1),
@@ -122,14 +119,13 @@ def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
         partial(intervals_of_block, layout),
         partial(is_provider, array.layout),
     )
-    return DistArray(local, layout, comm)
+    return array._with_block(local, layout)
 
 
 def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
     """Return the layout of the result; a tensor that every rank has whole stays so."""
     source = array.layout
-    is_cut = any(cut is not None for cut in source.cuts)
-    if is_cut or not source.cuts:
+    if source.cutting_axes() or not source.cuts:
         return layout_for(array.own_comm, bound)
     return Layout(source.mesh, bound, source.cuts)
 
@@ -137,15 +133,15 @@ def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
 # ---- dimensions: none of these moves elements ---------------------------------------------------
 
 
-def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArray:
-    """Return the tensor with its dimensions in another order; by default reversed."""
-    if axes is None:
-        order = tuple(reversed(range(array.ndim)))
-    else:
-        order = normalize_axis_tuple(axes, array.ndim)
-        if len(order) != array.ndim:
-            raise ValueError("axes do not match the dimensions of the tensor")
-    return with_dimensions(array, order)
+def by_dimensions(function: Callable[..., Any]) -> Callable[..., DistArray]:
+    """Return a function of numpy that leaves out dimensions or changes their order."""
+
+    def apply(array: DistArray, /, *arguments: Any, **options: Any) -> DistArray:
+        # numpy does it to an array that has the number of each dimension as its stride.
+        numbered = as_strided(np.empty((), np.int8), array.shape, range(array.ndim))
+        return with_dimensions(array, function(numbered, *arguments, **options).strides)
+
+    return apply
 
 
 def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
@@ -166,20 +162,10 @@ def rearranged(array: DistArray, order: Sequence[int | None]) -> DistArray:
     Dimensions that are left out have extent 1. No elements move.
     """
     block = array.local  # read by all ranks, even if they have no elements
-    bound = _extents(order, array.shape)
-    cuts: list[int | None] = []
-    for cut in array.layout.cuts:
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(order.index(cut))
-    layout = Layout(array.layout.mesh, bound, tuple(cuts))
-
-    if layout.block(array.own_comm.rank) is None:
-        block = block_of_idle_rank(layout, array.dtype)
-    else:
+    layout = with_other_dimensions(array.layout, _extents(order, array.shape), order.index)
+    if array.region is not None:
         block = _reordered(order, block)
-    return DistArray(block, layout, array.own_comm)
+    return array._with_block(block, layout)
 
 
 def _reordered(order: Sequence[int | None], block: Any) -> Any:
@@ -193,27 +179,6 @@ def _extents(order: Sequence[int | None], shape: Sequence[int]) -> tuple[int, ..
     return tuple(1 if old is None else shape[old] for old in order)
 
 
-def swapaxes(array: DistArray, axis1: int, axis2: int, /) -> DistArray:
-    """Return the tensor with two of its dimensions swapped."""
-    first = normalize_axis_index(axis1, array.ndim)
-    second = normalize_axis_index(axis2, array.ndim)
-    order = list(range(array.ndim))
-    order[first] = second
-    order[second] = first
-    return with_dimensions(array, order)
-
-
-def moveaxis(array: DistArray, source: Any, destination: Any, /) -> DistArray:
-    """Return the tensor with some dimensions at other positions."""
-    old_positions = normalize_axis_tuple(source, array.ndim)
-    new_positions = normalize_axis_tuple(destination, array.ndim)
-    order = [axis for axis in range(array.ndim) if axis not in old_positions]
-    moves = sorted(zip(new_positions, old_positions, strict=True))
-    for new_position, old_position in moves:
-        order.insert(new_position, old_position)
-    return with_dimensions(array, order)
-
-
 def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     """Return the tensor with new dimensions of extent 1 at these positions."""
     added = 1 if isinstance(axis, int) else len(axis)
@@ -224,48 +189,19 @@ def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     return with_dimensions(array, order)
 
 
-def squeeze(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
-    """Return the tensor without all dimensions of extent 1, or without those that are named."""
-    dropped: Sequence[int]
-    if axis is None:
-        dropped = [number for number, extent in enumerate(array.shape) if extent == 1]
-    else:
-        dropped = normalize_axis_tuple(axis, array.ndim)
-    for number in dropped:
-        if array.shape[number] != 1:
-            raise ValueError("cannot squeeze a dimension whose extent is not 1")
-    kept = [number for number in range(array.ndim) if number not in dropped]
-    return with_dimensions(array, kept)
-
-
 def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
     bound = (shape,) if isinstance(shape, int) else tuple(shape)
     if np.broadcast_shapes(array.shape, bound) != bound:
         raise ValueError(f"a tensor of shape {array.shape} cannot be broadcast to {bound}")
     block = array.host  # read by all ranks, even if they have no elements
-    cuts = cuts_of_last_dimensions(array.layout, len(bound))
-    layout = Layout(array.layout.mesh, bound, cuts)
-    region = layout.block(array.own_comm.rank)
-    if region is None:
-        local = block_of_idle_rank(layout, array.dtype)
-    else:
-        local = np.broadcast_to(block, region_shape(region)).copy()
-    return DistArray(local, layout, array.own_comm)
+    layout = broadcast_layout(array.layout, bound)
+    if array.region is not None:
+        block = np.broadcast_to(block, block_extents(layout, array.own_comm.rank)).copy()
+    return array._with_block(block, layout)
 
 
 # ---- shifts and turns ---------------------------------------------------------------------------
-
-
-def flip(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
-    """Return the tensor with the order of elements reversed along some dimensions."""
-    reversed_axes = tuple(range(array.ndim))
-    if axis is not None:
-        reversed_axes = normalize_axis_tuple(axis, array.ndim)
-    key = [slice(None)] * array.ndim
-    for number in reversed_axes:
-        key[number] = slice(None, None, -1)
-    return array[tuple(key)]
 
 
 def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
@@ -298,7 +234,7 @@ def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
     chosen[dimension] = range(extent - shifted)
     first[dimension] = shifted
     copy_selected(array, chosen, array.layout, local, first)
-    return DistArray(local, array.layout, array.own_comm)
+    return array._with_block(local)
 
 
 def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
@@ -308,11 +244,11 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
         raise ValueError("axes must be two different dimensions")
     turns = k % 4
     if turns == 2:
-        return flip(array, (first, second))
+        return call(np.flip, array, (first, second))
     if turns == 1:
-        return swapaxes(flip(array, second), first, second)
+        return call(np.flip, array, second).swapaxes(first, second)
     if turns == 3:
-        return flip(swapaxes(array, first, second), second)
+        return call(np.flip, array.swapaxes(first, second), second)
     return array[...]
 
 
@@ -322,9 +258,8 @@ def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Di
 def repeat(array: DistArray, repeats: Any, /, axis: int | None = None) -> DistArray:
     """Return each element repeated along a dimension; without one, in row-major order."""
     array, dimension = with_one_axis(array, axis)
-    if isinstance(repeats, DistArray):
-        repeats = repeats.gather()
-    return _with_indices(array, dimension, np.repeat(np.arange(array.shape[dimension]), repeats))
+    indices = np.repeat(np.arange(array.shape[dimension]), gathered(repeats))
+    return _with_indices(array, dimension, indices)
 
 
 def tile(array: DistArray, repetitions: int | Sequence[int], /) -> DistArray:
@@ -347,13 +282,6 @@ def _with_indices(array: DistArray, dimension: int, indices: Any) -> DistArray:
     return select_elements(array, chosen)
 
 
-def unstack(array: DistArray, /, axis: int = 0) -> tuple[DistArray, ...]:
-    """Return the parts of a tensor along a dimension, without that dimension."""
-    dimension = normalize_axis_index(axis, array.ndim)
-    before = (slice(None),) * dimension
-    return tuple(array[(*before, place)] for place in range(array.shape[dimension]))
-
-
 def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
@@ -368,55 +296,14 @@ def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]
     ndim = len(vectors)
     dimensions = list(range(ndim))
     if indexing == "xy" and ndim > 1:
-        dimensions[0] = 1
-        dimensions[1] = 0
-    grid_shape = [1] * ndim
-    for vector, dimension in zip(vectors, dimensions, strict=True):
-        grid_shape[dimension] = vector.size
-    grids: list[DistArray] = []
+        dimensions[:2] = (1, 0)
+    columns: list[DistArray] = []
     for vector, dimension in zip(vectors, dimensions, strict=True):
         extents = [1] * ndim
         extents[dimension] = vector.size
-        grids.append(broadcast_to(reshape(vector, extents), grid_shape))
-    return tuple(grids)
-
-
-# ---- splitting ----------------------------------------------------------------------------------
-
-
-def split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
-    """Return equal parts along a dimension, or those between some indices."""
-    return _parts(np.split, array, sections, axis)
-
-
-def array_split(array: DistArray, sections: Any, /, axis: int = 0) -> list[DistArray]:
-    """Return nearly equal parts along a dimension, or those between some indices."""
-    return _parts(np.array_split, array, sections, axis)
-
-
-def hsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
-    """Return equal parts along the second dimension; of a vector, along its only one."""
-    return _parts(np.split, array, sections, min(1, array.ndim - 1))
-
-
-def vsplit(array: DistArray, sections: Any, /) -> list[DistArray]:
-    """Return equal parts along the first of several dimensions."""
-    if array.ndim < 2:
-        raise ValueError("vsplit takes a tensor of at least two dimensions")
-    return _parts(np.split, array, sections, 0)
-
-
-def _parts(
-    split_indices: Callable[..., Any], array: DistArray, sections: Any, axis: int
-) -> list[DistArray]:
-    """Return the parts into which numpy splits the indices of a dimension."""
-    dimension = normalize_axis_index(axis, array.ndim)
-    before = (slice(None),) * dimension
-    parts: list[DistArray] = []
-    for indices in split_indices(np.arange(array.shape[dimension]), sections):
-        start = int(indices[0]) if len(indices) else 0
-        parts.append(array[(*before, slice(start, start + len(indices)))])
-    return parts
+        columns.append(reshape(vector, extents))
+    grid_shape = np.broadcast_shapes(*(column.shape for column in columns))
+    return tuple(broadcast_to(column, grid_shape) for column in columns)
 
 
 # ---- joining ------------------------------------------------------------------------------------
@@ -449,15 +336,14 @@ def concatenate(
 
     largest = max(tensors, key=lambda tensor: tensor.size)
     bound = (*extents_before, joined_extent, *extents_after)
-    layout = layout_of_selection(largest.layout, bound)
-    comm = largest.own_comm
-    local = empty_block(layout, comm.rank, joined_dtype)
+    layout = layout_cutting(largest.layout, bound, range(len(bound)))
+    local = np.empty(block_extents(layout, largest.own_comm.rank), joined_dtype)
     first = [0] * len(bound)
     for tensor in tensors:
         whole_tensor = [range(extent) for extent in tensor.shape]
         copy_selected(tensor, whole_tensor, layout, local, first)
         first[joined] += tensor.shape[joined]
-    return DistArray(local, layout, comm)
+    return largest._with_block(local, layout)
 
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
@@ -474,37 +360,12 @@ def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
     return [distributed(array, comm, "join") for array in arrays]
 
 
-def vstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the first dimension; a vector is a matrix of one row."""
-    parts: list[Any] = []
-    for array in arrays:
-        if np.ndim(array) > 1:
-            parts.append(array)
-        else:
-            parts.append(np.reshape(array, (1, -1)))
-    return concatenate(parts, 0)
-
-
-def hstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the second dimension, and vectors along their only one."""
-    parts: list[Any] = [np.atleast_1d(array) for array in arrays]
-    return concatenate(parts, min(1, parts[0].ndim - 1))
-
-
 def column_stack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension; a vector is a column."""
-    columns = []
+    columns: list[Any] = []
     for array in arrays:
-        if np.ndim(array) > 1:
-            columns.append(array)
-        else:
-            columns.append(np.reshape(array, (-1, 1)))
+        columns.append(array if np.ndim(array) > 1 else np.reshape(array, (-1, 1)))
     return concatenate(columns, 1)
-
-
-def dstack(arrays: Sequence[Any], /) -> DistArray:
-    """Join tensors along the third dimension."""
-    return concatenate([_at_least(3, array) for array in arrays], 2)
 
 
 def append(array: Any, values: Any, /, axis: int | None = None) -> DistArray:
@@ -514,27 +375,19 @@ def append(array: Any, values: Any, /, axis: int | None = None) -> DistArray:
     return concatenate([array, values], axis)
 
 
-def at_least(ndim: int) -> Callable[..., Any]:
+def at_least(ndim: int, numpy_function: Callable[..., Any]) -> Callable[..., Any]:
     """Return numpy's function atleast_1d, atleast_2d or atleast_3d for DistArrays."""
 
     def give_dimensions(*arrays: Any) -> Any:
-        found = tuple(_at_least(ndim, array) for array in arrays)
-        return found[0] if len(found) == 1 else found
+        found: list[Any] = []
+        for array in arrays:
+            if np.ndim(array) < ndim:
+                without_elements = np.broadcast_to(0, np.shape(array))
+                array = np.reshape(array, numpy_function(without_elements).shape)
+            found.append(array)
+        return found[0] if len(found) == 1 else tuple(found)
 
     return give_dimensions
-
-
-def _at_least(ndim: int, array: Any) -> Any:
-    """Return a tensor with dimensions of extent 1 added where numpy adds them."""
-    shape = np.shape(array)
-    if len(shape) >= ndim:
-        return array
-    if not shape:
-        return np.reshape(array, (1,) * ndim)
-    if len(shape) == 1:
-        extents = (1, *shape)  # a row, in a single layer
-        return np.reshape(array, extents if ndim == 2 else (*extents, 1))
-    return np.reshape(array, (*shape, 1))
 
 
 def pad(
@@ -546,26 +399,21 @@ def pad(
     if np.ndim(constant_values):
         raise TypeError("pad of a DistArray takes one constant value")
     widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
+    if np.min(widths, initial=0) < 0:
+        raise ValueError("a border is not negative")
+    if mode == "constant":
+        bound: list[int] = []
+        inside: list[slice] = []
+        for (before, after), extent in zip(widths, array.shape, strict=True):
+            bound.append(before + extent + after)
+            inside.append(slice(before, before + extent))
+        padded = DistArray.full(bound, constant_values, array.dtype, array.own_comm)
+        padded[tuple(inside)] = array
+        return padded
     padded = array
-    for dimension, (before, after) in enumerate(widths):
-        if before < 0 or after < 0:
-            raise ValueError("a border is not negative")
-        if mode != "constant":
-            all_indices = np.arange(padded.shape[dimension])
-            indices = _pad_vector(all_indices, (before, after), mode=mode)
-            padded = _with_indices(padded, dimension, indices)
-            continue
-        parts: list[DistArray] = []
-        for width, part in ((before, None), (0, padded), (after, None)):
-            extents = list(padded.shape)
-            extents[dimension] = width
-            if part is not None:
-                parts.append(part)
-            elif width:
-                parts.append(
-                    DistArray.full(extents, constant_values, padded.dtype, padded.own_comm)
-                )
-        padded = concatenate(parts, dimension)
+    for dimension, border in enumerate(widths):
+        indices = _pad_vector(np.arange(padded.shape[dimension]), border, mode=mode)
+        padded = _with_indices(padded, dimension, indices)
     return array.copy() if padded is array else padded
 
 

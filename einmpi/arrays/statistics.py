@@ -1,19 +1,23 @@
-"""Statistics of DistArrays: values without nans, weighted means, quantiles, covariances, counts."""
+"""Statistics of DistArrays, and their elements in order: means, quantiles, counts, sorts, sets."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index
 
-from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.moving import distributed
+from einmpi.arrays.creation import layout_for
+from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.elementwise import along_axes, on_blocks
+from einmpi.arrays.exchange import counts_from_ranks, send_to_ranks
+from einmpi.arrays.indexing import elements_at, nonzero
+from einmpi.arrays.moving import along, block_indices, distributed, gathered
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
-from einmpi.arrays.shapes import concatenate, expand_dims, reshape, squeeze, stack, transpose
-from einmpi.arrays.sorting import searchsorted, sort
+from einmpi.arrays.reductions import Axis, aggregate, diff, mean, scan, var
+from einmpi.arrays.shapes import concatenate, expand_dims, pad, reshape, stack, with_one_axis
+from einmpi.comm.base import Comm
 from einmpi.kernels.reference import as_numpy
 
 Histogram: TypeAlias = tuple[DistArray, np.ndarray[Any, Any]]
@@ -61,8 +65,8 @@ def nan_extreme(
         return aggregate(name, array, axis, keepdims=keepdims)
     found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
     has_numbers: Any = _count(array, axis, keepdims) > 0
-    extreme: Any = np.where(has_numbers, found, found.dtype.type(np.nan))
-    return _with_dtype(extreme, array.dtype)
+    extreme = call(np.where, has_numbers, found, found.dtype.type(np.nan))
+    return extreme._in_dtype(array.dtype)
 
 
 def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
@@ -70,7 +74,7 @@ def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> D
     if not has_nans(array):
         return mean(array, axis, keepdims=keepdims)
     total = nan_total("sum", 0, array, axis, keepdims=keepdims)
-    return _with_dtype(total / _count(array, axis, keepdims), array.dtype)
+    return call(np.divide, total, _count(array, axis, keepdims))._in_dtype(array.dtype)
 
 
 def nanvar(
@@ -84,18 +88,13 @@ def nanvar(
     deviations = np.where(np.isnan(array), deviations.dtype.type(0), deviations)
     squares = aggregate("sum", deviations**2, axis, keepdims=keepdims)
     divisor: Any = _count(array, axis, keepdims) - ddof
-    variance: Any = np.where(divisor > 0, squares / divisor, np.nan)
-    return _with_dtype(variance, squares.dtype)
+    variance = call(np.where, divisor > 0, squares / divisor, np.nan)
+    return variance._in_dtype(squares.dtype)
 
 
 def nanstd(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the standard deviation of the elements that are not nan; options as for nanvar."""
-    deviation: Any = np.sqrt(nanvar(array, axis, **options))
-    return as_dist_array(deviation)
-
-
-def _with_dtype(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
-    return array if array.dtype == dtype else array.astype(dtype)
+    return call(np.sqrt, nanvar(array, axis, **options))
 
 
 def average(
@@ -123,8 +122,7 @@ def average(
     divisor = all_weights.sum(axis, keepdims=keepdims)
     if np.any(divisor == 0):
         raise ZeroDivisionError("average: the weights sum to zero")
-    found: DistArray = weighted.sum(axis, keepdims=keepdims) / divisor
-    return found
+    return call(np.divide, weighted.sum(axis, keepdims=keepdims), divisor)
 
 
 # ---- quantiles ----------------------------------------------------------------------------------
@@ -134,8 +132,7 @@ def median(array: DistArray, /, axis: int | None = None, keepdims: bool = False)
     """Return the middle of the sorted elements, or the mean of the two in the middle."""
     vectors, dimension = _sorted_along(array, axis)
     extent = vectors.shape[dimension]
-    before = (slice(None),) * dimension
-    middle = vectors[(*before, slice(max(extent - 1, 0) // 2, extent // 2 + 1))]
+    middle = along(vectors, dimension, slice(max(extent - 1, 0) // 2, extent // 2 + 1))
     found = mean(middle, dimension, keepdims=True)
     found = _nan_if_last_is(found, vectors, dimension)
     return _without_dimension(found, array, axis, dimension, keepdims)
@@ -161,7 +158,6 @@ def quantile(
     extent = vectors.shape[dimension]
     if not extent:
         raise IndexError("quantile of no elements")
-    before = (slice(None),) * dimension
     found: list[DistArray] = []
     # As in numpy, a number of Python does not decide about the dtype.
     as_weight = float if type(fractions) in (int, float) else wanted.dtype.type
@@ -169,9 +165,9 @@ def quantile(
         place = fraction * (extent - 1)
         lower_index = int(place)
         upper_index = min(lower_index + 1, extent - 1)
-        value = vectors[(*before, slice(lower_index, lower_index + 1))]
+        value = along(vectors, dimension, slice(lower_index, lower_index + 1))
         if wanted.dtype.kind == "f":
-            upper = vectors[(*before, slice(upper_index, upper_index + 1))]
+            upper = along(vectors, dimension, slice(upper_index, upper_index + 1))
             value = _between(value, upper, as_weight(place - lower_index))
         value = _nan_if_last_is(value, vectors, dimension)
         found.append(_without_dimension(value, array, axis, dimension, keepdims))
@@ -188,10 +184,8 @@ def _between(lower: Any, upper: Any, weight: Any) -> DistArray:
         lower, upper = lower.astype(dtype), upper.astype(dtype)
     difference = upper - lower
     if weight < 0.5:
-        value: DistArray = lower + difference * weight
-    else:
-        value = upper - difference * (1 - weight)
-    return value
+        return call(np.add, lower, difference * weight)
+    return call(np.subtract, upper, difference * (1 - weight))
 
 
 def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
@@ -215,17 +209,15 @@ def _nan_if_last_is(found: DistArray, vectors: DistArray, dimension: int) -> Dis
     """Return nan where the sorted elements end with one, as nans do."""
     if not has_nans(vectors) or not vectors.shape[dimension]:
         return found
-    before = (slice(None),) * dimension
-    last = vectors[(*before, slice(-1, None))]
-    result: Any = np.where(np.isnan(last), last, found)
-    return _with_dtype(result, found.dtype)
+    last = along(vectors, dimension, slice(-1, None))
+    return call(np.where, np.isnan(last), last, found)._in_dtype(found.dtype)
 
 
 def _without_dimension(
     found: DistArray, array: DistArray, axis: int | None, dimension: int, keepdims: bool
 ) -> DistArray:
     """Return the result with the dimensions that numpy gives it."""
-    result = squeeze(found, dimension)
+    result = found.squeeze(dimension)
     if not keepdims:
         return result
     every_dimension = tuple(range(array.ndim))
@@ -248,14 +240,14 @@ def cov(
     if y is not None:
         others = _rows_of_variables(distributed(y, array.own_comm), rowvar)
         variables = concatenate([variables, others], 0)
-    variables = _with_dtype(variables, np.result_type(variables.dtype, np.float64))
+    variables = variables._in_dtype(np.result_type(variables.dtype, np.float64))
     centred: Any = variables - mean(variables, 1, keepdims=True)
     if ddof is None:
         ddof = 0 if bias else 1
     count = variables.shape[1] - ddof
     scale = 1 / count if count > 0 else np.nan
     found: DistArray = (centred @ centred.conj().T) * scale
-    return squeeze(found)
+    return found.squeeze()
 
 
 def _rows_of_variables(array: DistArray, rowvar: bool) -> DistArray:
@@ -263,22 +255,17 @@ def _rows_of_variables(array: DistArray, rowvar: bool) -> DistArray:
         raise ValueError(f"a tensor of {array.ndim} dimensions has no rows of variables")
     if array.ndim < 2:
         return reshape(array, (1, -1))
-    return array if rowvar else transpose(array)
+    return array if rowvar else array.T
 
 
 def corrcoef(array: DistArray, /, y: Any = None, rowvar: bool = True) -> DistArray:
     """Return the correlations of variables, which are the rows, or the columns."""
     covariances: Any = cov(array, y, rowvar)
     if not covariances.ndim:
-        one: DistArray = covariances / covariances
-        return one
+        return call(np.divide, covariances, covariances)
     deviations: Any = np.sqrt(np.diagonal(covariances).real)
-    correlations: Any = covariances / deviations[:, None] / deviations[None, :]
-    if correlations.dtype.kind == "c":
-        complex_found: DistArray = correlations
-        return complex_found
-    found: DistArray = np.clip(correlations, -1, 1)
-    return found
+    correlations = call(np.divide, covariances / deviations[:, None], deviations[None, :])
+    return correlations if correlations.dtype.kind == "c" else correlations.clip(-1, 1)
 
 
 # ---- counts -------------------------------------------------------------------------------------
@@ -331,9 +318,7 @@ def histogram(
         least = aggregate("min", values).item()
         greatest = aggregate("max", values).item()
         sample = np.array([least, greatest], values.dtype)
-    if isinstance(bins, DistArray):
-        bins = bins.gather()
-    edges = np.histogram_bin_edges(sample, bins, range)
+    edges = np.histogram_bin_edges(sample, gathered(bins), range)
     count = len(edges) - 1
     places: Any = searchsorted(edges, values, side="right") - 1
     is_last: Any = values == edges[-1]
@@ -341,7 +326,7 @@ def histogram(
     own_weights: Any = None if weights is None else np.reshape(weights, (-1,))
     counts = _sums_at(places, own_weights, count)
     if own_weights is not None:
-        counts = _with_dtype(counts, own_weights.dtype)
+        counts = counts._in_dtype(own_weights.dtype)
     if density:
         counts = counts / (np.diff(edges).astype(np.float64) * counts.sum().item())
     return counts, edges
@@ -349,10 +334,257 @@ def histogram(
 
 def digitize(array: DistArray, bins: Any, /, right: bool = False) -> DistArray:
     """Return the number of the bin of each element, between edges that increase or decrease."""
-    edges = bins.gather() if isinstance(bins, DistArray) else as_numpy("digitize", "bins", bins)
-
-    def find_bins(block: Any) -> Any:
-        return np.digitize(block, edges, right)
-
-    found: DistArray = on_blocks("digitize", find_bins, (array,))
+    edges = gathered(bins, "digitize", "bins")
+    found: DistArray = on_blocks("digitize", lambda x: np.digitize(x, edges, right), (array,))
     return found
+
+
+# ---- order and sets: rows that are whole on a rank, and vectors by a sort of all ranks -----------
+
+
+Array: TypeAlias = npt.NDArray[Any]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+def sort(
+    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+) -> Any:
+    """Return the elements in ascending order along a dimension; without one, all of them."""
+    array, dimension = with_one_axis(array, axis)
+    if _is_sorted_by_all_ranks(array, dimension):
+        return reshape(_sorted_vector(array), array.shape)
+    return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
+
+
+def argsort(
+    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+) -> Any:
+    """Return the indices that sort the elements; equal elements keep their order."""
+    array, dimension = with_one_axis(array, axis)
+    if _is_sorted_by_all_ranks(array, dimension):
+        return reshape(_order_of_vector(array), array.shape)
+
+    def sort_block(block: Array) -> Array:
+        return np.argsort(block, axis=dimension, kind="stable")
+
+    return along_axes(sort_block, array, dimension)
+
+
+def _is_sorted_by_all_ranks(array: DistArray, dimension: int) -> bool:
+    """Return whether there is a single row, which no rank could sort without the others."""
+    return not array.is_alone() and array.size == array.shape[dimension]
+
+
+# ---- one row on all ranks -----------------------------------------------------------------------
+
+
+def _sorted_vector(array: DistArray) -> DistArray:
+    """Return all elements of a tensor in ascending order. All ranks call it."""
+    comm = array.own_comm
+    vector = _in_order_of_ranks(array)
+    if vector.size < comm.size:
+        return DistArray.from_global(np.sort(vector.gather()), comm)
+    values = np.sort(vector.host)
+    counts = _counts_for_ranks(values, comm)
+    received = send_to_ranks(comm, values, counts, counts_from_ranks(comm, counts))
+    # The elements of each rank are in order, which a stable sort makes use of.
+    return DistArray.from_local(np.sort(received, kind="stable"), comm=comm)
+
+
+def _order_of_vector(array: DistArray) -> DistArray:
+    """Return the places of all elements in ascending order of these. All ranks call it."""
+    comm = array.own_comm
+    vector = _in_order_of_ranks(array)
+    if vector.size < comm.size:
+        return DistArray.from_global(np.argsort(vector.gather(), kind="stable"), comm)
+    order = np.argsort(vector.host, kind="stable")
+    values = vector.host[order]
+    places = block_indices(vector.layout, comm.rank)[0][order]
+    counts = _counts_for_ranks(values, comm)
+    counts_received = counts_from_ranks(comm, counts)
+    received_values = send_to_ranks(comm, values, counts, counts_received)
+    received_places = send_to_ranks(comm, places, counts, counts_received)
+    # They come in the order of the ranks, so equal elements are in the order of their places.
+    order = np.argsort(received_values, kind="stable")
+    return DistArray.from_local(received_places[order], comm=comm)
+
+
+def _in_order_of_ranks(array: DistArray) -> DistArray:
+    """Return the elements as a vector, of which each rank has a part, one after the other.
+
+    If there are fewer elements than ranks, some have the same.
+    """
+    vector = reshape(array, (-1,))
+    layout = layout_for(array.own_comm, vector.shape)
+    return vector._in_layout(layout)
+
+
+def _counts_for_ranks(values: Array, comm: Comm) -> Integers:
+    """Return how many of its sorted elements this rank sends to each rank.
+
+    Each rank offers a few of its elements, evenly spaced, as limits. Limits that divide the
+    offered elements evenly divide all elements nearly so: elements between two limits go to one
+    rank. Equal elements are ordered by their ranks, then by their positions there.
+    """
+    positions = (np.arange(comm.size) * len(values)) // comm.size
+    offered_values = _gathered(values[positions], comm)
+    offered_positions = _gathered(positions, comm)
+    offering_ranks = np.repeat(np.arange(comm.size), comm.size)
+    order = np.lexsort((offered_positions, offering_ranks, offered_values))
+    starts = np.zeros(comm.size + 1, np.int64)
+    starts[comm.size] = len(values)
+    for rank in range(1, comm.size):
+        limit = order[rank * comm.size]
+        first_equal = int(np.searchsorted(values, offered_values[limit], side="left"))
+        after_equal = int(np.searchsorted(values, offered_values[limit], side="right"))
+        if comm.rank < offering_ranks[limit]:
+            starts[rank] = after_equal
+        elif comm.rank > offering_ranks[limit]:
+            starts[rank] = first_equal
+        else:
+            starts[rank] = offered_positions[limit]
+    return np.diff(starts)
+
+
+def _gathered(own: Array, comm: Comm) -> Array:
+    """Return the elements of all ranks, on every rank."""
+    gathered: Array = DistArray.from_local(own, comm=comm).gather()
+    return gathered
+
+
+# ---- sets ---------------------------------------------------------------------------------------
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: DistArray
+    indices: DistArray
+    inverse_indices: DistArray
+    counts: DistArray
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: DistArray
+    counts: DistArray
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: DistArray
+    inverse_indices: DistArray
+
+
+def unique_values(array: DistArray, /) -> DistArray:
+    """Return the different elements, in ascending order. A nan differs from every other one."""
+    ascending: DistArray = sort(array, axis=None)
+    return ascending[_is_first_of_equals(ascending)]
+
+
+def unique_counts(array: DistArray, /) -> UniqueCounts:
+    """Return the different elements and how often each occurs."""
+    ascending = sort(array, axis=None)
+    is_first = _is_first_of_equals(ascending)
+    return UniqueCounts(ascending[is_first], _group_lengths(is_first))
+
+
+def unique_inverse(array: DistArray, /) -> UniqueInverse:
+    """Return the different elements, and for each element of the tensor its place among them."""
+    found = unique_all(array)
+    return UniqueInverse(found.values, found.inverse_indices)
+
+
+def unique_all(array: DistArray, /) -> UniqueAll:
+    """Return the different elements, where each occurs first, the inverse and the counts."""
+    order = argsort(array, axis=None)
+    ascending = elements_at(array, order)
+    is_first = _is_first_of_equals(ascending)
+    groups = scan("cumsum", is_first.astype(np.int64), axis=0) - 1
+    # `groups` are in ascending order of the elements: bring them back to the places before.
+    places_in_order = argsort(order, axis=0)
+    inverse = reshape(elements_at(groups, places_in_order), array.shape)
+    return UniqueAll(ascending[is_first], order[is_first], inverse, _group_lengths(is_first))
+
+
+def _is_first_of_equals(ascending: DistArray) -> DistArray:
+    """Return, for each element of a sorted vector, whether it differs from the one before."""
+    if not ascending.size:
+        return ascending.astype(bool)
+    differs = call(np.not_equal, ascending[1:], ascending[:-1])
+    return pad(differs, (1, 0), constant_values=True)
+
+
+def _group_lengths(is_first: DistArray) -> DistArray:
+    """Return how many elements each group of equal elements has."""
+    (starts,) = nonzero(is_first)
+    return diff(pad(starts, (0, 1), constant_values=is_first.size))
+
+
+def searchsorted(
+    sorted_values: Any, values: Any, /, side: str = "left", sorter: Any = None
+) -> DistArray:
+    """Return where elements would have to be inserted in a sorted vector to keep it sorted.
+
+    Every rank gets the sorted vector whole, and searches for the elements of its own block.
+    """
+    own_sorter = gathered(sorter)
+    whole = gathered(sorted_values, "searchsorted", "the sorted vector")
+    if isinstance(sorted_values, DistArray):
+        values = distributed(values, sorted_values.own_comm)
+
+    def search(block: Array) -> Array:
+        return np.asarray(np.searchsorted(whole, block, side=side, sorter=own_sorter))  # type: ignore[call-overload]
+
+    found: DistArray = on_blocks("searchsorted", search, (values,))
+    return found
+
+
+def isin(
+    elements: Any, test_elements: Any, /, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    """Return whether each element is one of some others, which every rank gets whole."""
+    tests = gathered(test_elements)
+
+    def look_up(block: Any) -> Any:
+        return np.isin(block, tests, invert=invert)
+
+    if not isinstance(elements, DistArray):
+        return look_up(elements)
+    return on_blocks("isin", look_up, (elements,))
+
+
+def unique(
+    array: DistArray,
+    /,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    equal_nan: bool = True,
+) -> Any:
+    """Return the different elements in ascending order; nans are equal to each other."""
+    found = unique_all(array)
+    values = found.values
+    places = found.indices
+    inverse = found.inverse_indices
+    counts = found.counts
+    nan_count = 0
+    if array.dtype.kind in "fc":
+        nan_count = int(np.isnan(values).sum())
+    if equal_nan and nan_count > 1:
+        length = len(values) - nan_count + 1
+        nans = DistArray.full(1, nan_count, counts.dtype, array.own_comm)
+        values = values[:length]
+        places = places[:length]
+        inverse = call(np.minimum, inverse, length - 1)
+        counts = concatenate([counts[: length - 1], nans])
+    results: list[DistArray] = [values]
+    if return_index:
+        results.append(places)
+    if return_inverse:
+        results.append(reshape(inverse, array.shape))
+    if return_counts:
+        results.append(counts)
+    return results[0] if len(results) == 1 else tuple(results)

@@ -15,7 +15,8 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -37,11 +38,15 @@ from einmpi.checkpoint.load import (
     places,
     read_manifest,
 )
-from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, Stopped, failure
 from einmpi.files.atomic import acquire_lock
 from einmpi.files.claims import Claim, claimed
+from einmpi.files.datasets import Dataset, SourceFile
+from einmpi.files.formats import find
+from einmpi.files.specs import InputSpec
+from einmpi.job.job import Job
 from einmpi.process.environment import (
     OWN_FOLDER_MODE,
     open_for_own_writing,
@@ -87,49 +92,51 @@ def _make_folder(folder: str) -> None:
         raise InputError(place, "there is no permission to write to it", "a writable folder")
 
 
-class CheckpointFolder:
-    """The checkpoints of one run. Every rank has this object, and all decide the same.
+@dataclass(frozen=True)
+class Saving:
+    """Where and when a run saves checkpoints.
 
-    `folder` is on a file system that all ranks see. `every` is in seconds by the clock of rank 0.
-    `asked` receives the names of signals that this rank gets. `identity` says what makes another
-    run give the same numbers. `claim` is the run's claim to the folder.
+    `folder` is on a file system that all ranks see. `every` is in seconds by the clock of rank 0;
+    a loop saves after every so many steps instead, if `every_steps` is not 0. With `resume`, the
+    run continues from the newest checkpoint, if there is one. `asked` receives the names of
+    signals that this rank gets. `claim` is the run's claim to the folder.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        every: float,
-        comm: Comm,
-        contents: Contents,
-        identity: Identity,
-        asked: Sequence[str] = (),
-        quiet: bool = False,
-        claim: Claim | None = None,
-    ) -> None:
-        self.folder = folder
-        self.every = every
+    folder: str
+    every: float
+    every_steps: int = 0
+    resume: bool = False
+    asked: Sequence[str] = ()
+    quiet: bool = False
+    claim: Claim | None = None
+
+
+class CheckpointFolder:
+    """The checkpoints of one run. Every rank has this object, and all decide the same."""
+
+    def __init__(self, saving: Saving, comm: Comm, contents: Contents, job: Job) -> None:
+        self.saving = saving
+        self.folder = saving.folder
         self.comm = comm
         self.contents = contents
-        self.identity = identity
-        self.asked = asked
-        self.quiet = quiet
-        self.claim = claim
+        self.identity: Identity = together(comm, lambda: identity(job))
         self.plan = ""  # the digest of the run's plan
         self.saved: Saved | None = None  # the checkpoint from which the run continues
         self.count = 0  # checkpoints that this run has saved
         self.seconds = 0.0  # spent on saving
         self.last = time.monotonic()  # when the last checkpoint was saved
+        self._find()
 
     # ---- where a run continues ------------------------------------------------------------------
 
-    def find(self, resume: bool) -> None:
+    def _find(self) -> None:
         """Look for the newest checkpoint; raise an error on all ranks if it cannot be used."""
         name = ""
         manifest = ""
 
         def look() -> None:
             nonlocal name, manifest
-            name = self._newest(resume)
+            name = self._newest()
             if name:
                 manifest = read_manifest(self._path(name))
                 parse_manifest(self._path(name), manifest, self.contents, self.identity)
@@ -143,10 +150,10 @@ class CheckpointFolder:
             self.contents = self.contents.after(self.saved.ended).in_order(self.saved.order)
             progress = self.contents.progress(self.saved.done)
             self._report(f"continues after {self.saved.place}, {progress}")
-        elif resume:
+        elif self.saving.resume:
             self._report("there is no checkpoint; starts from the beginning")
 
-    def _newest(self, resume: bool) -> str:
+    def _newest(self) -> str:
         """Return the name of the newest checkpoint, or "".
 
         Incomplete ones that killed runs have left are removed.
@@ -158,7 +165,7 @@ class CheckpointFolder:
         names = complete(self.folder)
         if not names:
             return ""
-        if not resume:
+        if not self.saving.resume:
             raise InputError(
                 f"--checkpoint {self.folder}",
                 f"it has the checkpoint {names[-1]} of an earlier run",
@@ -193,9 +200,9 @@ class CheckpointFolder:
 
     def request(self) -> str:
         """Return what this rank asks for: a checkpoint, to stop for a signal, or nothing."""
-        if self.asked:
-            return self.asked[0]
-        if self.comm.rank == 0 and time.monotonic() - self.last >= self.every:
+        if self.saving.asked:
+            return self.saving.asked[0]
+        if self.comm.rank == 0 and time.monotonic() - self.last >= self.saving.every:
             return SAVE
         return ""
 
@@ -220,17 +227,17 @@ class CheckpointFolder:
 
     # ---- saving ---------------------------------------------------------------------------------
 
-    def write(self, done: int, blocks: Sequence[Block], find: FindArrays) -> str:
+    def write(self, done: int, blocks: Sequence[Block], find_arrays: FindArrays) -> str:
         """Write a checkpoint; return what failed, or "".
 
-        `find` returns this rank's blocks in host memory. A run does not end because a checkpoint
-        cannot be written.
+        `find_arrays` returns this rank's blocks in host memory. A run does not end because a
+        checkpoint cannot be written.
         """
         activity_writer(self.comm.rank)(f"saving a checkpoint after {self.contents.place(done)}")
         draft, problem = self._make_draft(done)
         if problem:
             return problem
-        arrays = find()
+        arrays = find_arrays()
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))
         if self.comm.rank == 0:
@@ -293,7 +300,8 @@ class CheckpointFolder:
             os.fsync(file.fileno())
         _sync_folder(draft)
         # If another rank has given the folder up, it may belong to another run now.
-        with nullcontext() if self.claim is None else self.claim.publishing():
+        claim = self.saving.claim
+        with nullcontext() if claim is None else claim.publishing():
             os.rename(draft, self._path(f"{done:06d}"))
             _sync_folder(self.folder)
             self._discard(complete(self.folder)[:-1])
@@ -332,7 +340,7 @@ class CheckpointFolder:
 
     def _report(self, text: str, problem: bool = False) -> None:
         """Print a line to standard error on rank 0."""
-        if self.comm.rank == 0 and (problem or not self.quiet):
+        if self.comm.rank == 0 and (problem or not self.saving.quiet):
             print_notice(f"einmpi: {self.folder}: {text}")
 
 
@@ -391,3 +399,71 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- what makes another run give the same numbers ------------------------------------------------
+
+
+def identity(job: Job) -> Identity:
+    """Return what must be equal for two runs to give the same numbers, up to rounding.
+
+    The number of ranks, the strategy and the threads may differ.
+    """
+    programs = job.one_after_another()
+    text = ""
+    for each in programs:
+        text += f"{each.graph}\n{job.fast_math}\n{job.strict}"
+        if each.loop is not None:
+            # The number of steps may change: a loop may go on for longer than was first thought.
+            text += f"\n{each.loop.carry}\n{each.loop.record}"
+            if each.loop.validation is not None:
+                text += f"\n{each.loop.validation.identity}"
+            if each.loop.batches is not None:
+                text += f"\n{replace(each.loop.batches, epochs=None)}"
+    parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
+    for spec in job.inputs:
+        if any(spec.name in each.graph.by_name for each in programs):
+            dataset = None if spec.file is None else find(spec)
+            parts[_part_of_input(spec)] = _describe_input(spec, dataset)
+    return parts
+
+
+def _part_of_input(spec: InputSpec) -> str:
+    return f"the input {spec.name}"
+
+
+def _describe_input(spec: InputSpec, dataset: Dataset | None) -> str:
+    """Return a text about an input.
+
+    A file counts as the same until it is written to; it may be found in another folder.
+    """
+    tensor = f"{spec.dtype}{list(spec.shape or ())}"
+    if spec.value is not None:
+        return f"parameter {spec.value!r} {tensor}"
+    if dataset is None:
+        return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
+    first, *linked = dataset.sources
+    text = (
+        f"{os.path.basename(dataset.file)}:{spec.inside or None} rows {spec.slices or None} "
+        f"{tensor}, {_written(first)}"
+    )
+    if linked:
+        lines = [f"{os.path.basename(source.path)}, {_written(source)}" for source in linked]
+        text += f", and {len(linked)} linked files {sha256(repr(lines).encode()).hexdigest()}"
+    return text
+
+
+def _written(source: SourceFile) -> str:
+    return f"{source.identity.size} bytes, written at {source.identity.modified_ns} ns"
+
+
+def check_inputs_stayed(job: Job, files: Mapping[str, Dataset], found: Identity) -> None:
+    """Refuse input files that have changed since the checkpoint was compared with them."""
+    for spec in job.inputs:
+        dataset = files.get(spec.name)
+        if dataset is not None and _describe_input(spec, dataset) != found[_part_of_input(spec)]:
+            raise InputError(
+                spec.place,
+                f"{dataset.title} was replaced during the run",
+                "a file that stays unchanged",
+            )

@@ -13,14 +13,14 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import in_order, needed
 from einmpi.job.loop import MOST_STEPS, Loop
 from einmpi.planner.make_plan import MAX_RANKS
@@ -37,8 +37,8 @@ from einmpi.version import __version__
 # What a checkpoint holds after some vertices of a graph, or after some steps of a loop.
 
 
-class SavedKind(NamedTuple):
-    """A tensor of a checkpoint by its name, shape and dtype."""
+class HistoryKind(NamedTuple):
+    """The recorded values of a loop in a checkpoint: their name, shape and dtype."""
 
     name: str
     bound: tuple[int, ...]
@@ -52,34 +52,12 @@ class EndedLoop(NamedTuple):
     is_done: bool  # whether its condition held
 
 
-class Contents(Protocol):
-    """What checkpoints hold. They are numbered by what is done."""
-
-    most: int  # the highest number
-    ended: tuple[EndedLoop, ...]  # loops before the one that is running
-    order: tuple[str, ...]  # of vertices, if they are not in the order of the program
-
-    def after(self, ended: Sequence[EndedLoop]) -> Contents:
-        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
-
-    def in_order(self, names: Sequence[str]) -> Contents:
-        """Return what checkpoints hold if vertices come in this order; no names: as they are.
-
-        Raise ValueError if they cannot be computed in this order.
-        """
-
-    def tensors(self, done: int) -> list[SavedKind]:
-        """Return the tensors of a checkpoint, in order."""
-
-    def place(self, done: int) -> str:
-        """Return what was done last, for messages: "Z" or "step 99"."""
-
-    def progress(self, done: int) -> str:
-        """Return how far the run was: "3 of 7 vertices"."""
-
-
 class GraphContents:
-    """After the first vertices of a graph: the tensors that later vertices and outputs need."""
+    """After the first vertices of a graph: the tensors that later vertices and outputs need.
+
+    Checkpoints are numbered by what is done, up to `most`. `order` is that of the vertices, if they
+    are not in the order of the program.
+    """
 
     ended: tuple[EndedLoop, ...] = ()
 
@@ -88,27 +66,31 @@ class GraphContents:
         self.order = tuple(order)
         self.most = len(graph.computed)
 
-    def after(self, ended: Sequence[EndedLoop]) -> Contents:
+    def after(self, ended: Sequence[EndedLoop]) -> GraphContents:
+        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
         if ended:
             raise ValueError("the job has no loops")
         return self
 
     def in_order(self, names: Sequence[str]) -> GraphContents:
+        """Return what checkpoints hold if vertices come in this order; no names: as they are.
+
+        Raise ValueError if they cannot be computed in this order.
+        """
         if list(names) == [vertex.name for vertex in self.graph.computed] or not names:
             return self
         return GraphContents(in_order(self.graph, names), names)
 
-    def tensors(self, done: int) -> list[SavedKind]:
-        kinds = []
-        for name in needed(self.graph, done):
-            vertex = self.graph[name]
-            kinds.append(SavedKind(name, vertex.bound, vertex.dtype))
-        return kinds
+    def tensors(self, done: int) -> Sequence[Vertex]:
+        """Return the tensors of a checkpoint, in order."""
+        return [self.graph[name] for name in needed(self.graph, done)]
 
     def place(self, done: int) -> str:
+        """Return what was done last, for messages: "Z" or "step 99"."""
         return self.graph.computed[done - 1].name
 
     def progress(self, done: int) -> str:
+        """Return how far the run was: "3 of 7 vertices"."""
         return f"{done} of {counted(self.most, 'vertex', 'vertices')}"
 
 
@@ -117,7 +99,7 @@ class LoopKinds(NamedTuple):
 
     loop: Loop
     graph: EinGraph  # of a step, as written
-    kept: tuple[SavedKind, ...]  # results of earlier loops that are still needed
+    kept: tuple[Vertex, ...]  # results of earlier loops that are still needed
 
 
 class LoopContents:
@@ -146,26 +128,17 @@ class LoopContents:
             raise ValueError("the order of a step does not matter to a checkpoint")
         return self
 
-    def tensors(self, done: int) -> list[SavedKind]:
-        kinds = []
-        for name in self.current.loop.carry:
-            vertex = self.current.graph[name]
-            kinds.append(SavedKind(name, vertex.bound, vertex.dtype))
-        kinds += self.current.kept
-        for number, each in enumerate(self.ended):
-            kinds += self._histories(number, each.steps)
-        kinds += self._histories(len(self.ended), done - self.steps_before)
-        return kinds
-
-    def _histories(self, number: int, steps: int) -> list[SavedKind]:
-        """Return the recorded values of a loop after some steps."""
-        kinds = []
-        for name in self.loops[number].loop.columns:
-            dtype = "float64"  # of numbers of the validation
-            if name in self.loops[number].loop.record:
-                dtype = self.loops[number].graph[name].dtype
-            kinds.append(SavedKind(history_name(name, number), (steps,), dtype))
-        return kinds
+    def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
+        carried = [self.current.graph[name] for name in self.current.loop.carry]
+        steps = [*(each.steps for each in self.ended), done - self.steps_before]
+        histories = []
+        for number, count in enumerate(steps):
+            loop, graph, _ = self.loops[number]
+            for name in loop.columns:
+                # Numbers of the validation are float64.
+                dtype = graph[name].dtype if name in loop.record else "float64"
+                histories.append(HistoryKind(history_name(name, number), (count,), dtype))
+        return [*carried, *self.current.kept, *histories]
 
     def place(self, done: int) -> str:
         step = f"step {done - self.steps_before - 1}"
@@ -174,6 +147,9 @@ class LoopContents:
     def progress(self, done: int) -> str:
         steps = counted(self.current.loop.steps, "step")
         return f"{done - self.steps_before} of at most {steps}"
+
+
+Contents: TypeAlias = GraphContents | LoopContents  # what checkpoints hold
 
 
 def history_name(name: str, loop: int) -> str:

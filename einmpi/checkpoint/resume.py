@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any, TypeAlias
 
-from einmpi.checkpoint.folder import Array, CheckpointFolder
-from einmpi.checkpoint.load import Block, GraphContents, Identity, Saved, SavedTensor
+import numpy as np
+
+from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.folder import SAVE, Array, CheckpointFolder, Saving, check_inputs_stayed
+from einmpi.checkpoint.load import (
+    Block,
+    EndedLoop,
+    GraphContents,
+    LoopContents,
+    LoopKinds,
+    Saved,
+    SavedTensor,
+    history_name,
+)
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
-from einmpi.errors import InputError
-from einmpi.files.claims import Claim
-from einmpi.files.datasets import Dataset, SourceFile
-from einmpi.files.formats import find
-from einmpi.files.specs import InputSpec
-from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import in_order, needed, rest, saved_name
 from einmpi.job.job import Job
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.gpu.copies import on_host
+from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.overlap import with_overlap
 from einmpi.schedule.schedule import Schedule, remaining
 from einmpi.schedule.steps import SavePoint
@@ -37,28 +43,15 @@ from einmpi.schedule.steps import SavePoint
 class Checkpoints(CheckpointFolder):
     """The checkpoints of a run of a schedule, after its vertices."""
 
-    def __init__(
-        self,
-        folder: str,
-        every: float,
-        comm: Comm,
-        graph: EinGraph,
-        identity: Identity,
-        asked: Sequence[str] = (),
-        quiet: bool = False,
-        claim: Claim | None = None,
-    ) -> None:
-        super().__init__(folder, every, comm, GraphContents(graph), identity, asked, quiet, claim)
-        self.graph = graph  # in the order in which vertices are computed, once that is known
+    def __init__(self, saving: Saving, comm: Comm, job: Job) -> None:
+        super().__init__(saving, comm, GraphContents(job.graph), job)
+        self.graph = job.graph  # in the order in which vertices are computed, once that is known
+        if self.saved is not None and self.saved.order:
+            self.graph = in_order(self.graph, self.saved.order)
         self.number: dict[str, int] = {}  # vertex → how many are done after it
         self.restored: tuple[SavePoint, ...] = ()  # what is in slots when the run begins
         self.points: dict[str, SavePoint] = {}  # of the vertices so far
         self.open: set[str] = set()  # the vertices after which all ranks can save
-
-    def find(self, resume: bool) -> None:
-        super().find(resume)
-        if self.saved is not None and self.saved.order:
-            self.graph = in_order(self.graph, self.saved.order)
 
     def restore(self, rank: int, buffers: Buffers) -> None:
         """Put what was saved into its slots."""
@@ -123,26 +116,6 @@ class Checkpoints(CheckpointFolder):
 Prepared: TypeAlias = tuple[Compiled, Plan, Schedule, dict[str, Any]]
 
 
-def open_checkpoints(
-    job: Job,
-    comm: Comm,
-    folder: str,
-    every: float,
-    resume: bool,
-    asked: Sequence[str] = (),
-    quiet: bool = False,
-    claim: Claim | None = None,
-) -> Checkpoints:
-    """Return the checkpoints of a run that is about to begin and has this claim to the folder.
-
-    With `resume`, they have the checkpoint from which the run continues, if there is one.
-    """
-    job_identity = together(comm, lambda: identity(job))
-    checkpoints = Checkpoints(folder, every, comm, job.graph, job_identity, asked, quiet, claim)
-    checkpoints.find(resume)
-    return checkpoints
-
-
 def prepare(
     job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None
 ) -> Prepared:
@@ -181,7 +154,7 @@ def prepare(
 def _agree_inputs_stayed(compiled: Compiled, checkpoints: Checkpoints) -> None:
     together(
         compiled.comm,
-        lambda: _check_inputs_stayed(compiled.job, compiled.files, checkpoints.identity),
+        lambda: check_inputs_stayed(compiled.job, compiled.files, checkpoints.identity),
     )
 
 
@@ -194,66 +167,126 @@ def _saved_tensors(job: Job, saved: Saved) -> dict[str, SavedTensor]:
     return tensors
 
 
-def identity(job: Job) -> Identity:
-    """Return what must be equal for two runs to give the same numbers, up to rounding.
+# ---- loops ---------------------------------------------------------------------------------------
 
-    The number of ranks, the strategy and the threads may differ.
+
+class LoopCheckpoints(CheckpointFolder):
+    """The checkpoints of a loop, between its steps: what is carried and what was recorded.
+
+    They are saved every so many steps, or else by the clock of rank 0.
     """
-    programs = job.one_after_another()
-    text = ""
-    for each in programs:
-        text += f"{each.graph}\n{job.fast_math}\n{job.strict}"
-        if each.loop is not None:
-            # The number of steps may change: a loop may go on for longer than was first thought.
-            text += f"\n{each.loop.carry}\n{each.loop.record}"
-            if each.loop.validation is not None:
-                text += f"\n{each.loop.validation.identity}"
-            if each.loop.batches is not None:
-                text += f"\n{replace(each.loop.batches, epochs=None)}"
-    parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
-    for spec in job.inputs:
-        if any(spec.name in each.graph.by_name for each in programs):
-            dataset = None if spec.file is None else find(spec)
-            parts[_part_of_input(spec)] = _describe_input(spec, dataset)
-    return parts
 
+    def __init__(self, saving: Saving, comm: Comm, job: Job, loops: Sequence[LoopKinds]) -> None:
+        self.contents: LoopContents
+        super().__init__(saving, comm, LoopContents(loops), job)
+        self.ended_rows: list[dict[str, Array]] = []  # what loops that have ended recorded
+        self.kept: dict[str, DistArray] = {}  # results of theirs that are still needed
 
-def _part_of_input(spec: InputSpec) -> str:
-    return f"the input {spec.name}"
+    # ---- where a loop continues -----------------------------------------------------------------
 
+    def enter(
+        self,
+        ended: Sequence[EndedLoop],
+        rows: Sequence[dict[str, Array]],
+        kept: Mapping[str, DistArray],
+    ) -> None:
+        """Note what a loop that begins, or continues, finds: the loops before it have ended."""
+        self.contents = self.contents.after(ended)
+        self.ended_rows = list(rows)
+        self.kept = dict(kept)
 
-def _describe_input(spec: InputSpec, dataset: Dataset | None) -> str:
-    """Return a text about an input.
+    @property
+    def continues_here(self) -> bool:
+        """Whether the checkpoint is one of the loop that is running."""
+        return self.saved is not None and len(self.saved.ended) == len(self.contents.ended)
 
-    A file counts as the same until it is written to; it may be found in another folder.
-    """
-    tensor = f"{spec.dtype}{list(spec.shape or ())}"
-    if spec.value is not None:
-        return f"parameter {spec.value!r} {tensor}"
-    if dataset is None:
-        return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
-    first, *linked = dataset.sources
-    text = (
-        f"{os.path.basename(dataset.file)}:{spec.inside or None} rows {spec.slices or None} "
-        f"{tensor}, {_written(first)}"
-    )
-    if linked:
-        lines = [f"{os.path.basename(source.path)}, {_written(source)}" for source in linked]
-        text += f", and {len(linked)} linked files {sha256(repr(lines).encode()).hexdigest()}"
-    return text
+    @property
+    def steps_done(self) -> int:
+        """The number of steps of the loop that an earlier run has done."""
+        if self.saved is None or not self.continues_here:
+            return 0
+        return self.saved.done - self.contents.steps_before
 
+    def carried(self) -> dict[str, SavedTensor]:
+        """Return the inputs of the next step."""
+        return self._saved_tensors(list(self.contents.current.loop.carry))
 
-def _written(source: SourceFile) -> str:
-    return f"{source.identity.size} bytes, written at {source.identity.modified_ns} ns"
+    def kept_results(self) -> dict[str, SavedTensor]:
+        """Return the results of earlier loops that are still needed."""
+        return self._saved_tensors([kind.name for kind in self.contents.current.kept])
 
+    def _saved_tensors(self, names: Sequence[str]) -> dict[str, SavedTensor]:
+        assert self.saved is not None
+        found = {}
+        for kind in self.contents.tensors(self.saved.done):
+            if kind.name in names:
+                found[kind.name] = SavedTensor(self.saved, kind.name, kind.bound, None)
+        return found
 
-def _check_inputs_stayed(job: Job, files: Mapping[str, Dataset], found: Identity) -> None:
-    """Refuse input files that have changed since the checkpoint was compared with them."""
-    for spec in job.inputs:
-        dataset = files.get(spec.name)
-        if dataset is not None and _describe_input(spec, dataset) != found[_part_of_input(spec)]:
-            raise InputError(
-                spec.place,
-                f"{dataset.title} was replaced during the run",
-                "a file that stays unchanged",
-            )
+    def history(self, number: int) -> dict[str, Array]:
+        """Return the values that a loop has recorded before the checkpoint."""
+        found: dict[str, Array] = {}
+        if self.saved is not None:
+            for name in self.contents.loops[number].loop.columns:
+                found[name] = np.array(self.saved.mapped(history_name(name, number), 0))
+        return found
+
+    # ---- when to save ---------------------------------------------------------------------------
+
+    def next_planned(self, done: int) -> int | None:
+        """Return after how many steps the next checkpoint is due; None if the clock decides."""
+        every_steps = self.saving.every_steps
+        return (done // every_steps + 1) * every_steps if every_steps else None
+
+    def step_request(self, done: int) -> str:
+        """Return what this rank asks for after a step."""
+        every_steps = self.saving.every_steps
+        if not every_steps or self.saving.asked:
+            return self.request()
+        return SAVE if done % every_steps == 0 else ""
+
+    def save(
+        self,
+        done: int,
+        requests: Sequence[str],
+        plan: Plan,
+        carried: Mapping[str, DistArray],
+        rows: Mapping[str, Array],
+    ) -> None:
+        """Save what the next step needs. All ranks call it; it may end the run."""
+        start = time.monotonic()
+        blocks = []
+        everywhere: tuple[Any, ...] = (None,) * len(plan.mesh.factors)
+        tensors = {**carried, **self._kept_on(plan)}
+        for name, array in tensors.items():
+            layout = Layout(plan.mesh, array.shape or (1,), array.layout.cuts)
+            blocks.append(Block(name, array.dtype.name, layout))
+        histories: list[Array] = []
+        for number, recorded in enumerate([*self.ended_rows, rows]):
+            for name, values in recorded.items():
+                layout = Layout(plan.mesh, values.shape, everywhere)
+                blocks.append(Block(history_name(name, number), values.dtype.name, layout))
+                histories.append(values)
+
+        def find_arrays() -> list[Array | None]:
+            arrays: list[Array | None] = []
+            for array in tensors.values():
+                local = np.asarray(on_host(array.local))
+                arrays.append(np.ascontiguousarray(local))
+            arrays.extend(np.ascontiguousarray(values) for values in histories)
+            return arrays
+
+        self.plan = plan.digest
+        steps_in_all = self.contents.steps_before + done
+        problem = self.write(steps_in_all, blocks, find_arrays)
+        self.finish(steps_in_all, requests, start, problem)
+
+    def _kept_on(self, plan: Plan) -> dict[str, DistArray]:
+        """Return what is still needed of earlier loops on the mesh of a plan."""
+        found = {}
+        for kind in self.contents.current.kept:
+            array = self.kept[kind.name]
+            if array.layout.mesh != plan.mesh:
+                array = array.redistribute(even_layout(plan.mesh, array.shape))
+            found[kind.name] = array
+        return found

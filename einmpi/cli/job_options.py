@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
@@ -73,23 +73,21 @@ def checked_job(options: argparse.Namespace) -> Job:
     if job.loop is not None and options.command == "run":
         _check_loop_flags(options, job)
     elif options.command == "run":
-        checkpoint_interval(options)
+        checkpoint_interval(options, in_steps=False)
         if options.trace_steps is not None:
             raise InputError("--trace-steps", "the job has no loop", "a job with a [loop]")
     check_targets(job)
     return job
 
 
-def checkpoint_interval(options: argparse.Namespace) -> float:
-    """Return the seconds between two checkpoints."""
-    return parse_seconds(options.every or CHECKPOINT_INTERVAL, "--every")
+def checkpoint_interval(options: argparse.Namespace, in_steps: bool = True) -> tuple[float, int]:
+    """Return the seconds and the steps between two checkpoints; one of them is 0.
 
-
-def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds and the steps between two checkpoints of a loop; one of them is 0."""
+    Only in a loop it may be in steps.
+    """
     text = options.every or CHECKPOINT_INTERVAL
     match = re.fullmatch(r" *([0-9]{1,15}) *steps? *", text)
-    if match is None:
+    if match is None or not in_steps:
         return parse_seconds(text, "--every"), 0
     steps = int(match[1])
     if steps == 0:
@@ -100,7 +98,7 @@ def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
 def _check_run_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
-    loop_interval(options)
+    checkpoint_interval(options)
 
 
 def _check_loop_flags(options: argparse.Namespace, job: Job) -> None:
@@ -192,12 +190,27 @@ def print_or_write(options: argparse.Namespace, text: str, data: object) -> None
         print(text)
 
 
-def write_job_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+def write_job_report(
+    options: argparse.Namespace,
+    job: Job,
+    plan: Plan,
+    details: Mapping[str, str] | None = None,
+    **more: Any,
+) -> None:
+    """Write the page of --report; `details` are lines below its title."""
     from einmpi.report.html import write_report
 
     title = printable(job.title or job.source.name)
-    details = {"job": job.path, "date": current_date(), "host": platform.node()}
-    if job.sizes:
-        details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+    if details is None:
+        sizes = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+        details = report_details({"job": job.path}, sizes)
     program = "\n\n".join(part.source.text.strip("\n") for part in job.one_after_another())
     write_report(options.report, plan, program=program, title=title, details=details, **more)
+
+
+def report_details(subject: Mapping[str, str], sizes: str) -> dict[str, str]:
+    """Return the lines below the title of a report: what it is about, when, where, which sizes."""
+    details = {**subject, "date": current_date(), "host": platform.node()}
+    if sizes:
+        details["sizes"] = sizes
+    return details

@@ -134,13 +134,13 @@ COMMANDS = {
     "plan": "einmpi.cli.plan:plan",
     "verify": "einmpi.cli.run:verify",
     "sbatch": "einmpi.cli.sbatch:sbatch",
-    "simulate": "einmpi.cli.simulate:simulate",
+    "simulate": "einmpi.cli.plan:simulate",
     "new": "einmpi.cli.new:new",
     "llama": "einmpi.cli.llama:llama",
     "examples": "einmpi.cli.new:examples",
     "doctor": "einmpi.cli.doctor:doctor",
     "calibrate": "einmpi.cli.calibrate:calibrate",
-    "completion": "einmpi.cli.completion:completion",
+    "completion": "einmpi.cli.help:completion",
     "help": "einmpi.cli.help:show_help",
 }
 

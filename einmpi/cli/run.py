@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 
 from einmpi.api import options_of, reference
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.folder import CheckpointFolder, claim_folder
-from einmpi.checkpoint.resume import Checkpoints, identity, open_checkpoints, prepare
+from einmpi.checkpoint.folder import CheckpointFolder, Saving, claim_folder
+from einmpi.checkpoint.resume import Checkpoints, LoopCheckpoints, prepare
 from einmpi.cli.job_options import (
     check_files,
     checked_job,
     checkpoint_interval,
-    loop_interval,
     print_or_write,
     traced_steps,
     write_job_report,
@@ -27,34 +26,33 @@ from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm, sharing_problem
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.outputs import claim_outputs, store
-from einmpi.compiled.running import Measured
+from einmpi.compiled.running import Measured, Runner
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.claims import Claim
 from einmpi.files.datasets import Dataset
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.compiled import STATISTICS
 from einmpi.loops.arrival import joined_plans
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import history_file
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.sequence import LoopSequence, ValidationRun, loop_kinds
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Cost
+from einmpi.planner.plan import Cost, Options, Plan
 from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
 from einmpi.report.describe import compare_with
-from einmpi.report.progress import LoopProgress
-from einmpi.report.recording.loop_record import LoopRecorder, loops_timeline
-from einmpi.report.recording.observe import Observer, is_interactive
-from einmpi.report.recording.record import Timeline, write_trace
-from einmpi.report.recording.summary import vertex_times
-from einmpi.report.results import LoopReport, Report, Startup, Totals, figures, totals
+from einmpi.report.progress import row_notes, shown_progress
+from einmpi.report.record import Recorder, Timeline, write_trace
+from einmpi.report.results import LoopReport, Report, Startup, figures, totals
 from einmpi.report.terminal import loop_summary_text, summary_text
+from einmpi.report.times import LoopRecord, LoopRecorder, loops_timeline, vertex_times
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 from einmpi.units import counted
+
+# Up to this many spans, of all ranks, are gathered for the summary on a terminal without a request.
+MAX_SPANS_UNREQUESTED = 200_000
 
 
 def run(options: argparse.Namespace, comm: Comm) -> int:
@@ -136,14 +134,22 @@ def run_job(
     # The first activity also tells a launcher that all ranks handle signals now.
     activity_writer(comm.rank)("preparing the run")
     outputs_claim = None
-    folder_claim = None
+    saving = None
     with ExitStack() as claims:
         if keep_outputs:
             outputs_claim = claims.enter_context(claim_outputs(job, comm))
         if options.checkpoint is not None:
-            folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+            claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+            saving = Saving(
+                options.checkpoint,
+                *checkpoint_interval(options),
+                options.resume,
+                stop_requests,
+                options.quiet,
+                claim,
+            )
         run_claimed = _run_schedule if job.loop is None else run_loops
-        finished = run_claimed(job, options, comm, stop_requests, outputs_claim, folder_claim)
+        finished = run_claimed(job, options, comm, outputs_claim, saving)
         report = stored_report(job, finished, comm, outputs_claim, start)
         return report, finished.checkpoints
 
@@ -152,81 +158,59 @@ def _run_schedule(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
-    stop_requests: Sequence[str],
     outputs_claim: Claim | None,
-    folder_claim: Claim | None,
+    saving: Saving | None,
 ) -> FinishedRun:
     """Run a job without loops, as often as --repeat asks for; nothing is written in the run."""
-    checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
+    checkpoints = None if saving is None else Checkpoints(saving, comm, job)
     compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints)
-    should_record = _should_record(options, comm, schedule)
-    wait = compiled.backend.wait
-    observer = Observer(
-        comm, schedule, options.repeat, should_record, options.quiet, checkpoints, wait
-    )
-    planned = time.perf_counter()
-
+    recorder = None
+    if _should_record(options, comm, schedule):
+        recorder = Recorder(comm, compiled.backend.wait, checkpoints)
     note = activity_writer(comm.rank)
+
+    def note_step(step: Step) -> None:
+        note(" ".join(str(step).split()))
+
+    planned = time.perf_counter()
     keep_inputs = options.repeat > 1 and not plan.spilled
     inputs = Inputs(compiled.job, given, compiled.files, keep=keep_inputs)
     measured = []
-    for _ in range(options.repeat):
-        with observer.observe_run(note) as compiled.runner.on_step:
-            compiled.runner.on_transfer = observer.on_transfer
+    with shown_progress(comm, schedule, options.repeat, options.quiet) as progress:
+        for number in range(options.repeat):
+            is_last = number + 1 == options.repeat
+            _watch(compiled.runner, recorder if is_last else None, progress, note_step)
             outputs, measured_run = compiled.run_schedule(plan, schedule, inputs, checkpoints)
-        measured.append(measured_run)
-    run_seconds = [each.seconds for each in measured]
+            measured.append(measured_run)
     return FinishedRun(
         plan=plan,
         outputs=outputs,
         files=compiled.files,
-        totals=_gather_totals(comm, measured[-1], measured[0].shuffled),
+        measured=measured,
         planned=planned,
-        seconds_loading=measured[0].seconds_loading,
-        seconds_running=median(run_seconds),
-        seconds_all=run_seconds,
         work=compiled.work.text,
-        timeline=observer.timeline,
+        timeline=None if recorder is None else recorder.finish(),
         checkpoints=checkpoints,
     )
 
 
-def _open_checkpoints(
-    job: Job,
-    options: argparse.Namespace,
-    comm: Comm,
-    stop_requests: Sequence[str],
-    claim: Claim | None,
-) -> Checkpoints | None:
-    if options.checkpoint is None:
-        return None
-    return open_checkpoints(
-        job,
-        comm,
-        options.checkpoint,
-        checkpoint_interval(options),
-        options.resume,
-        stop_requests,
-        options.quiet,
-        claim,
-    )
+def _watch(
+    runner: Runner, recorder: Recorder | None, *others: Callable[[Step], None] | None
+) -> None:
+    """Tell a recorder and others when a step begins, in the runs that follow."""
+    observers = [each for each in (recorder, *others) if each is not None]
 
+    def on_step(step: Step) -> None:
+        for observer in observers:
+            observer(step)
 
-def _gather_totals(comm: Comm, measured: Measured, shuffled: int) -> Totals:
-    """Add up over all ranks what a run moved and held. Inputs are read in the first run only."""
-    return totals(
-        comm,
-        measured.received,
-        measured.peak,
-        shuffled,
-        measured.between,
-        measured.spilled,
-        measured.spilled_planned,
-        measured.fetched,
-        round(measured.seconds_hidden * 1e9),
-        measured.shared,
-        measured.shared_planned,
-    )
+    if len(observers) < 2:  # every step of a loop calls it
+        runner.on_step = next(iter(observers), None)
+    else:
+        runner.on_step = on_step
+    if recorder is not None:
+        runner.on_transfer = recorder.on_transfer
+        recorder.begin()
 
 
 def is_recording_requested(options: argparse.Namespace) -> bool:
@@ -240,7 +224,9 @@ def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) 
         return True
     if options.command != "run" or options.quiet or options.json == "-":
         return False
-    return is_interactive(comm, schedule)
+    is_small = comm.size * len(schedule.steps) <= MAX_SPANS_UNREQUESTED
+    answer = on_first_rank(comm, lambda: "yes" if is_small and columns(sys.stdout) else "")
+    return answer == "yes"
 
 
 # ---- a run with loops ----------------------------------------------------------------------------
@@ -250,9 +236,8 @@ def run_loops(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
-    stop_requests: Sequence[str],
     outputs_claim: Claim | None,
-    folder_claim: Claim | None,
+    saving: Saving | None,
 ) -> FinishedRun:
     """Run the loops of a job whose files no other run can write.
 
@@ -263,60 +248,40 @@ def run_loops(
         return together(comm, lambda: options_of(of_job))
 
     note = activity_writer(comm.rank)
-    checkpoints = _open_loop_checkpoints(job, options, comm, stop_requests, folder_claim)
+    checkpoints = None if saving is None else _open_loop_checkpoints(job, comm, saving)
     loops = LoopSequence(job, comm, plan_options, checkpoints)
     recorders: dict[int, LoopRecorder] = {}  # of each loop, if it is recorded
-    seconds_once: dict[int, float] = {}  # of each loop, before its first step
-    steps_before: dict[int, int] = {}  # that an earlier run has done
     planned: list[float] = []
 
     @contextmanager
     def around(run: LoopRun) -> Iterator[None]:
         """Show the progress of a loop, and write its history."""
-        seconds_once[run.number] = run.measured.seconds
-        steps_before[run.number] = run.steps_done
         planned.append(time.perf_counter())
+        steps = run.loop.steps
         which = f"loop {run.number + 1} of {len(loops.runs)}, " if job.loops else ""
-        progress = LoopProgress(comm, run.schedule, run.loop.steps, options.quiet, which)
+        recorder = None
+        if options.command == "run" and (options.trace or options.summary):
+            recorder = LoopRecorder(comm, run.step.backend.wait, traced_steps(options), which)
+            recorders[run.number] = recorder
+            run.on_computed = recorder.end_step
         with ExitStack() as stack:
             if run.loop.history is not None and outputs_claim is not None and comm.rank == 0:
                 history = history_file(run.loop.history, outputs_claim)
                 run.history_file = stack.enter_context(closing(history))
-            run.step.runner.on_step, run.on_row = stack.enter_context(progress.shown(note))
-            if options.command == "run" and (options.trace or options.summary):
-                recorders[run.number] = _start_recording(run, traced_steps(options), which)
+            shown = shown_progress(comm, run.schedule, steps, options.quiet)
+            progress = stack.enter_context(shown)
+            run.on_row = row_notes(progress, note, steps, which)
+            _watch(run.step.runner, recorder, progress)
             yield
         run.step.backend.wait()
 
     result = loops.run({}, around)
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
-        before = steps_before.get(run.number, each.steps)
-        validation = loops.validations.get(run.number)
-        seconds_before = seconds_once.get(run.number, 0.0)
-        report = _loop_report(run, validation, each, before, seconds_before)
-        if run.number in recorders:
-            record = recorders[run.number].finish(run.plan.graph)
-            report = replace(report, record=record)
-        reports.append(report)
+        recorder = recorders.get(run.number)
+        record = None if recorder is None else recorder.finish_loop(run.plan.graph)
+        reports.append(_loop_report(run, loops.validations.get(run.number), each, record))
     return _finished_run(loops, result, reports, planned[0])
-
-
-def _start_recording(run: LoopRun, chosen: range | None, name: str) -> LoopRecorder:
-    """Record the steps of a loop, besides what is called for its progress. All ranks call it."""
-    recorder = LoopRecorder(run.comm, run.schedule, run.step.backend.wait, chosen, name)
-    show_progress = run.step.runner.on_step
-
-    def on_step(step: Step) -> None:
-        recorder.on_schedule_step(step)
-        if show_progress is not None:
-            show_progress(step)
-
-    run.step.runner.on_step = on_step
-    run.step.runner.on_transfer = recorder.on_transfer
-    run.on_computed = recorder.end_step
-    recorder.begin()
-    return recorder
 
 
 def _finished_run(
@@ -337,11 +302,8 @@ def _finished_run(
         plan=joined_plans([run.plan for run in loops.runs]),
         outputs=result.outputs,
         files=files,
-        totals=_gather_totals(loops.comm, measured, measured.shuffled),
+        measured=[measured],
         planned=planned,
-        seconds_loading=measured.seconds_loading,
-        seconds_running=measured.seconds,
-        seconds_all=[measured.seconds],
         work=loops.runs[0].step.work.text,
         timeline=loops_timeline(records) if records else None,
         loops=reports,
@@ -353,61 +315,37 @@ def _loop_report(
     run: LoopRun,
     validation: ValidationRun | None,
     result: LoopResult,
-    steps_before: int,
-    seconds_once: float,
+    record: LoopRecord | None,
 ) -> LoopReport:
-    """Return the steps, the bytes and the seconds of a loop.
-
-    `steps_before` are the steps before a checkpoint, from which this run has continued.
-    `seconds_once` is the time of what was computed before the first step.
-    """
+    """Return the steps, the bytes and the seconds of a loop."""
     planned_peak = run.plan.peak_in_all
     cost_validation = Cost()
     if validation is not None and validation.is_planned:
         cost_validation = validation.predicted
         planned_peak = max(planned_peak, validation.plan.peak)
-    seconds_of_steps = run.measured.seconds - seconds_once
+    seconds_of_steps = run.measured.seconds - run.seconds_once
     return LoopReport(
         result.steps,
-        steps_before,
+        run.steps_before,
         result.is_done,
         run.loop.until_text,
         result.history,
         run.plan.cost_once,
         run.plan.cost,
         cost_validation,
-        seconds_of_steps / max(1, result.steps - steps_before),
+        seconds_of_steps / max(1, result.steps - run.steps_before),
         planned_peak,
+        record,
     )
 
 
-def _open_loop_checkpoints(
-    job: Job,
-    options: argparse.Namespace,
-    comm: Comm,
-    stop_requests: Sequence[str],
-    claim: Claim | None,
-) -> LoopCheckpoints | None:
+def _open_loop_checkpoints(job: Job, comm: Comm, saving: Saving) -> LoopCheckpoints:
     """Return the checkpoints of a job with loops, with the one from which it continues."""
-    if options.checkpoint is None:
-        return None
-    seconds, steps = loop_interval(options)
-    checkpoints = LoopCheckpoints(
-        options.checkpoint,
-        seconds,
-        steps,
-        comm,
-        loop_kinds(job),
-        together(comm, lambda: identity(job)),
-        stop_requests,
-        options.quiet,
-        claim,
-    )
-    checkpoints.find(options.resume)
+    checkpoints = LoopCheckpoints(saving, comm, job, loop_kinds(job))
     loop = checkpoints.contents.current.loop
     if checkpoints.steps_done >= loop.steps:
         raise InputError(
-            f"--checkpoint {options.checkpoint}",
+            f"--checkpoint {saving.folder}",
             f"the checkpoint is after {counted(checkpoints.steps_done, 'step')}",
             f"more steps than {loop.steps}",
         )
@@ -424,11 +362,8 @@ class FinishedRun:
     plan: Plan
     outputs: Mapping[str, DistArray]
     files: Mapping[str, Dataset]  # where inputs were found
-    totals: Totals
+    measured: Sequence[Measured]  # in each repeat
     planned: float  # when the first step could begin
-    seconds_loading: float
-    seconds_running: float
-    seconds_all: Sequence[float]  # of each repeat
     work: str  # what computed, for people
     timeline: Timeline | None = None
     loops: Sequence[LoopReport] = ()
@@ -448,10 +383,11 @@ def stored_report(
         store(job, finished.plan.digest, finished.outputs, outputs_claim, finished.files)
     end = time.perf_counter()
     checkpoints = finished.checkpoints
+    run_seconds = [each.seconds for each in finished.measured]
     seconds = {
         "plan": finished.planned - start,
-        "load": finished.seconds_loading,
-        "run": finished.seconds_running,
+        "load": finished.measured[0].seconds_loading,
+        "run": median(run_seconds),
         "checkpoint": checkpoints.seconds if checkpoints else 0.0,
         "store": end - before_storing,
         "startup": first_use_seconds(),
@@ -463,9 +399,9 @@ def stored_report(
     return Report(
         job,
         finished.plan,
-        finished.totals,
+        totals(comm, finished.measured),
         seconds,
-        finished.seconds_all,
+        run_seconds,
         finished.outputs,
         figures(comm, finished.outputs),
         finished.work,

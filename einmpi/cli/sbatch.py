@@ -14,12 +14,7 @@ from pathlib import Path
 
 from einmpi import api
 from einmpi.cli.doctor import read_answer, start_process
-from einmpi.cli.job_options import (
-    check_files,
-    checkpoint_interval,
-    load_job,
-    loop_interval,
-)
+from einmpi.cli.job_options import check_files, checkpoint_interval, load_job
 from einmpi.cli.launcher import family_in
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
@@ -27,7 +22,6 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.job.settings import SETTINGS
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData
 from einmpi.process.environment import python_command
 from einmpi.units import counted, parse_seconds, show_bytes
 from einmpi.version import __version__
@@ -53,8 +47,7 @@ def make_script(options: argparse.Namespace) -> Script:
     """Return the script that the command line asks for."""
     limit = _check_flags(options)
     job = load_job(options)
-    if job.loop is None:
-        checkpoint_interval(options)
+    checkpoint_interval(options, in_steps=job.loop is not None)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
@@ -97,7 +90,7 @@ def _check_flags(options: argparse.Namespace) -> int | None:
         if count < 1:
             raise InputError(f"--{flag.replace('_', '-')}", f"{count} requested", "1 or more")
     limit = None if options.time is None else parse_limit(options.time)
-    loop_interval(options)
+    checkpoint_interval(options)
     return limit
 
 
@@ -258,7 +251,7 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     return Estimate(memory_mib, seconds, [memory_text, *time_text])
 
 
-def _peak(plan: PlanData, backend: str) -> int:
+def _peak(plan: Plan, backend: str) -> int:
     """Return the bytes that the tensors of a rank take in host memory."""
     peak = plan.peak_in_all
     if backend != "numpy":
@@ -270,7 +263,7 @@ def _peak(plan: PlanData, backend: str) -> int:
     return peak
 
 
-def _bytes_of_files(plan: PlanData) -> int:
+def _bytes_of_files(plan: Plan) -> int:
     """Return the bytes of all inputs and outputs, as if all were in files."""
     tensors: dict[str, Vertex] = {}
     bytes_of_batches = 0  # of all but the first ones
@@ -282,7 +275,7 @@ def _bytes_of_files(plan: PlanData) -> int:
     return sum(vertex.nbytes for vertex in tensors.values()) + bytes_of_batches
 
 
-def _run_seconds(plan: PlanData, backend: str, threads: int) -> tuple[float, list[str]]:
+def _run_seconds(plan: Plan, backend: str, threads: int) -> tuple[float, list[str]]:
     """Return the seconds without files, and lines that say what they are based on."""
     cost = plan.cost_in_all
     if cost.seconds is not None and plan.machine is not None:

@@ -22,8 +22,7 @@ from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import FittedInputs
+from einmpi.planner.plan import FittedInputs, Options, Plan
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.host_memory import check_folder
 from einmpi.runtime.sharing.inputs import find_shared_inputs

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.creation import block_of
-from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.views import View
+from einmpi.arrays.dist_array import DistArray, View
 from einmpi.comm.agreement import KNOWN, abort_on_divergence, all_say, is_checking
 from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import is_array, kind_of, outline_of

@@ -14,11 +14,10 @@ from einmpi.gradients.contributions import (
     under_conditions,
     with_guarded_indices,
 )
-from einmpi.graph.arithmetic import infer
 from einmpi.graph.derivatives.operations import AdjointOfCall
 from einmpi.graph.derivatives.simple import ZERO, is_number, mapped, negative, plus, times
 from einmpi.graph.dtypes import DTYPES, Type, kind_of
-from einmpi.graph.eingraph import Vertex, make_vertex
+from einmpi.graph.eingraph import Vertex, make_vertex, type_over
 from einmpi.graph.einsum import make_einsum
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, Const, Element, Names, Scalar, labels_of, relabel
@@ -42,11 +41,7 @@ class AdjointTensors:
     # ---- types ----------------------------------------------------------------------------------
 
     def type_of(self, node: Scalar) -> Type:
-        return infer(node, self._leaf_type)
-
-    def _leaf_type(self, node: Scalar) -> Type:
-        assert isinstance(node, Element)
-        return np.dtype(self.known[node.tensor].dtype)
+        return type_over(node, self.known)
 
     def kind(self, node: Scalar) -> str:
         """Return the kind of numbers of an expression."""

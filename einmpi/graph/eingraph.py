@@ -9,7 +9,10 @@ from math import prod
 
 import numpy as np
 
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, einsum_type, element_text
+from einmpi.graph.scalar import Element, Scalar
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,16 @@ class EinGraph:
         lines = [str(vertex) for vertex in self.vertices]
         lines.append(f"outputs: {', '.join(self.outputs)}")
         return "\n".join(lines)
+
+
+def type_over(expression: Scalar, known: Mapping[str, Vertex]) -> Type:
+    """Return the dtype of an expression over elements of known tensors."""
+
+    def leaf(node: Scalar) -> Type:
+        assert isinstance(node, Element)
+        return np.dtype(known[node.tensor].dtype)
+
+    return infer(expression, leaf)
 
 
 def make_vertex(

@@ -307,7 +307,7 @@ register_operation(
         dtypes=as_real_part,
         cpu={"c": "{0}.real", "": "{0}"},
         cuda="real_({0})",
-        derivative=derivatives.of_real,
+        derivative=derivatives.of_cast,
         is_reproducible=True,
     )
 )

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, inside_segments, make_einsum, reopen
 from einmpi.graph.index_arithmetic import arithmetic_labels
@@ -290,12 +288,7 @@ class _ScatterSplitter:
         is_neutral_of_all = self.segments.masked == AGGREGATIONS[str(self.einsum.aggregation)].empty
         if is_neutral_of_all or product.dtype.kind not in "iu":
             return value
-
-        def dtype_of(part: Scalar) -> Type:
-            assert isinstance(part, Element)
-            return np.dtype(self.known[part.tensor].dtype)
-
-        if np.dtype(infer(value, dtype_of)) == product.dtype:
+        if np.dtype(product.type(value)) == product.dtype:
             return value
         return Call(product.dtype.name, (value,))
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.arithmetic import call, infer
+from einmpi.graph.arithmetic import call
 from einmpi.graph.dtypes import Type, kind_of
-from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
+from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex, type_over
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.scalar import (
     Call,
@@ -67,12 +67,7 @@ class ProductSplitter:
 
     def type(self, expression: Scalar) -> Type:
         """Return the type of an expression over known tensors."""
-
-        def leaf(node: Scalar) -> Type:
-            assert isinstance(node, Element)
-            return np.dtype(self.known[node.tensor].dtype)
-
-        return infer(expression, leaf)
+        return type_over(expression, self.known)
 
     def kind(self, expression: Scalar) -> str:
         """Return the kind of numbers of an expression: b, i, u, f or c."""

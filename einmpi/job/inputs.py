@@ -19,18 +19,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.language.macros import is_reserved
 from einmpi.language.syntax import integer_text
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    choice,
-    get,
-    kind_of,
-    lookup,
-    relative_to_document,
-    show,
-    table,
-    whole_number,
-)
+from einmpi.language.toml_document import Entry, kind_of, show
 
 FIT = "fit"  # resident as far as memory allows
 _COMMON_KEYS = ("resident", "parts", "batch")
@@ -55,11 +44,11 @@ def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> No
         )
 
 
-def read_dtype(document: Document, path: KeyPath) -> str | None:
+def read_dtype(entry: Entry) -> str | None:
     """Return the dtype at a key, None if there is none."""
-    dtype = get(document, path, str)
+    dtype = entry.get(str)
     if dtype is not None:
-        check_dtype(document.place(path), dtype)
+        check_dtype(entry.place, dtype)
     return dtype
 
 
@@ -72,65 +61,58 @@ def check_dtype(place: str, dtype: str) -> None:
 # ---- inputs -------------------------------------------------------------------------------------
 
 
-def read_inputs(
-    document: Document, path: KeyPath, sizes: Mapping[str, int], dtype: str
-) -> tuple[InputSpec, ...]:
+def read_inputs(entry: Entry, sizes: Mapping[str, int], dtype: str) -> tuple[InputSpec, ...]:
     """Return the inputs of a table in the order of the file.
 
     `dtype` is that of generated inputs that do not name their own.
     """
-    names = table(document, path)
-    return tuple(_read_input(document, (*path, name), name, sizes, dtype) for name in names)
+    names = entry.table()
+    return tuple(_read_input(entry[name], name, sizes, dtype) for name in names)
 
 
-def _read_input(
-    document: Document, path: KeyPath, name: str, sizes: Mapping[str, int], dtype: str
-) -> InputSpec:
-    place = document.place(path)
-    given = lookup(document, path)
+def _read_input(entry: Entry, name: str, sizes: Mapping[str, int], dtype: str) -> InputSpec:
+    place = entry.place
+    given = entry.value
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
         file, inside = read_short_form(place, given)
         return InputSpec(
             name,
-            file=relative_to_document(document, file),
+            file=entry.relative_path(file),
             inside=inside,
-            follow=_own_folders(document),
+            follow=_own_folders(entry),
             place=place,
         )
     if not isinstance(given, dict):
-        raise InputError(
-            place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
+        raise entry.wrong(
+            f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    source = _check_keys(document, path, name, given)
+    source = _check_keys(entry, name, given)
     spec = InputSpec(
         name,
-        resident=_read_resident(document, (*path, "resident")),
-        parts=positive_integers(document, (*path, "parts")),
+        resident=_read_resident(entry["resident"]),
+        parts=positive_integers(entry["parts"]),
         place=place,
     )
     if source == "random":
-        own_dtype = read_dtype(document, (*path, "dtype")) or dtype
-        return read_generated(document, path, spec, sizes, own_dtype)
-    file = get(document, (*path, "file"), str) or ""
+        own_dtype = read_dtype(entry["dtype"]) or dtype
+        return read_generated(entry, spec, sizes, own_dtype)
+    file = entry["file"].get(str) or ""
     file_format = check_file(place, file)
     return replace(
         spec,
-        file=relative_to_document(document, file),
-        inside=_read_name(document, path, file_format, suffix_of(file)),
-        slices=_read_slices(document, path, sizes),
-        declared_shape=read_shape(document, path, sizes) if "shape" in given else None,
-        declared_dtype=read_dtype(document, (*path, "dtype")),
-        convert=_read_conversion(document, (*path, "convert")),
-        follow=_read_follow(document, (*path, "follow"), file_format),
+        file=entry.relative_path(file),
+        inside=_read_name(entry, file_format, suffix_of(file)),
+        slices=_read_slices(entry, sizes),
+        declared_shape=read_shape(entry, sizes) if "shape" in given else None,
+        declared_dtype=read_dtype(entry["dtype"]),
+        convert=_read_conversion(entry["convert"]),
+        follow=_read_follow(entry["follow"], file_format),
     )
 
 
-def _check_keys(
-    document: Document, path: KeyPath, name: str, given: Mapping[str, object]
-) -> Literal["random", "file"]:
+def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal["random", "file"]:
     """Return where an input comes from; refuse keys that do not belong to that."""
-    place = document.place(path)
     file_keys = (
         "file",
         *name_keys(),
@@ -141,115 +123,108 @@ def _check_keys(
         "follow",
         *_COMMON_KEYS,
     )
-    table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
+    entry.table(dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
     if "random" in given and "file" in given:
-        raise InputError(place, f"input {name} has both random and file", "one of the two")
+        raise entry.wrong(f"input {name} has both random and file", "one of the two")
     if "random" not in given and "file" not in given:
-        raise InputError(place, f"input {name} has neither random nor file", "one of the two")
+        raise entry.wrong(f"input {name} has neither random nor file", "one of the two")
     source: Literal["random", "file"] = "file" if "file" in given else "random"
     allowed = file_keys if source == "file" else _GENERATED_KEYS
     for key in given:
         if key not in allowed:
-            raise InputError(
-                document.place((*path, key)),
+            raise entry[key].wrong(
                 f"{key} cannot be combined with {source}",
                 one_of(allowed),
             )
     return source
 
 
-def _read_resident(document: Document, path: KeyPath) -> Resident:
+def _read_resident(entry: Entry) -> Resident:
     """Return whether an input stays loaded between calls: true, false, or "fit"."""
-    written = lookup(document, path)
+    written = entry.value
     if written == FIT:
         return "fit"
     if written is None or type(written) is bool:
         return bool(written)
     what = f"resident is {kind_of(written)}"
-    raise InputError(document.place(path), what, f'true, false or "{FIT}"')
+    raise entry.wrong(what, f'true, false or "{FIT}"')
 
 
-def _read_conversion(document: Document, path: KeyPath) -> str | None:
+def _read_conversion(entry: Entry) -> str | None:
     """Return the dtype that elements of a file are converted to, if there is one."""
-    dtype = get(document, path, str)
+    dtype = entry.get(str)
     if dtype is not None and dtype not in CONVERTIBLE_DTYPES:
         expected = one_of(CONVERTIBLE_DTYPES, dtype)
-        raise InputError(document.place(path), f"convert is {dtype!r}", expected)
+        raise entry.wrong(f"convert is {dtype!r}", expected)
     return dtype
 
 
-def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffix: str) -> str:
+def _read_name(entry: Entry, file_format: FileFormat, suffix: str) -> str:
     """Return the name of the tensor inside the file; empty if the file holds a single tensor."""
     key = file_format.key
     for other in name_keys():
-        if other != key and get(document, (*path, other), str) is not None:
+        if other != key and entry[other].get(str) is not None:
             expected = key or "no name: the file holds a single tensor"
-            raise InputError(
-                document.place((*path, other)),
+            raise entry[other].wrong(
                 f"{other} cannot be combined with a {suffix} file",
                 expected,
             )
     if not key:
         return ""
-    name = get(document, (*path, key), str)
+    name = entry[key].get(str)
     if name is None:
         name = file_format.default_name or None
     if name is None:
-        what = f"input {path[-1]} does not say which {key} of the file to use"
-        raise InputError(document.place(path), what, f'{key} = "{file_format.example_name}"')
-    return file_format.check_name(document.place(path), name)
+        what = f"input {entry.key} does not say which {key} of the file to use"
+        raise entry.wrong(what, f'{key} = "{file_format.example_name}"')
+    return file_format.check_name(entry.place, name)
 
 
-def _read_slices(
-    document: Document, path: KeyPath, sizes: Mapping[str, int]
-) -> tuple[SliceEntry, ...]:
+def _read_slices(entry: Entry, sizes: Mapping[str, int]) -> tuple[SliceEntry, ...]:
     """Return what is selected of a file: by `rows` and `columns`, or by `slice`."""
-    selecting = get(document, (*path, "slice"), str)
-    rows = _read_range(document, (*path, "rows"), sizes)
-    columns = _read_range(document, (*path, "columns"), sizes)
+    selecting = entry["slice"].get(str)
+    rows = _read_range(entry["rows"], sizes)
+    columns = _read_range(entry["columns"], sizes)
     if selecting is None:
         if columns is not None:
             return (rows or (None, None, 1), columns)
         return () if rows is None else (rows,)
-    place = document.place((*path, "slice"))
+    place = entry["slice"].place
     if rows is not None or columns is not None:
         raise InputError(place, "slice cannot be combined with rows or columns", "slice alone")
     entries = []
     for text in selecting.split(","):
-        entry = _slice_entry(document, (*path, "slice"), text, sizes)
-        if entry is None:
+        selected = _slice_entry(entry["slice"], text, sizes)
+        if selected is None:
             expected = 'ranges and indices such as slice = "0:1000, :, 3"'
             raise InputError(place, f"{show(selecting)} is not a slice", expected)
-        entries.append(entry)
+        entries.append(selected)
     return tuple(entries)
 
 
 def _read_range(
-    document: Document, path: KeyPath, sizes: Mapping[str, int]
+    entry: Entry, sizes: Mapping[str, int]
 ) -> tuple[int | None, int | None, int] | None:
     """Return start, stop and step of "START:STOP" or "START:STOP:STEP", None without the key."""
-    given = get(document, path, str)
+    given = entry.get(str)
     if given is None:
         return None
-    entry = _slice_entry(document, path, given, sizes)
-    if entry is None or isinstance(entry, int):
-        key = path[-1]
-        raise InputError(
-            document.place(path),
+    selected = _slice_entry(entry, given, sizes)
+    if selected is None or isinstance(selected, int):
+        key = entry.key
+        raise entry.wrong(
             f"{show(given)} is not a range of {key}",
             f'a range such as {key} = "0:1000"',
         )
-    return entry
+    return selected
 
 
-def _slice_entry(
-    document: Document, path: KeyPath, text: str, sizes: Mapping[str, int]
-) -> SliceEntry | None:
+def _slice_entry(entry: Entry, text: str, sizes: Mapping[str, int]) -> SliceEntry | None:
     """Return "INDEX", "START:STOP" or "START:STOP:STEP", None if it is none of them.
 
     Each part may be integer arithmetic over sizes; start, stop and step may be missing.
     """
-    source = document.source(path)
+    source = entry.source
     numbers: list[int | None] = []
     for part in text.split(":"):
         stripped = part.strip()
@@ -262,58 +237,54 @@ def _slice_entry(
     if len(numbers) == 3 and numbers[2] is not None:
         step = numbers[2]
     if step < 1:
-        raise InputError(document.place(path), f"the step is {step}", "a step of 1 or more")
+        raise entry.wrong(f"the step is {step}", "a step of 1 or more")
     return numbers[0], numbers[1], step
 
 
-def _own_folders(document: Document) -> tuple[str, ...]:
+def _own_folders(entry: Entry) -> tuple[str, ...]:
     """Return the folder of the job file; none for a job that is made in Python."""
-    if not document.name:
-        return ()
-    return (os.path.dirname(document.name) or ".",)
+    job_file = entry.document.name
+    return (os.path.dirname(job_file) or ".",) if job_file else ()
 
 
-def _read_follow(document: Document, path: KeyPath, file_format: FileFormat) -> tuple[str, ...]:
+def _read_follow(entry: Entry, file_format: FileFormat) -> tuple[str, ...]:
     """Return the folders to which links of a file may lead: the job's own, and those it lists."""
-    folders = list(_own_folders(document))
-    given = get(document, path, list)
+    folders = list(_own_folders(entry))
+    given = entry.get(list)
     if given is not None and not file_format.has_links:
-        raise InputError(
-            document.place(path),
+        raise entry.wrong(
             f"follow cannot be combined with a {file_format.suffixes[0]} file",
             "a file of a format that has links",
         )
     for number, folder in enumerate(given or []):
         if type(folder) is not str or not folder or "\0" in folder:
-            raise InputError(
-                document.place((*path, number)),
+            raise entry[number].wrong(
                 f"{show(folder)} in follow",
                 'the path of a folder such as "../archive"',
             )
-        folders.append(relative_to_document(document, os.path.expanduser(folder)))
+        folders.append(entry.relative_path(os.path.expanduser(folder)))
     return tuple(folders)
 
 
-def in_batches(document: Document, spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
-    """Return an input of known shape as each step of a loop sees it: with the rows of a batch."""
-    path = ("inputs", spec.name, "batch")
-    written = None
-    if isinstance(lookup(document, path[:-1]), dict):
-        written = lookup(document, path)
+def in_batches(entry: Entry, spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """Return an input of known shape as each step of a loop sees it: with the rows of a batch.
+
+    `entry` is what the job file says about its batches.
+    """
+    written = entry.value
     if written is None:
         return spec
-    place = document.place(path)
-    batch = whole_number(document, path, sizes)
+    batch = entry.whole_number(sizes)
     if batch is None or not 1 <= batch <= MAX_EXTENT:
         shown = show(written if batch is None else batch)
         expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}, or the name of a size"
-        raise InputError(place, f"batch is {shown}", expected)
+        raise entry.wrong(f"batch is {shown}", expected)
     if spec.resident:
         what = f"input {spec.name} has both batch and resident"
-        raise InputError(place, what, "one of the two: a batch stays for one step")
+        raise entry.wrong(what, "one of the two: a batch stays for one step")
     if not spec.shape:
         what = f"{spec.name} has no dimensions, and cannot come in batches"
-        raise InputError(place, what, "a tensor with rows")
+        raise entry.wrong(what, "a tensor with rows")
     return replace(spec, rows=spec.shape[0], shape=(batch, *spec.shape[1:]))
 
 
@@ -360,16 +331,15 @@ def check_parts(spec: InputSpec | OutputSpec, dimensions: int) -> None:
         )
 
 
-def positive_integers(document: Document, path: KeyPath) -> tuple[int, ...] | None:
+def positive_integers(entry: Entry) -> tuple[int, ...] | None:
     """Return a list of positive integers, None if there is none."""
-    given = get(document, path, list)
+    given = entry.get(list)
     if given is None:
         return None
     for number, value in enumerate(given):
         if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-            raise InputError(
-                document.place((*path, number)),
-                f"{show(value)} in {path[-1]}",
+            raise entry[number].wrong(
+                f"{show(value)} in {entry.key}",
                 f"an integer from 1 to 2**39 = {MAX_EXTENT}",
             )
     return tuple(given)
@@ -383,110 +353,99 @@ MAX_NDIM = 32  # HDF5's limit
 
 
 def read_generated(
-    document: Document, path: KeyPath, spec: InputSpec, sizes: Mapping[str, int], dtype: str
+    entry: Entry, spec: InputSpec, sizes: Mapping[str, int], dtype: str
 ) -> InputSpec:
     """Return the input at a path with its shape and with what its values depend on."""
-    random = choice(document, (*path, "random"), RANDOM, "")
+    random = entry["random"].choice(RANDOM, "")
     if random == "normal" and DTYPES[dtype].kind in "iub":
         raise InputError(
             spec.place,
             f"input {spec.name} cannot be both normal and {dtype}",
             "a float or complex dtype, or one of uniform, zeros, ones, arange",
         )
-    low, high = _read_limits(document, path, random, dtype, sizes)
+    low, high = _read_limits(entry, random, dtype, sizes)
     return replace(
         spec,
-        shape=read_shape(document, path, sizes),
+        shape=read_shape(entry, sizes),
         dtype=dtype,
         random=random,
-        seed=_read_seed(document, path, spec.name),
+        seed=_read_seed(entry, spec.name),
         low=low,
         high=high,
     )
 
 
-def _read_seed(document: Document, path: KeyPath, name: str) -> int:
-    seed = get(document, (*path, "seed"), int)
+def _read_seed(entry: Entry, name: str) -> int:
+    seed = entry["seed"].get(int)
     if seed is None:
         # Inputs differ from each other, and do not depend on their order in the file.
         return zlib.crc32(name.encode())
     if not 0 <= seed < 2**64:
-        place = document.place((*path, "seed"))
+        place = entry["seed"].place
         raise InputError(place, f"seed is {show(seed)}", "an integer from 0 to 2**64 - 1")
     return seed
 
 
-def read_shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def read_shape(entry: Entry, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of an input."""
-    given = get(document, (*path, "shape"), list)
+    shape = entry["shape"]
+    given = shape.get(list)
     if given is None:
-        raise InputError(
-            document.place(path),
-            f"input {path[-1]} has no shape",
+        raise entry.wrong(
+            f"input {entry.key} has no shape",
             'a list such as shape = ["s", 10]',
         )
     if len(given) > MAX_NDIM:
-        raise InputError(
-            document.place((*path, "shape")),
+        raise shape.wrong(
             f"shape has {len(given)} dimensions",
             f"at most {MAX_NDIM}",
         )
     extents = []
     for number, written in enumerate(given):
-        entry = (*path, "shape", number)
-        extent = whole_number(document, entry, sizes)
+        extent = shape[number].whole_number(sizes)
         if extent is None or not 0 <= extent <= MAX_EXTENT:
             shown = show(written if extent is None else extent)
-            raise InputError(
-                document.place(entry),
-                f"extent {shown} in shape",
-                f"an integer from 0 to 2**39 = {MAX_EXTENT}",
-            )
+            expected = f"an integer from 0 to 2**39 = {MAX_EXTENT}"
+            raise shape[number].wrong(f"extent {shown} in shape", expected)
         extents.append(extent)
     return tuple(extents)
 
 
 def _read_limits(
-    document: Document, path: KeyPath, random: str, dtype: str, sizes: Mapping[str, int]
+    entry: Entry, random: str, dtype: str, sizes: Mapping[str, int]
 ) -> tuple[int | float, int | float]:
     """Return low and high, checked against the dtype."""
     limits: dict[str, int | float] = {"low": 0, "high": 1}
     for key in ("low", "high"):
-        if lookup(document, (*path, key)) is not None:
-            limits[key] = _read_limit(document, (*path, key), random, dtype, sizes)
+        if entry[key].value is not None:
+            limits[key] = _read_limit(entry[key], random, dtype, sizes)
     low = limits["low"]
     high = limits["high"]
-    place = document.place(path)
     is_integer = DTYPES[dtype].kind in "iu"
-    if random == "uniform" and is_integer and lookup(document, (*path, "high")) is None:
-        raise InputError(
-            place,
-            f"input {path[-1]} is uniform and {dtype} but has no high",
+    if random == "uniform" and is_integer and entry["high"].value is None:
+        raise entry.wrong(
+            f"input {entry.key} is uniform and {dtype} but has no high",
             "high = NUMBER, an exclusive upper bound",
         )
     if not low < high:
-        raise InputError(place, f"low = {show(low)} is not below high = {show(high)}", "low < high")
+        raise entry.wrong(f"low = {show(low)} is not below high = {show(high)}", "low < high")
     return low, high
 
 
-def _read_limit(
-    document: Document, path: KeyPath, random: str, dtype: str, sizes: Mapping[str, int]
-) -> int | float:
-    key = path[-1]
-    place = document.place(path)
-    given: int | float = lookup(document, path)
+def _read_limit(entry: Entry, random: str, dtype: str, sizes: Mapping[str, int]) -> int | float:
+    key = entry.key
+    given: int | float = entry.value
     if isinstance(given, str):  # arithmetic on sizes
-        number = whole_number(document, path, sizes)
+        number = entry.whole_number(sizes)
         assert number is not None, "a string is a number, or refused"
         given = number
     kind = DTYPES[dtype].kind
     if random != "uniform":
-        raise InputError(
-            place, f"{key} cannot be combined with random = {random!r}", 'random = "uniform"'
+        raise entry.wrong(
+            f"{key} cannot be combined with random = {random!r}", 'random = "uniform"'
         )
     if kind == "b":
-        raise InputError(
-            place,
+        raise entry.wrong(
             f"{key} cannot be combined with dtype {dtype}",
             "an integer, float or complex dtype",
         )
@@ -494,18 +453,16 @@ def _read_limit(
     most: int | float
     if kind in "iu":
         if type(given) is not int:
-            raise InputError(place, f"{key} is {kind_of(given)}", "an integer")
+            raise entry.wrong(f"{key} is {kind_of(given)}", "an integer")
         least = int(np.iinfo(dtype).min)
         most = int(np.iinfo(dtype).max)
     else:
         if type(given) is not int and type(given) is not float:
-            raise InputError(place, f"{key} is {kind_of(given)}", "a number")
+            raise entry.wrong(f"{key} is {kind_of(given)}", "a number")
         # numpy does not know the limits of bfloat16, which are those of float32.
         limits = np.finfo(DTYPES[dtype].file_dtype)
         least = float(limits.min)
         most = float(limits.max)
     if not least <= given <= most:  # nan neither
-        raise InputError(
-            place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}"
-        )
+        raise entry.wrong(f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}")
     return given

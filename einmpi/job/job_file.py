@@ -33,16 +33,7 @@ from einmpi.job.program_text import (
 )
 from einmpi.job.settings import SETTINGS, checked_recompute, read_settings, settings_in
 from einmpi.language.syntax import Source
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    get,
-    lookup,
-    read_document,
-    show,
-    table,
-    whole_number,
-)
+from einmpi.language.toml_document import Entry, read_document, show
 from einmpi.planner.strategies import ROLES
 
 _KEYS = (
@@ -75,12 +66,12 @@ def read_job(
     loop.
     """
     document = read_document(os.fspath(path))
-    table(document, (), _KEYS)
+    document.table(_KEYS)
     for name in ("plan", "run"):
-        table(document, (name,), settings_in(name))
-    own_dtype = read_dtype(document, ("dtype",)) or "float64"
+        document[name].table(settings_in(name))
+    own_dtype = read_dtype(document["dtype"]) or "float64"
     if dtype:
-        check_dtype(document.name, dtype)
+        check_dtype(document.place, dtype)
     chosen_dtype = dtype or own_dtype
     settings = settings or {}
     _check_settings(document, settings)
@@ -91,17 +82,17 @@ def read_job(
     if dtype and not any(spec.random and spec.dtype == dtype for spec in inputs):
         what = f"dtype {dtype} would change nothing"
         expected = "a generated input without a dtype of its own"
-        raise InputError(document.name, what, expected)
+        raise document.wrong(what, expected)
 
-    def read_others(path: KeyPath) -> list[InputSpec]:
-        specs = read_inputs(document, path, sizes, chosen_dtype)
+    def read_others(entry: Entry) -> list[InputSpec]:
+        specs = read_inputs(entry, sizes, chosen_dtype)
         return [described(spec, describe) for spec in specs]
 
     make_job = _job_maker(document, chosen_dtype)
-    if isinstance(document.data.get("loop"), list):
-        if "train" in document.data:
+    if isinstance(document["loop"].value, list):
+        if document["train"].value is not None:
             what = "there is a [train] besides several loops"
-            raise InputError(document.place(("train",)), what, "[loop.train] after a [[loop]]")
+            raise document["train"].wrong(what, "[loop.train] after a [[loop]]")
         programs = read_loop_texts(document, inputs, sizes, steps, read_others)
         job = _job_of_loops(document, inputs, programs, make_job)
     else:
@@ -110,7 +101,7 @@ def read_job(
             check_no_batches(inputs)
         source = _read_program(document)
         program = read_program_text(source, inputs, sizes, loop_table, steps)
-        outputs = read_outputs(document, (*program.computed, *program.carried))
+        outputs = read_outputs(document["outputs"], (*program.computed, *program.carried))
         names = [spec.name for spec in outputs if spec.name not in program.carried]
         results = None
         if not outputs and program.results is not None:
@@ -124,14 +115,14 @@ def read_job(
 
 
 def _job_of_loops(
-    document: Document,
+    document: Entry,
     inputs: Sequence[InputSpec],
     programs: Sequence[ProgramText],
     make_job: MakeJob,
 ) -> Job:
     """Return the job whose loops have these programs."""
     made = [name for program in programs for name in (*program.computed, *program.carried)]
-    outputs = read_outputs(document, tuple(made))
+    outputs = read_outputs(document["outputs"], tuple(made))
     loops: list[Job] = []
     for number, text in enumerate(with_results(programs, outputs)):
         own = []
@@ -143,7 +134,7 @@ def _job_of_loops(
     return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
 
 
-def _job_maker(document: Document, dtype: str) -> MakeJob:
+def _job_maker(document: Entry, dtype: str) -> MakeJob:
     """Return a function that makes the job of a program, or of one of several.
 
     It takes the program, the outputs, the names of the tensors that it computes, by default its
@@ -153,11 +144,11 @@ def _job_maker(document: Document, dtype: str) -> MakeJob:
     del settings["half"]  # as it is by default, until the job is complete
     again = settings.pop("recompute")
     common = {
-        "title": get(document, ("title",), str) or Path(document.name).stem,
-        "path": document.name,
+        "title": document["title"].get(str) or Path(document.place).stem,
+        "path": document.place,
         "dtype": dtype,
         "roles": read_roles(document),
-        "blas_place": document.place(("run", "blas")),
+        "blas_place": document.place_of("run", "blas"),
         **settings,
     }
 
@@ -174,7 +165,7 @@ def _job_maker(document: Document, dtype: str) -> MakeJob:
         if program.loop_table is not None:
             recompute = program.loop_table.read_recompute(graphs.written)
         if recompute is None:
-            place = document.place(("plan", "recompute"))
+            place = document.place_of("plan", "recompute")
             recompute = checked_recompute(place, again, graphs.written)
         return Job(
             **common,
@@ -192,52 +183,48 @@ def _job_maker(document: Document, dtype: str) -> MakeJob:
 
 
 def _read_loop_table(
-    document: Document, steps: int | None, read_others: ReadInputs
+    document: Entry, steps: int | None, read_others: ReadInputs
 ) -> LoopTable | None:
-    if "loop" in document.data:
-        return LoopTable(document, ("loop",), read_others)
-    if "train" in document.data:
+    if document["loop"].value is not None:
+        return LoopTable(document["loop"], read_others)
+    if document["train"].value is not None:
         what = "there is a [train], but no step is repeated"
-        raise InputError(document.place(("train",)), what, "a [loop]")
+        raise document["train"].wrong(what, "a [loop]")
     if steps is not None:
-        raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
+        raise document.wrong("there is no [loop] to run for --steps", "a [loop]")
     return None
 
 
-def _read_program(document: Document) -> Source:
-    if get(document, ("program",), str) is None:
-        raise InputError(
-            document.name, "there is no program", 'program = "NAME[labels] = expression"'
-        )
-    return document.source(("program",))
+def _read_program(document: Entry) -> Source:
+    if document["program"].get(str) is None:
+        raise document.wrong("there is no program", 'program = "NAME[labels] = expression"')
+    return document["program"].source
 
 
-def _check_settings(document: Document, settings: Numbers) -> None:
-    known = [*table(document, ("sizes",)), *table(document, ("parameters",))]
+def _check_settings(document: Entry, settings: Numbers) -> None:
+    known = [*document["sizes"].table(), *document["parameters"].table()]
     for name in settings:
         if name not in known:
             what = f"there is no size or parameter {show(name)} to set"
             expected = nearest_of(known, name)
             if not known:
                 expected = "a job with [sizes] or [parameters]; this one has neither"
-            raise InputError(document.name, what, expected)
+            raise document.wrong(what, expected)
 
 
-def _read_sizes(document: Document, overrides: Numbers) -> dict[str, int]:
-    given = table(document, ("sizes",))
+def _read_sizes(document: Entry, overrides: Numbers) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for name, written in given.items():
-        path = ("sizes", name)
-        place = document.place(path)
-        check_name(place, name, "a size", {})
+    for name, written in document["sizes"].table().items():
+        entry = document["sizes"][name]
+        check_name(entry.place, name, "a size", {})
         if name in overrides:
             value: Number | None = overrides[name]
             what = f"size {name} is set to {show(value)}"
         else:
-            value = whole_number(document, path, sizes)
+            value = entry.whole_number(sizes)
             what = f"size {name} is {show(written if value is None else value)}"
         if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-            raise InputError(place, what, f"an integer from 1 to 2**39 = {MAX_EXTENT}")
+            raise entry.wrong(what, f"an integer from 1 to 2**39 = {MAX_EXTENT}")
         sizes[name] = value
     return sizes
 
@@ -250,7 +237,7 @@ Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
 
 
 def read_tensors(
-    document: Document,
+    document: Entry,
     sizes: Mapping[str, int],
     dtype: str,
     describe: Describe,
@@ -258,8 +245,9 @@ def read_tensors(
 ) -> list[InputSpec]:
     """Return the inputs with their shapes and dtypes, those in files as the files say."""
     inputs = []
-    for spec in read_inputs(document, ("inputs",), sizes, dtype):
-        spec = in_batches(document, described(spec, describe), sizes)
+    entries = document["inputs"]
+    for spec in read_inputs(entries, sizes, dtype):
+        spec = in_batches(entries[spec.name]["batch"], described(spec, describe), sizes)
         if spec.rows is not None:
             spec = replace(spec, chunk_rows=rows_of_chunks(spec))
         check_parts(spec, len(spec.shape or ()))
@@ -286,18 +274,16 @@ def check_no_batches(inputs: Iterable[InputSpec]) -> None:
             raise InputError(spec.place, what, "a [loop]")
 
 
-def read_roles(document: Document) -> dict[str, tuple[str, ...]]:
+def read_roles(document: Entry) -> dict[str, tuple[str, ...]]:
     """Return the labels that have each role."""
     roles: dict[str, tuple[str, ...]] = {}
-    for role in table(document, ("roles",), ROLES):
-        labels = get(document, ("roles", role), list) or []
+    for role in document["roles"].table(ROLES):
+        entry = document["roles"][role]
+        labels = entry.get(list) or []
         for number, label in enumerate(labels):
             if type(label) is not str or not label.isidentifier():
-                raise InputError(
-                    document.place(("roles", role, number)),
-                    f"{show(label)} is not a label",
-                    f'a list of labels such as {role} = ["b"]',
-                )
+                expected = f'a list of labels such as {role} = ["b"]'
+                raise entry[number].wrong(f"{show(label)} is not a label", expected)
         roles[role] = tuple(labels)
     return roles
 
@@ -319,18 +305,18 @@ _REAL = r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4}
 
 
 def read_parameters(
-    document: Document, sizes: Mapping[str, int], settings: Numbers
+    document: Entry, sizes: Mapping[str, int], settings: Numbers
 ) -> tuple[InputSpec, ...]:
     """Return the [parameters] of a job file as inputs without dimensions.
 
     `settings` replace values; the kind of a parameter stays, because the plan depends on it.
     """
     found = []
-    for name in table(document, ("parameters",)):
-        path = ("parameters", name)
-        place = document.place(path)
+    for name in document["parameters"].table():
+        entry = document["parameters"][name]
+        place = entry.place
         check_name(place, name, "a parameter", sizes)
-        written = lookup(document, path)
+        written = entry.value
         value = parse_number(written) if isinstance(written, str) else written
         if not isinstance(value, bool | int | float | complex):
             what = f"parameter {name} is {show(written)}"

@@ -28,18 +28,7 @@ from einmpi.job.loop import (
 from einmpi.job.outputs import HistorySpec, parse_history
 from einmpi.job.settings import checked_recompute
 from einmpi.language.syntax import Declaration, Source, Statement, parse, statements
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    choice,
-    get,
-    kind_of,
-    lookup,
-    relative_to_document,
-    show,
-    table,
-    whole_number,
-)
+from einmpi.language.toml_document import Entry, kind_of, show
 from einmpi.training.settings import Training, make_training
 from einmpi.training.write_out import RATE, WrittenOut
 
@@ -55,42 +44,38 @@ _TRAIN_KEYS = (
 )
 _VALIDATION_KEYS = ("inputs", "every", "record")
 
-# Reads the table of inputs at a path, with their shapes and dtypes.
-ReadInputs: TypeAlias = Callable[[KeyPath], list[InputSpec]]
+# Reads a table of inputs, with their shapes and dtypes.
+ReadInputs: TypeAlias = Callable[[Entry], list[InputSpec]]
 
 
 class TrainTable:
     """A table [train], or the table train of one of [[loop]]."""
 
-    def __init__(self, document: Document, path: KeyPath, read_others: ReadInputs) -> None:
-        self.document = document
-        self.path = path
-        table(document, path, _TRAIN_KEYS)
-        self.validation_path = (*path, "validation")
-        self.has_validation = lookup(document, self.validation_path) is not None
+    def __init__(self, entry: Entry, read_others: ReadInputs) -> None:
+        self.entry = entry
+        entry.table(_TRAIN_KEYS)
+        self.validation_entry = entry["validation"]
+        self.has_validation = self.validation_entry.value is not None
         self.validation_inputs: list[InputSpec] = []
         if self.has_validation:
-            table(document, self.validation_path, _VALIDATION_KEYS)
-            self.validation_inputs = read_others((*self.validation_path, "inputs"))
+            self.validation_entry.table(_VALIDATION_KEYS)
+            self.validation_inputs = read_others(self.validation_entry["inputs"])
         self.training: Training = make_training(
-            self.place,
-            get(document, (*path, "loss"), str),
-            get(document, (*path, "parameters"), list),
-            lookup(document, (*path, "optimizer")),
-            lookup(document, (*path, "accumulate")),
-            lookup(document, (*path, "precision")),
-            lookup(document, (*path, "scale")),
-            lookup(document, (*path, "growth")),
+            entry.place_of,
+            entry["loss"].get(str),
+            entry["parameters"].get(list),
+            entry["optimizer"].value,
+            entry["accumulate"].value,
+            entry["precision"].value,
+            entry["scale"].value,
+            entry["growth"].value,
         )
-
-    def place(self, *keys: str | int) -> str:
-        return self.document.place((*self.path, *keys))
 
     def validation_record(self) -> list[Any]:
         """Return the names of what is recorded of a validation, by default the loss."""
         if not self.has_validation:
             return []
-        given = get(self.document, (*self.validation_path, "record"), list)
+        given = self.validation_entry["record"].get(list)
         return [self.training.loss] if given is None else given
 
     def validation(
@@ -99,27 +84,21 @@ class TrainTable:
         """Return how the program is validated, None if it is not."""
         if not self.has_validation:
             return None
-        path = self.validation_path
-
-        def place(*keys: str | int) -> str:
-            return self.document.place((*path, *keys))
-
+        entry = self.validation_entry
         for spec in self.validation_inputs:
-            entry = (*path, "inputs", spec.name)
-            given = lookup(self.document, entry)
-            if isinstance(given, dict) and "batch" in given:
+            batch = entry["inputs"][spec.name]["batch"]
+            if batch.value is not None:
                 what = "an input of a validation has a batch"
-                expected = "no batch: it is that of the steps"
-                raise InputError(self.document.place((*entry, "batch")), what, expected)
-        every = lookup(self.document, (*path, "every"))
+                raise batch.wrong(what, "no batch: it is that of the steps")
+        every = entry["every"].value
         record = self.validation_record()
         inputs = self.validation_inputs
-        return make_validation(place, graph, batches, inputs, every, record, carried)
+        return make_validation(entry.place_of, graph, batches, inputs, every, record, carried)
 
     def rate_source(self) -> Source | None:
         """Return the rate, if it is an expression."""
         if isinstance(self.training.rate, str):
-            return self.document.source((*self.path, "optimizer", "rate"))
+            return self.entry["optimizer"]["rate"].source
         return None
 
     def statements(self, written: WrittenOut, program: Source) -> list[Statement | Declaration]:
@@ -127,8 +106,9 @@ class TrainTable:
 
         They become part of a program, in whose rows places are counted.
         """
-        found = statements(Source(self.document.name, written.text))
-        row = self.document.line(self.path) - program.line + 1
+        document = self.entry.document
+        found = statements(Source(document.name, written.text))
+        row = document.line(self.entry.path) - program.line + 1
         for item in found:
             if not isinstance(item, Statement):
                 continue
@@ -176,43 +156,39 @@ class LoopTable:
     Only one of [[loop]] has a program of its own.
     """
 
-    def __init__(self, document: Document, path: KeyPath, read_others: ReadInputs) -> None:
-        self.document = document
-        self.path = path
-        is_alone = len(path) == 1
-        keys = _LOOP_KEYS if is_alone else ("program", "train", *_LOOP_KEYS)
-        given = get(document, path, dict) or {}
+    def __init__(self, entry: Entry, read_others: ReadInputs) -> None:
+        self.entry = entry
+        self.is_alone = len(entry.path) == 1
+        keys = _LOOP_KEYS if self.is_alone else ("program", "train", *_LOOP_KEYS)
+        given = entry.get(dict) or {}
         if "loop" in given:
             what = "there is a loop inside a loop"
             hint = "write [[loop]] for each of several loops that follow one another"
-            raise InputError(self.place("loop"), what, "loops one after another", hint)
-        table(document, path, keys)
+            raise entry["loop"].wrong(what, "loops one after another", hint)
+        entry.table(keys)
         self.carry = self._read_carry()
         self.record = self._read_names("record")
-        self.until = get(document, (*self.path, "until"), str)
-        train_path = ("train",) if is_alone else (*path, "train")
+        self.until = entry["until"].get(str)
+        train = Entry(entry.document)["train"] if self.is_alone else entry["train"]
         self.train: TrainTable | None = None
-        if lookup(document, train_path) is not None:
-            self.train = TrainTable(document, train_path, read_others)
+        if train.value is not None:
+            self.train = TrainTable(train, read_others)
         self.written_out = WrittenOut()  # what the training becomes
-
-    def place(self, *keys: str | int) -> str:
-        return self.document.place((*self.path, *keys))
 
     def _read_carry(self) -> dict[str, str]:
         found = {}
-        for name in table(self.document, (*self.path, "carry")):
-            output = get(self.document, (*self.path, "carry", name), str)
+        for name in self.entry["carry"].table():
+            output = self.entry["carry"][name].get(str)
             assert output is not None
             found[name] = output
         return found
 
     def _read_names(self, key: str) -> tuple[str, ...]:
-        names = get(self.document, (*self.path, key), list) or []
+        names = self.entry[key].get(list) or []
         for number, name in enumerate(names):
             if type(name) is not str:
                 what = f"{key} has {kind_of(name)}"
-                raise InputError(self.place(key, number), what, "names of tensors")
+                raise self.entry[key][number].wrong(what, "names of tensors")
         return tuple(names)
 
     def needed(self, computed: Sequence[str]) -> tuple[str, ...]:
@@ -240,7 +216,7 @@ class LoopTable:
         names = [STEP]
         if batches is not None:
             names += [ROWS, EPOCH]
-        place = self.place()
+        place = self.entry.place
         found = []
         for name in names:
             if name not in taken and has_word(program, name):
@@ -252,31 +228,31 @@ class LoopTable:
     def read_batches(self, inputs: Iterable[InputSpec], sizes: Mapping[str, int]) -> Batches | None:
         """Return what comes in batches, and in which order."""
         epochs = self._read_whole_number("epochs", sizes)
-        shuffle = lookup(self.document, (*self.path, "shuffle"))
+        shuffle = self.entry["shuffle"].value
         if isinstance(shuffle, dict):
             shuffle = dict(shuffle)
             for key in ("seed", "block"):
-                number = whole_number(self.document, (*self.path, "shuffle", key), sizes)
+                number = self.entry["shuffle"][key].whole_number(sizes)
                 if number is not None:
                     shuffle[key] = number
-        last = get(self.document, (*self.path, "last"), str)
-        return make_batches(self.place, inputs, epochs, shuffle, last)
+        last = self.entry["last"].get(str)
+        return make_batches(self.entry.place_of, inputs, epochs, shuffle, last)
 
     def _read_whole_number(self, key: str, sizes: Mapping[str, int]) -> int | None:
         """Return the integer at a key, None without the key."""
-        written = lookup(self.document, (*self.path, key))
-        if written is None:
+        entry = self.entry[key]
+        if entry.value is None:
             return None
-        number = whole_number(self.document, (*self.path, key), sizes)
+        number = entry.whole_number(sizes)
         if number is None:
-            what = f"{key} is {show(written)}"
-            raise InputError(self.place(key), what, "an integer, or arithmetic on sizes")
+            what = f"{key} is {show(entry.value)}"
+            raise entry.wrong(what, "an integer, or arithmetic on sizes")
         return number
 
     @property
     def is_single_step(self) -> bool:
         """Whether this is one of several loops that carries nothing: a step before other loops."""
-        return len(self.path) > 1 and not self.carry and self.train is None
+        return not self.is_alone and not self.carry and self.train is None
 
     def read_steps(
         self, sizes: Mapping[str, int], given: int | None, batches: Batches | None
@@ -289,31 +265,31 @@ class LoopTable:
         if self.is_single_step:
             if steps not in (None, 1) or batches is not None:
                 what = "nothing is carried from step to step"
-                raise InputError(self.place(), what, "carry, or a single step without batches")
+                raise self.entry.wrong(what, "carry, or a single step without batches")
             return 1
         if batches is not None and batches.epochs is not None:
             if steps is not None:
                 what = "there are both steps and epochs"
-                raise InputError(self.place("epochs"), what, "one of the two")
+                raise self.entry["epochs"].wrong(what, "one of the two")
             steps = batches.epochs * batches.steps_an_epoch
         if given is not None:
             return given
         if steps is None:
-            raise InputError(self.place(), "there is no number of steps", "steps = 100")
+            raise self.entry.wrong("there is no number of steps", "steps = 100")
         return steps
 
     def loop(self, program: StepProgram, steps: int, batches: Batches | None) -> Loop:
         """Return the loop over the program of a step."""
         until = None
         if self.until is not None:
-            until = self.document.source((*self.path, "until"))
+            until = self.entry["until"].source
         loop = make_loop(
-            program, self.place, steps, self.carry, until, self.record, self.is_single_step
+            program, self.entry.place_of, steps, self.carry, until, self.record, self.is_single_step
         )
         validation = None
         if self.train is not None:
             validation = self.train.validation(program.graph, batches, self.carry)
-        on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
+        on_nan = self.entry["on_nan"].choice(_ON_NAN, "stop")
         return replace(
             loop,
             history=self._read_history(),
@@ -326,20 +302,20 @@ class LoopTable:
 
     def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:
         """Return which tensors of a step are computed again; None if the table does not say."""
-        given = lookup(self.document, (*self.path, "recompute"))
-        if given is None:
+        entry = self.entry["recompute"]
+        if entry.value is None:
             return None
-        return checked_recompute(self.place("recompute"), given, written)
+        return checked_recompute(entry.place, entry.value, written)
 
     def _read_history(self) -> HistorySpec | None:
-        history = get(self.document, (*self.path, "history"), str)
+        entry = self.entry["history"]
+        history = entry.get(str)
         if history is None:
             return None
-        place = self.place("history")
-        spec = parse_history(history, place)
+        spec = parse_history(history, entry.place)
         if not self.record and (self.train is None or not self.train.has_validation):
-            raise InputError(place, "there is nothing to write to it", 'record = ["NAME"]')
-        return replace(spec, file=relative_to_document(self.document, spec.file))
+            raise entry.wrong("there is nothing to write to it", 'record = ["NAME"]')
+        return replace(spec, file=entry.relative_path(spec.file))
 
 
 def has_word(text: str, word: str) -> bool:

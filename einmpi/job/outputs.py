@@ -21,20 +21,10 @@ from einmpi.job.inputs import (
     read_dtype,
     read_short_form,
 )
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    choice,
-    get,
-    kind_of,
-    lookup,
-    relative_to_document,
-    show,
-    table,
-)
+from einmpi.language.toml_document import Entry, kind_of, show
 
 
-def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputSpec, ...]:
+def read_outputs(entry: Entry, computed: tuple[str, ...]) -> tuple[OutputSpec, ...]:
     """Return the outputs in the order of the file.
 
     `computed` are the tensors that the program computes.
@@ -43,8 +33,8 @@ def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputS
     outputs: list[OutputSpec] = []
     stored: dict[tuple[str, str], OutputSpec] = {}  # (file, path inside it) → output
     inside: dict[tuple[str, str], OutputSpec] = {}  # (file, group inside it) → first output in it
-    for name in table(document, ("outputs",)):
-        spec = _read_output(document, name, known)
+    for name in entry.table():
+        spec = _read_output(entry[name], name, known)
         groups = _groups_around(spec.inside)
         _check_separate(spec, groups, stored, inside)
         stored[spec.file, spec.inside.rstrip("/")] = spec
@@ -87,21 +77,20 @@ def _check_separate(
         )
 
 
-def _read_output(document: Document, name: str, computed: Mapping[str, None]) -> OutputSpec:
-    path = ("outputs", name)
-    place = document.place(path)
-    given = lookup(document, path)
+def _read_output(entry: Entry, name: str, computed: Mapping[str, None]) -> OutputSpec:
+    place = entry.place
+    given = entry.value
     if name not in computed:
-        raise InputError(place, f"unknown output {show(name)}", nearest_of(computed, name))
+        raise entry.wrong(f"unknown output {show(name)}", nearest_of(computed, name))
     if isinstance(given, str):
         file, inside = read_short_form(place, given, writable=True)
-        return OutputSpec(name, relative_to_document(document, file), inside, place=place)
+        return OutputSpec(name, entry.relative_path(file), inside, place=place)
     if not isinstance(given, dict):
-        raise InputError(
-            place, f"output {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/Z"'
+        raise entry.wrong(
+            f"output {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/Z"'
         )
-    table(document, path, _all_keys())
-    file = _required(document, path, "file", 'file = "FILE.h5", dataset = "/NAME"')
+    entry.table(_all_keys())
+    file = _required(entry, "file", 'file = "FILE.h5", dataset = "/NAME"')
     file_format = check_file(place, file, writable=True)
     assert file_format.write is not None
     allowed = ["file", file_format.key, *file_format.write.options, "dtype", "parts"]
@@ -109,30 +98,29 @@ def _read_output(document: Document, name: str, computed: Mapping[str, None]) ->
         allowed.remove("")
     for key in given:
         if key not in allowed:
-            raise InputError(
-                document.place((*path, key)),
+            raise entry[key].wrong(
                 f"{key} cannot be combined with a {suffix_of(file)} file",
                 one_of(allowed),
             )
     inside = ""
     if file_format.key:
         example = f'{file_format.key} = "{file_format.example_name}"'
-        name_in_file = get(document, (*path, file_format.key), str) or file_format.default_name
+        name_in_file = entry[file_format.key].get(str) or file_format.default_name
         if not name_in_file:
-            name_in_file = _required(document, path, file_format.key, example)
+            name_in_file = _required(entry, file_format.key, example)
         inside = file_format.check_name(place, name_in_file)
     methods = file_format.write
-    compression = choice(document, (*path, "compression"), methods.compressions, "") or None
+    compression = entry["compression"].choice(methods.compressions, "") or None
     if compression is not None:
-        methods.check_compression(document.place((*path, "compression")), compression)
+        methods.check_compression(entry["compression"].place, compression)
     return OutputSpec(
         name,
-        relative_to_document(document, file),
+        entry.relative_path(file),
         inside,
-        chunks=positive_integers(document, (*path, "chunks")),
+        chunks=positive_integers(entry["chunks"]),
         compression=compression,
-        dtype=_stored_dtype(document, (*path, "dtype")),
-        parts=positive_integers(document, (*path, "parts")),
+        dtype=_stored_dtype(entry["dtype"]),
+        parts=positive_integers(entry["parts"]),
         place=place,
     )
 
@@ -149,18 +137,18 @@ def _all_keys() -> list[str]:
     return [*keys, *dict.fromkeys(options), "dtype", "parts"]
 
 
-def _required(document: Document, path: KeyPath, key: str, example: str) -> str:
-    value = get(document, (*path, key), str)
+def _required(entry: Entry, key: str, example: str) -> str:
+    value = entry[key].get(str)
     if value is None:
-        raise InputError(document.place(path), f"output {path[-1]} has no {key}", example)
+        raise entry.wrong(f"output {entry.key} has no {key}", example)
     return value
 
 
-def _stored_dtype(document: Document, path: KeyPath) -> str | None:
-    name = get(document, path, str)
+def _stored_dtype(entry: Entry) -> str | None:
+    name = entry.get(str)
     if name in DTYPES and DTYPES[name].file_dtype != name:
-        raise InputError(document.place(path), f"files have no {name}", one_of(numpy_dtypes()))
-    return read_dtype(document, path)
+        raise entry.wrong(f"files have no {name}", one_of(numpy_dtypes()))
+    return read_dtype(entry)
 
 
 def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:

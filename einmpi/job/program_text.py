@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -17,8 +17,9 @@ from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, Batches, Loop, StepProgram, 
 from einmpi.job.loop_table import LoopTable, ReadInputs, TrainTable, check_rate, has_word
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
-from einmpi.language.toml_document import Document, get, kind_of
-from einmpi.training.write_out import RATE, Program, write_out
+from einmpi.language.toml_document import Entry, kind_of
+from einmpi.training.settings import Training
+from einmpi.training.write_out import RATE, Program, WrittenOut, write_out
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class ProgramText:
     steps: int = 1  # at most
     batches: Batches | None = None  # inputs of which each step takes some rows
     results: tuple[str, ...] | None = None  # tensors of the last step, if not all that are unused
+
+    @property
+    def words(self) -> set[str]:
+        """All words in the text."""
+        return set(re.findall(r"[^\W\d]\w*", self.source.text))
 
     @property
     def computed(self) -> tuple[str, ...]:
@@ -91,6 +97,11 @@ class ProgramText:
         return found
 
 
+def parameter_types(inputs: Iterable[InputSpec]) -> dict[str, type]:
+    """Return the inputs that are numbers, with their types in Python."""
+    return {spec.name: type(spec.value) for spec in inputs if spec.value is not None}
+
+
 def read_program_text(
     source: Source,
     inputs: Sequence[InputSpec],
@@ -118,10 +129,10 @@ def read_program_text(
             is_unread = name in NUMBERS_OF_STEPS and not has_word(source.text, name)
             if name not in computed and not is_unread:
                 own_inputs.append(spec)
-    types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
+    types = parameter_types(own_inputs)
     if loop_table is None:
         return ProgramText(source, tuple(own_inputs), dict(sizes), items, types)
-    refuse_step_as_input(own_inputs, loop_table.place())
+    refuse_step_as_input(own_inputs, loop_table.entry.place)
     batches = loop_table.read_batches(own_inputs, sizes)
     most_steps = loop_table.read_steps(sizes, steps, batches)
     program = ProgramText(
@@ -145,22 +156,22 @@ def _with_numbers(program: ProgramText) -> ProgramText:
     return replace(program, inputs=(*program.inputs, *numbers), sizes=sizes)
 
 
-def _trained(
-    program: ProgramText, train: TrainTable, results: Mapping[str, InputSpec]
-) -> ProgramText:
-    """Return a program with the statements that train it. `results` are those of earlier loops."""
-    loop_table = program.loop_table
-    assert loop_table is not None
-    text = program.source.text
-    words = set(re.findall(r"[^\W\d]\w*", text))
-    earlier = set(results) - words
-    own_inputs = [spec for spec in program.inputs if spec.name not in earlier]
-    taken = {*words, *program.sizes, *(spec.name for spec in own_inputs)}
+def written_training(
+    program: ProgramText,
+    complete: ProgramText,
+    training: Training,
+    carried: Iterable[str],
+    earlier: Collection[str] = (),
+) -> WrittenOut:
+    """Return the statements that train a program, and what they carry.
+
+    `complete` is the same program with the numbers of steps among its inputs. `earlier` are tensors
+    of earlier loops that it does not read.
+    """
     if STEP in program.computed or STEP in program.sizes:
         what = f"{STEP} is not the number of the step in this program, and training needs that"
-        raise InputError(train.place(), what, f"another name than {STEP} in the program")
-    batched = () if program.batches is None else program.batches.names
-    complete = _with_numbers(program)
+        raise InputError(training.place(), what, f"another name than {STEP} in the program")
+    known = {spec.name for spec in program.inputs}.difference(earlier)
 
     def dtypes_of(changed_text: str) -> dict[str, str]:
         changed = replace(program.source, text=changed_text)
@@ -169,25 +180,37 @@ def _trained(
         graph = replace(complete, source=changed, inputs=inputs, items=items).written
         return {vertex.name: vertex.dtype for vertex in graph.vertices}
 
-    written = write_out(
-        train.training,
+    return write_out(
+        training,
         Program(
             graph=complete.written,
             items=program.items,
-            taken=taken,
+            taken=known.union(program.words, program.sizes),
             dtypes_of=dtypes_of,
             earlier=earlier,
-            carried=tuple(loop_table.carry),
-            batched=batched,
+            carried=tuple(carried),
+            batched=() if program.batches is None else program.batches.names,
             constants=tuple(program.parameter_types),
         ),
     )
+
+
+def _trained(
+    program: ProgramText, train: TrainTable, results: Mapping[str, InputSpec]
+) -> ProgramText:
+    """Return a program with the statements that train it. `results` are those of earlier loops."""
+    loop_table = program.loop_table
+    assert loop_table is not None
+    complete = _with_numbers(program)
+    earlier = set(results) - program.words
+    written = written_training(program, complete, train.training, loop_table.carry, earlier)
     _check_rate(program, train, complete)
     added = train.statements(written, program.source)
     inputs = list(_without(program.inputs, added))
     for state in written.state:
-        place = train.place()
+        place = train.entry.place
         inputs.append(InputSpec(state.name, state.shape, state.dtype, random="zeros", place=place))
+    text = program.source.text
     items = program.items
     if written.program is not None:
         text = written.program
@@ -214,7 +237,7 @@ def _check_rate(program: ProgramText, train: TrainTable, complete: ProgramText) 
     # An earlier loop may have a rate of its own.
     readable = [spec for spec in program.inputs if spec.name != RATE]
     known = StepProgram(complete.written, sizes, readable)
-    check_rate(known, train.place("optimizer", "rate"), rate)
+    check_rate(known, train.entry.place_of("optimizer", "rate"), rate)
 
 
 def _without(
@@ -239,31 +262,31 @@ class LoopText(NamedTuple):
 
 
 def read_loop_texts(
-    document: Document,
+    document: Entry,
     inputs: Sequence[InputSpec],
     sizes: Mapping[str, int],
     steps: int | None,
     read_others: ReadInputs,
 ) -> list[ProgramText]:
     """Return the programs of all [[loop]] tables, in order."""
-    count = len(document.data["loop"])
-    if "program" in document.data:
+    tables = document["loop"]
+    count = len(tables.value)
+    if document["program"].value is not None:
         what = "there is a program besides those of the loops"
-        raise InputError(document.place(("program",)), what, "a program in each [[loop]]")
+        raise document["program"].wrong(what, "a program in each [[loop]]")
     if not count:
-        raise InputError(document.place(("loop",)), "there is no loop in the list", "[[loop]]")
+        raise tables.wrong("there is no loop in the list", "[[loop]]")
     programs: list[ProgramText] = []
     carried_on: dict[str, InputSpec] = {}  # what earlier loops carried or computed
     for number in range(count):
-        path = ("loop", number)
-        given = document.data["loop"][number]
-        if not isinstance(given, dict):
-            raise InputError(document.place(path), f"loop has {kind_of(given)}", "[[loop]] tables")
-        loop_table = LoopTable(document, path, read_others)
-        if get(document, (*path, "program"), str) is None:
+        entry = tables[number]
+        if not isinstance(entry.value, dict):
+            raise entry.wrong(f"loop has {kind_of(entry.value)}", "[[loop]] tables")
+        loop_table = LoopTable(entry, read_others)
+        if entry["program"].get(str) is None:
             expected = 'program = "NAME[labels] = expression"'
-            raise InputError(document.place(path), "this loop has no program", expected)
-        source = document.source((*path, "program"))
+            raise entry.wrong("this loop has no program", expected)
+        source = entry["program"].source
         program = read_program_text(source, inputs, sizes, loop_table, steps, carried_on)
         programs.append(program)
         carried_on |= _results_of(program)

@@ -17,18 +17,10 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.kernels.cpu.blas_library.records import AUTO_BLAS, BLAS_NAMES
 from einmpi.language.statements import HALF_MODES
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    choice,
-    get,
-    kind_of,
-    lookup,
-    relative_to_document,
-)
+from einmpi.language.toml_document import Entry, kind_of
 from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.moving.overlap import MODES
-from einmpi.planner.saving_memory.recompute import AUTO, NONE
+from einmpi.planner.plan import AUTO, NONE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.process.environment import BLAS_VARIABLE, SCRATCH_VARIABLE
 from einmpi.units import check_bytes, parse_bytes
@@ -143,7 +135,7 @@ class Kind:
         What the value of a flag is called; empty if a setting says that itself.
     """
 
-    read: Callable[[Setting, Document, KeyPath], Any]
+    read: Callable[[Setting, Entry], Any]
     check: Callable[[Setting, str, Any], Any]
     in_files: str
     in_python: str
@@ -192,9 +184,9 @@ class Setting:
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
-    def read(self, document: Document) -> Any:
+    def read(self, document: Entry) -> Any:
         """Return the value that a job file gives, by default that of jobs without it."""
-        found = self.kind.read(self, document, (self.table, self.name))
+        found = self.kind.read(self, document[self.table][self.name])
         return self.default if found is None else found
 
     def check(self, where: str, given: Any) -> Any:
@@ -212,22 +204,21 @@ def truth_value(name: str, given: bool) -> bool:
     return given
 
 
-def _read_bytes(setting: Setting, document: Document, path: KeyPath) -> int | None:
-    place = document.place(path)
-    given = lookup(document, path)
+def _read_bytes(setting: Setting, entry: Entry) -> int | None:
+    given = entry.value
     if given is None:
         return None
     if isinstance(given, str):
-        return parse_bytes(given, place)
+        return parse_bytes(given, entry.place)
     if type(given) is int:
-        return check_bytes(given, place)
+        return check_bytes(given, entry.place)
     what = f"{setting.name} is {kind_of(given)}"
-    raise InputError(place, what, 'a string such as "4 GiB" or an integer')
+    raise entry.wrong(what, 'a string such as "4 GiB" or an integer')
 
 
-def _read_file(setting: Setting, document: Document, path: KeyPath) -> str | None:
-    file = get(document, path, str)
-    return None if file is None else relative_to_document(document, file)
+def _read_file(setting: Setting, entry: Entry) -> str | None:
+    file = entry.get(str)
+    return None if file is None else entry.relative_path(file)
 
 
 def _check_file(setting: Setting, where: str, given: Any) -> Any:
@@ -236,11 +227,11 @@ def _check_file(setting: Setting, where: str, given: Any) -> Any:
     return given if isinstance(given, Machine) else path_name(where, given)
 
 
-def _read_folder(setting: Setting, document: Document, path: KeyPath) -> str | None:
-    folder = get(document, path, str)
+def _read_folder(setting: Setting, entry: Entry) -> str | None:
+    folder = entry.get(str)
     if not folder:
         return folder
-    return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
+    return os.path.join(os.path.dirname(entry.document.name), os.path.expanduser(folder))
 
 
 def _check_parts(setting: Setting, where: str, given: Any) -> dict[str, tuple[int, ...]]:
@@ -252,7 +243,7 @@ def _check_parts(setting: Setting, where: str, given: Any) -> dict[str, tuple[in
 
 _PATH = "str | os.PathLike[str]"
 CHOICE = Kind(
-    lambda setting, document, path: choice(document, path, setting.choices(), setting.default),
+    lambda setting, entry: entry.choice(setting.choices(), setting.default),
     lambda setting, where, given: known_name(
         where, given, setting.choices(), setting.noun or setting.name
     ),
@@ -260,7 +251,7 @@ CHOICE = Kind(
     "str",
 )
 SWITCH = Kind(
-    lambda _, document, path: get(document, path, bool),
+    lambda _, entry: entry.get(bool),
     lambda _, where, given: truth_value(where, given),
     "true or false",
     "bool",
@@ -281,13 +272,13 @@ _FOLDER = Kind(
     "DIR",
 )
 _NAMES = Kind(
-    lambda _, document, path: lookup(document, path),
+    lambda _, entry: entry.value,
     lambda _, where, given: given,  # `checked_recompute` checks it against the program
     "string or list of strings",
     "str | Sequence[str]",
 )
 _PARTS = Kind(
-    lambda _, document, path: None,  # job files have it in the entries of inputs and outputs
+    lambda _, entry: None,  # job files have it in the entries of inputs and outputs
     _check_parts,
     "",
     "Mapping[str, Sequence[int]]",
@@ -442,7 +433,7 @@ def settings_in(table: str) -> tuple[str, ...]:
     return tuple(name for name, setting in SETTINGS.items() if setting.table == table)
 
 
-def read_settings(document: Document) -> dict[str, Any]:
+def read_settings(document: Entry) -> dict[str, Any]:
     """Return the settings of a job file; `recompute` as it is written, not yet checked."""
     return {name: each.read(document) for name, each in SETTINGS.items() if each.table}
 

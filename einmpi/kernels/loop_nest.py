@@ -5,25 +5,25 @@ and addresses that it is given when it runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Scalar, gathers_in, walk
+from einmpi.graph.scalar import Call, IndexEntries, Scalar, gathers_in, walk
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 COUNTER_STEP = 8  # the stride of a Counter, that of int64
 
 Range: TypeAlias = tuple[int, int]  # start and stop
-# A parameter of a kernel: its letter, the loop or array it belongs to, and a number for the rest.
-Parameter: TypeAlias = tuple[str, int, int]
+# With what other parameters than 0 a kernel of all places begins.
+INITIAL = {"lowest": INT64_MAX, "highest": INT64_MIN, "end_place": INT64_MAX}
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,26 @@ class Nest:
         steps = 4 if weight <= 8 else 2
         return rows, steps
 
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters of a kernel, in the order in which it finds them in memory.
+    def parameters(self) -> list[str]:
+        """Return the names of a kernel's parameters, in the order in which it finds them in memory.
 
-        Each loop has its start a and its stop b. Each array, the output being the last one, has
-        its address A and a stride S for each of its loops. Each gather has the stride J and the
-        extent N of its dimension, and two parameters to which the kernel writes: the least index
-        L and the greatest index H that it met. If the output is scattered, the kernel takes the
-        values with places from the first K to the second.
+        Loops have `start0` and `stop0`, arrays, the output being the last one, `array0`, their
+        address. The other names are those of `loop_arguments`. To `lowest0_1` and `highest0_1` the
+        kernel writes the least and the greatest index that it met in a gather. If the output is
+        scattered, the kernel takes the values with places from `first_place` to `end_place`.
         """
+        names = []
         for loop in range(self.loops):
-            yield "a", loop, 0
-            yield "b", loop, 0
+            names += [f"start{loop}", f"stop{loop}"]
         for array, access in enumerate((*self.reads, self.out)):
-            yield "A", array, 0
-            for loop in access.loops:
-                yield "S", array, loop
-            for gather in range(len(access.gathers)):
-                yield "J", array, gather
-                yield "N", array, gather
-                yield "L", array, gather
-                yield "H", array, gather
+            names.append(f"array{array}")
+            names += [f"stride{array}_{loop}" for loop in access.loops]
+            for number in range(len(access.gathers)):
+                for role in ("gather_stride", "gather_extent", "lowest", "highest"):
+                    names.append(f"{role}{array}_{number}")
         if self.place is not None:
-            yield "K", 0, 0
-            yield "K", 0, 1
+            names += ["first_place", "end_place"]
+        return names
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,9 @@ class IndexedArray:
 
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    index: tuple[str | Scalar, ...]
-    counts: bool = False  # a Counter
+    strides: tuple[int, ...]  # in bytes on a CPU, in elements on a GPU
+    index: IndexEntries
+    first: int | None = None  # of a Counter, where it begins
 
 
 @dataclass(frozen=True)
@@ -141,32 +137,29 @@ class Counter:
     start: int
     extent: int
 
-    @property
-    def dtype(self) -> np.dtype[np.int64]:
-        return np.dtype(np.int64)
+    dtype: ClassVar[np.dtype[np.int64]] = np.dtype(np.int64)
+    strides: ClassVar[tuple[int, ...]] = (COUNTER_STEP,)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.extent,)
 
     @property
-    def strides(self) -> tuple[int, ...]:
-        return (COUNTER_STEP,)
-
-    @property
     def __array_interface__(self) -> dict[str, tuple[int, bool]]:
         return {"data": (self.start * COUNTER_STEP, True)}
 
 
-def counted(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | Counter:
+def counted(values: npt.NDArray[np.int64] | Counter) -> npt.NDArray[np.int64] | Counter:
     """Return ascending values of a label as a Counter, if they follow one another."""
+    if isinstance(values, Counter):
+        return values
     if len(values) == 0 or values[-1] - values[0] != len(values) - 1:
         return values
     return Counter(int(values[0]), len(values))
 
 
 class Axis(NamedTuple):
-    """A loop, with the strides of all arrays along it in bytes, the output's last.
+    """A loop, with the strides of all arrays along it, the output's last.
 
     Labels that every array walks through like a single one share an axis.
     """
@@ -176,8 +169,20 @@ class Axis(NamedTuple):
     strides: tuple[int, ...]
 
 
+def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
+    """Return the loops of the output, and the aggregated loops."""
+    outer = []
+    inner = []
+    for axis in axes:
+        if axis.aggregated:
+            inner.append(axis)
+        else:
+            outer.append(axis)
+    return outer, inner
+
+
 class GatheredDimension(NamedTuple):
-    """A dimension whose index is computed: its stride in bytes and its extent."""
+    """A dimension whose index is computed: its stride and its extent."""
 
     stride: int
     extent: int
@@ -192,49 +197,71 @@ class BoundNest:
     packed: tuple[int, ...]  # the operands that are copied first
     gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
 
+    @property
+    def box(self) -> list[Range]:
+        """The whole of each loop."""
+        return [(0, axis.extent) for axis in self.axes]
+
     @cached_property
-    def position(self) -> dict[Parameter, int]:
+    def position(self) -> dict[str, int]:
         """The position of each parameter."""
-        return {parameter: k for k, parameter in enumerate(self.nest.parameters())}
+        return {name: k for k, name in enumerate(self.nest.parameters())}
 
     @cached_property
     def addresses(self) -> list[int]:
         """The positions of the addresses of all arrays, the output's last."""
-        return [self.position["A", array, 0] for array in range(len(self.nest.reads) + 1)]
+        return [self.position[f"array{array}"] for array in range(len(self.nest.reads) + 1)]
 
     @cached_property
     def values(self) -> npt.NDArray[np.int64]:
         """The parameters for the whole nest; addresses are left 0."""
-        return np.array([self._value(*parameter) for parameter in self.position], np.int64)
+        known = loop_arguments(self.axes, self.gathered)
+        for loop, axis in enumerate(self.axes):
+            known[f"stop{loop}"] = axis.extent
+        found = [known.get(name, INITIAL.get(role_of(name), 0)) for name in self.position]
+        return np.array(found, np.int64)
 
-    def _value(self, letter: str, first: int, second: int) -> int:
-        match letter:
-            case "b":
-                return self.axes[first].extent
-            case "S":
-                return self.axes[second].strides[first]
-            case "J":
-                return self.gathered[first][second].stride
-            case "N":
-                return self.gathered[first][second].extent
-            case "L":
-                return INT64_MAX
-            case "H":
-                return INT64_MIN
-            case "K":
-                return INT64_MAX if second else 0
-        return 0
+
+def role_of(name: str) -> str:
+    """Return what a parameter is, without the numbers of its loop, array or dimension."""
+    return name.rstrip("0123456789_")
+
+
+def loop_arguments(
+    axes: Sequence[Axis], gathered: Sequence[Sequence[GatheredDimension]]
+) -> dict[str, int]:
+    """Return the arguments of a kernel by name, on any device.
+
+    `extent0` belongs to a loop, `stride0_1` to an array and a loop, `gather_stride0_1` and
+    `gather_extent0_1` to an array and one of its gathered dimensions.
+    """
+    found = {}
+    for loop, axis in enumerate(axes):
+        found[f"extent{loop}"] = axis.extent
+        for array, stride in enumerate(axis.strides):
+            found[f"stride{array}_{loop}"] = stride
+    for array, dimensions in enumerate(gathered):
+        for number, dimension in enumerate(dimensions):
+            found[f"gather_stride{array}_{number}"] = dimension.stride
+            found[f"gather_extent{array}_{number}"] = dimension.extent
+    return found
 
 
 def accesses_of(
-    arrays: Sequence[IndexedArray], axes: Sequence[Axis], lane: Axis, packed: Container[int] = ()
+    arrays: Sequence[IndexedArray],
+    axes: Sequence[Axis],
+    lane: Axis | None = None,
+    packed: Container[int] = (),
 ) -> tuple[Access, ...]:
     """Return how loops in this order access arrays; packed ones are dense along the lanes."""
     accesses = []
     for k, array in enumerate(arrays):
-        is_dense = lane.strides[k] == np.dtype(array.dtype).itemsize or k in packed
+        is_dense = k in packed
+        if lane is not None and lane.strides[k] == np.dtype(array.dtype).itemsize:
+            is_dense = True
         loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
-        accesses.append(Access(array.dtype, loops, is_dense, gathers_in(array.index), array.counts))
+        counts = array.first is not None
+        accesses.append(Access(array.dtype, loops, is_dense, gathers_in(array.index), counts))
     return tuple(accesses)
 
 
@@ -244,7 +271,7 @@ def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) 
     A label that an array lacks has the stride 0 in it. If no label has more than one value, return
     a single axis of extent 1. The output is the last array.
     """
-    tables = [_stride_by_entry(array) for array in arrays]
+    tables = [stride_by_entry(array.index, array.strides) for array in arrays]
     output = arrays[-1].index
     axes = []
     for label, extent in extents:
@@ -256,13 +283,13 @@ def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) 
     return _merge_axes(axes)
 
 
-def _stride_by_entry(array: IndexedArray) -> dict[str | Scalar, int]:
+def stride_by_entry(index: IndexEntries, strides: Sequence[int]) -> dict[str | Scalar, int]:
     """Return the stride of each label of an array.
 
     A label that occurs twice walks along both dimensions at once, on the diagonal.
     """
     table: dict[str | Scalar, int] = {}
-    for entry, stride in zip(array.index, array.strides, strict=True):
+    for entry, stride in zip(index, strides, strict=True):
         table[entry] = table.get(entry, 0) + stride
     return table
 
@@ -427,15 +454,7 @@ class _LoopChoice:
         Loops with long strides in the output come first. The steps are the longest aggregated
         loop. The rows are the longest loop that makes use of the same loads.
         """
-        outer = []
-        inner = []
-        for axis in self.axes:
-            if axis is lane:
-                continue
-            if axis.aggregated:
-                inner.append(axis)
-            else:
-                outer.append(axis)
+        outer, inner = outer_and_inner(axis for axis in self.axes if axis is not lane)
         outer.sort(key=lambda axis: -abs(axis.strides[-1]))
         inner.sort(key=lambda axis: axis.extent)
         if lane.aggregated:

@@ -23,6 +23,7 @@ from einmpi.kernels.contraction import (
     keep_labels,
     size_of,
 )
+from einmpi.kernels.loop_nest import stride_by_entry
 
 # Nanoseconds per element, or per call, for eight-byte numbers on one core. Only ratios matter.
 MULTIPLY_ADD_NS = 0.1
@@ -110,7 +111,8 @@ def cheapest_lowering(
     scales_early = can_scale_early and contraction.scale != 1
     layouts = []
     for k, labels in enumerate(shared):
-        stride = _stride_by_label(contraction.indices[k], arrays[k].strides, labels)
+        table = stride_by_entry(contraction.indices[k], arrays[k].strides)
+        stride = {label: table[label] for label in labels}
         order = tuple(sorted(labels, key=lambda label: -abs(stride[label])))
         has_own_labels = len(labels) < len(indices[k])
         is_conjugated_factor = conjugated[k] and k != output
@@ -154,15 +156,6 @@ def _conjugated(contraction: Contraction, arrays: Sequence[StoredArray]) -> tupl
     if any(flags) and flags == is_complex:
         return (False,) * len(flags) + (True,)
     return (*flags, False)
-
-
-def _stride_by_label(index: Labels, strides: Sequence[int], labels: Labels) -> dict[str, int]:
-    """Return the strides of some labels; a label that occurs twice walks along the diagonal."""
-    found = dict.fromkeys(labels, 0)
-    for label, stride in zip(index, strides, strict=True):
-        if label in found:
-            found[label] += stride
-    return found
 
 
 def candidate_lowerings(

@@ -3,7 +3,6 @@ worked out the first time."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter, methodcaller
@@ -255,23 +254,3 @@ def _gives_float16(op: str, arguments: Sequence[Any]) -> bool:
             return False
         types.append(argument.dtype)
     return "float16" in compute_types(op, types)
-
-
-# ---- powers --------------------------------------------------------------------------------------
-#
-# Powers with a small constant exponent, which generated kernels write as products.
-
-
-MAX_EXPONENT = {"i": 64, "u": 64, "f": 4, "c": 3}  # by kind of number; numpy's results are the same
-
-
-def whole_power(exponent: Scalar, kind: str) -> int | None:
-    """Return a constant exponent if the power is written as products, else None."""
-    if not isinstance(exponent, Const) or isinstance(exponent.value, complex):
-        return None
-    if not math.isfinite(exponent.value):
-        return None
-    power = int(exponent.value)
-    if power != exponent.value or not 0 <= power <= MAX_EXPONENT[kind]:
-        return None
-    return power

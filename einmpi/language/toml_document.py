@@ -63,6 +63,15 @@ class Document:
             path = path[:-1]
         return self.position(self.positions[path][0]) if path else self.name
 
+    def lookup(self, path: KeyPath) -> Any:
+        """Return the value at a path, None if there is none."""
+        found: Any = self.data
+        for step in path:
+            if isinstance(step, str) and not (isinstance(found, dict | Mapping) and step in found):
+                return None
+            found = found[step]
+        return found
+
     def line(self, path: KeyPath) -> int:
         """Return the number of the line on which a key is."""
         return bisect_right(self._line_starts, self.positions[path][0])
@@ -78,7 +87,7 @@ class Document:
 
         Escapes in the string, such as \\n for a line end, shift the columns and lines after them.
         """
-        text = str(lookup(self, path))
+        text = str(self.lookup(path))
         match = _TOKEN.match(self.text, self.positions[path][1])
         assert match is not None
         literal = match[0]
@@ -118,13 +127,13 @@ def _line_and_column(text: str, offset: int) -> tuple[int, int]:
 # ---- reading ------------------------------------------------------------------------------------
 
 
-def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
+def read_document(path: str, wanted: str = "a job file in TOML") -> Entry:
     """Read a TOML file; `wanted` says what it should be, for errors."""
     text = _read_text(path, wanted)
     _check_amount(path, text)
     try:
         data = tomllib.loads(text)
-        return Document(path, text, data, key_positions(text))
+        return Entry(Document(path, text, data, key_positions(text)))
     except RecursionError:
         what = "values are nested too deeply"
         raise InputError(path, what, "a table of strings, numbers and lists") from None
@@ -211,11 +220,6 @@ def _read_bytes(path: str) -> bytes | None:
         return None
     with open(path, "rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
-
-
-def relative_to_document(document: Document, file: str) -> str:
-    """Return a path that the document names, relative to the document's own directory."""
-    return os.path.normpath(os.path.join(os.path.dirname(document.name), file))
 
 
 # ---- positions ----------------------------------------------------------------------------------
@@ -312,16 +316,6 @@ def _read_value(tokens: list[Token], k: int, path: KeyPath, positions: Positions
 # ---- typed access -------------------------------------------------------------------------------
 
 
-def lookup(document: Document, path: KeyPath) -> Any:
-    """Return the value at a path, None if there is none."""
-    found: Any = document.data
-    for step in path:
-        if isinstance(step, str) and not (isinstance(found, dict | Mapping) and step in found):
-            return None
-        found = found[step]
-    return found
-
-
 def show(value: object) -> str:
     """Return a value as text for a message, shortened if it is long."""
     if isinstance(value, bool):
@@ -337,57 +331,95 @@ def kind_of(value: object) -> str:
     return _KINDS[type(value)] if isinstance(value, list | dict) else show(value)
 
 
-def get(document: Document, path: KeyPath, kind: type[T]) -> T | None:
-    """Return the value at a path, None if there is none; InputError if it is of another kind."""
-    found = lookup(document, path)
-    if found is None or type(found) is kind:
+@dataclass(frozen=True)
+class Entry:
+    """What a document has at a path, if anything; without a path it is the document as a whole.
+
+    `entry["key"]` is what is inside of it.
+    """
+
+    document: Document
+    path: KeyPath = ()
+
+    def __getitem__(self, key: str | int) -> Entry:
+        return Entry(self.document, (*self.path, key))
+
+    @property
+    def key(self) -> str | int:
+        """Its own name, or its number in a list."""
+        return self.path[-1]
+
+    @property
+    def value(self) -> Any:
+        """The value, None if there is none."""
+        return self.document.lookup(self.path)
+
+    @property
+    def place(self) -> str:
+        """Where it is, or would be, for messages."""
+        return self.document.place(self.path)
+
+    def place_of(self, *keys: str | int) -> str:
+        """Return where something inside of it is, or would be."""
+        return self.document.place((*self.path, *keys))
+
+    @property
+    def source(self) -> Source:
+        """A string as a Source that knows its place in the file."""
+        return self.document.source(self.path)
+
+    def wrong(self, what: str, expected: str = "", hint: str = "") -> InputError:
+        """Return the error that says what is wrong here."""
+        return InputError(self.place, what, expected, hint)
+
+    def relative_path(self, file: str) -> str:
+        """Return a path that the document names, relative to the document's own directory."""
+        return os.path.normpath(os.path.join(os.path.dirname(self.document.name), file))
+
+    def get(self, kind: type[T]) -> T | None:
+        """Return the value, None if there is none; InputError if it is of another kind."""
+        found = self.value
+        if found is None or type(found) is kind:
+            return found
+        name = self.key
+        if isinstance(name, int):
+            name = f"entry {name + 1} of {self.path[-2]}"
+        raise self.wrong(f"{name} is {kind_of(found)}", _KINDS[kind])
+
+    def choice(self, allowed: Iterable[str], default: str) -> str:
+        """Return a string that must be one of the allowed ones."""
+        found = self.get(str)
+        if found is None:
+            return default
+        names = list(allowed)
+        if found not in names:
+            raise self.wrong(f"unknown {self.key} {show(found)}", one_of(names, found))
         return found
-    name = path[-1]
-    if isinstance(name, int):
-        name = f"entry {name + 1} of {path[-2]}"
-    raise InputError(document.place(path), f"{name} is {kind_of(found)}", _KINDS[kind])
 
-
-def choice(document: Document, path: KeyPath, allowed: Iterable[str], default: str) -> str:
-    """Return a string that must be one of the allowed ones."""
-    found = get(document, path, str)
-    if found is None:
-        return default
-    names = list(allowed)
-    if found not in names:
-        what = f"unknown {path[-1]} {show(found)}"
-        raise InputError(document.place(path), what, one_of(names, found))
-    return found
-
-
-def table(
-    document: Document, path: KeyPath, keys: Iterable[str] | None = None
-) -> Mapping[str, Any]:
-    """Return a table, empty if there is none; InputError for a key that is not in `keys`."""
-    found = get(document, path, dict) if path else document.data
-    if not found:
-        return {}
-    if keys is None:
+    def table(self, keys: Iterable[str] | None = None) -> Mapping[str, Any]:
+        """Return a table, empty if there is none; InputError for a key that is not in `keys`."""
+        found = self.get(dict) if self.path else self.document.data
+        if not found:
+            return {}
+        if keys is None:
+            return found
+        names = list(keys)
+        for key in found:
+            if key not in names:
+                tables = [part for part in self.path if isinstance(part, str)]
+                inside = f" in {'.'.join(tables)}" if tables else ""
+                raise self[key].wrong(f"unknown key {show(key)}{inside}", one_of(names, key))
         return found
-    names = list(keys)
-    for key in found:
-        if key not in names:
-            tables = [part for part in path if isinstance(part, str)]
-            inside = f" in {'.'.join(tables)}" if path else ""
-            what = f"unknown key {show(key)}{inside}"
-            raise InputError(document.place((*path, key)), what, one_of(names, key))
-    return found
 
-
-def whole_number(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> int | None:
-    """Return an integer, or the value of a string of integer arithmetic; None if it is neither."""
-    found = lookup(document, path)
-    if not isinstance(found, str):
-        return found if type(found) is int else None
-    try:
-        return integer_text(document.source(path), sizes)
-    except InputError as error:
-        if not error.what.startswith("syntax error"):
-            raise
-        what = f"{show(found)} is not integer arithmetic"
-        raise InputError(error.where, what, INTEGER_ARITHMETIC) from None
+    def whole_number(self, sizes: Mapping[str, int]) -> int | None:
+        """Return an integer, or the value of a string of integer arithmetic; None for all else."""
+        found = self.value
+        if not isinstance(found, str):
+            return found if type(found) is int else None
+        try:
+            return integer_text(self.source, sizes)
+        except InputError as error:
+            if not error.what.startswith("syntax error"):
+                raise
+            what = f"{show(found)} is not integer arithmetic"
+            raise InputError(error.where, what, INTEGER_ARITHMETIC) from None

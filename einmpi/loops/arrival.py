@@ -13,7 +13,6 @@ from einmpi.comm.base import spread_over_nodes
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import Loop
 from einmpi.job.settings import backend_names
 from einmpi.loops.batches import plan_batches
 from einmpi.loops.stages import (
@@ -24,16 +23,14 @@ from einmpi.loops.stages import (
     once_options,
     stages_of,
     step_options,
-    validation_loop,
+    validation_job,
     with_kept,
     with_less_memory,
     with_loop,
 )
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import Cost, loop_plan_of
+from einmpi.planner.plan import Cost, Options, Plan, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
-from einmpi.schedule.lower import loaded_cuts
 from einmpi.schedule.moves import elements_between, redistributed_elements
 
 Planned = TypeVar("Planned")
@@ -50,7 +47,7 @@ def layouts_of(given: Mapping[str, Any]) -> dict[str, Layout]:
 
 def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
     """Return the layout in which steps need one of their inputs."""
-    return Layout(plan.mesh, graph[name].bound, loaded_cuts(plan, name))
+    return Layout(plan.mesh, graph[name].bound, plan.loaded(name))
 
 
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -103,11 +100,7 @@ def inputs_that_stay(
         return ()
     if plan_before.spilled or plan_after.spilled:
         return ()
-    loop_before = before.step.loop
-    loop_after = after.step.loop
-    assert loop_before is not None
-    assert loop_after is not None
-    changing = {*loop_before.carry, *loop_after.carry}
+    changing = {*before.loop.carry, *after.loop.carry}
     graph_before = before.step.graph
     graph_after = after.step.graph
     found = []
@@ -175,7 +168,6 @@ def placed_for_once(stages: Stages, plan: Plan, given: Mapping[str, Any]) -> dic
 
 def best_planned(
     stages: Stages,
-    loop: Loop,
     options: Options,
     layouts_before: Mapping[str, Layout],
     make: Callable[[Mapping[str, Layout]], Planned],
@@ -188,7 +180,7 @@ def best_planned(
     """
     free = make({})
     bytes_moved = _bytes_moved(stages, plan_of(free), layouts_before)
-    staying = _tensors_that_can_stay(stages, loop, options, layouts_before)
+    staying = _tensors_that_can_stay(stages, options, layouts_before)
     if not bytes_moved or not staying:
         return free
     try:
@@ -196,13 +188,13 @@ def best_planned(
     except InputError:  # it does not fit into memory
         return free
     bytes_moved_kept = _bytes_moved(stages, plan_of(kept), layouts_before)
-    cost_free = _cost(plan_of(free), loop.steps, bytes_moved)
-    cost_kept = _cost(plan_of(kept), loop.steps, bytes_moved_kept)
+    cost_free = _cost(plan_of(free), stages.loop.steps, bytes_moved)
+    cost_kept = _cost(plan_of(kept), stages.loop.steps, bytes_moved_kept)
     return kept if cost_kept <= cost_free else free
 
 
 def _tensors_that_can_stay(
-    stages: Stages, loop: Loop, options: Options, layouts_before: Mapping[str, Layout]
+    stages: Stages, options: Options, layouts_before: Mapping[str, Layout]
 ) -> dict[str, Layout]:
     """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed."""
     found: dict[str, Layout] = {}
@@ -210,7 +202,7 @@ def _tensors_that_can_stay(
     for name, layout in layouts_before.items():
         if name not in stages.step.graph.by_name:
             continue
-        next_value = loop.carry.get(name)
+        next_value = stages.loop.carry.get(name)
         is_pinned = name in options.pins or next_value in options.pins
         if is_pinned or layout.splits:
             continue
@@ -229,26 +221,26 @@ def _cost(plan: Plan, steps: int, bytes_before: int) -> float:
     return steps * plan.seconds_predicted + plan.seconds_of(picoseconds)
 
 
-def result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
+def result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
     """Return where the last step of a loop leaves its results, under all their names."""
     found = {}
-    for name, output in loop.carry.items():
+    for name, output in loop_of(job).carry.items():
         layout = Layout(plan.mesh, plan.graph[output].bound, plan.layouts[output])
         found[name] = layout
         found[output] = layout
-    for name in kept_outputs(job, loop):
+    for name in kept_outputs(job):
         if name in plan.graph.outputs:
             found[name] = Layout(plan.mesh, plan.graph[name].bound, plan.layouts[name])
     return found
 
 
-def once_result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
+def once_result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
     """Return where the results are that a loop computes before its first step."""
     found: dict[str, Layout] = {}
     once = loop_plan_of(plan).once
     if once is None:
         return found
-    for name in kept_outputs(job, loop):
+    for name in kept_outputs(job):
         if name not in plan.graph.outputs:
             found[name] = Layout(once.mesh, once.graph[name].bound, once.layouts[name])
     return found
@@ -269,23 +261,22 @@ def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Pl
     plans: list[Plan] = []
     stages_before: Stages | None = None
     for each, kept in zip(job.one_after_another(), kept_tensors(job), strict=True):
-        loop = loop_of(each)
-        stages = stages_of(each, loop)
+        stages = stages_of(each)
         of_steps = {}
         for name, layout in layouts_before.items():
             if name not in computed_once:
                 of_steps[name] = layout
         bytes_to_leave = bytes_kept(kept, of_steps, stages.inputs)
         options = with_less_memory(options_of(each), bytes_to_leave)
-        plan = plan_loop(each, loop, ranks, options, layouts_before, computed_once, stages)
+        plan = plan_loop(each, ranks, options, layouts_before, computed_once, stages)
         in_use = _used_where_they_lie(stages, plan)
         plan = with_kept(plan, bytes_kept(kept, layouts_before, in_use))
         if stages_before is not None:
             plan = with_staying(plan, inputs_that_stay(stages_before, plans[-1], stages, plan))
         plans.append(plan)
         stages_before = stages
-        of_steps = result_layouts(each, loop, plan)
-        once = once_result_layouts(each, loop, plan)
+        of_steps = result_layouts(each, plan)
+        once = once_result_layouts(each, plan)
         computed_once = (computed_once - set(of_steps)) | set(once)
         layouts_before |= of_steps | once
     return joined_plans(plans)
@@ -308,7 +299,6 @@ def joined_plans(plans: Sequence[Plan]) -> Plan:
 
 def plan_loop(
     job: Job,
-    loop: Loop,
     ranks: int,
     options: Options,
     layouts_before: Mapping[str, Layout],
@@ -322,17 +312,17 @@ def plan_loop(
     loop, if the caller has them.
     """
     if stages is None:
-        stages = stages_of(job, loop)
+        stages = stages_of(job)
     known = read_by_stages(stages, layouts_before)
     movable = {name: layout for name, layout in known.items() if name not in computed_once}
-    of_step = step_options(options, stages, loop)
+    of_step = step_options(options, stages)
 
     def make(staying: Mapping[str, Layout]) -> Plan:
         given = {name: layout.cuts for name, layout in staying.items()}
         mesh = next((layout.mesh for layout in staying.values()), None)
         return make_plan(stages.step.graph, ranks, replace(of_step, given=given, mesh=mesh))
 
-    plan = best_planned(stages, loop, options, movable, make, lambda found: found)
+    plan = best_planned(stages, options, movable, make, lambda found: found)
     once = None
     if stages.once is not None:
         of_once = once_options(options, stages, plan)
@@ -342,17 +332,18 @@ def plan_loop(
                 given[name] = layout_for_once(layout, plan).cuts
         of_once = replace(of_once, given=given)
         once = make_plan(stages.once.graph, ranks, of_once)
-    batches = plan_batches(job, loop, plan)
+    batches = plan_batches(job, plan)
     arriving = arrivals(stages, plan, known, spread_over_nodes(ranks, plan.nodes))
-    found = with_loop(plan, loop, stages, once, batches, arriving)
+    found = with_loop(plan, stages, once, batches, arriving)
+    loop = stages.loop
     if loop.validation is None:
         return found
     layouts = {}
     for name in loop.carry:
         layouts[name] = step_layout(stages.step.graph, plan, name)
-    other_job, other_loop = validation_loop(job, loop.validation)
-    other_stages = stages_of(other_job, other_loop, loop.carry)
-    validation = plan_loop(other_job, other_loop, ranks, options, layouts, (), other_stages)
+    other_job = validation_job(job, loop.validation)
+    other_stages = stages_of(other_job, loop.carry)
+    validation = plan_loop(other_job, ranks, options, layouts, (), other_stages)
     around = replace(
         loop_plan_of(found), validation=validation, validated_every=loop.validation.every
     )

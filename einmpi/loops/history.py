@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,28 +26,8 @@ SECONDS_BETWEEN_WRITES = 0.1
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class HistoryFile(Protocol):
-    """A table that grows by a row a step. Only rank 0 writes it."""
-
-    def start(self, rows: Mapping[str, Array]) -> None:
-        """Begin the table anew, with the rows of the steps that are done."""
-
-    def append(self, step: int, row: Mapping[str, Array]) -> None:
-        """Add the row of a step."""
-
-    def close(self) -> None:
-        """Write what is still to be written, and close the file."""
-
-
-def history_file(spec: HistorySpec, claim: Claim) -> HistoryFile:
-    """Return the history of a run that has claimed its file."""
-    if spec.inside:
-        return TableHistory(spec, claim)
-    return CsvHistory(spec, claim)
-
-
 class CsvHistory:
-    """A history in CSV. Each row is written at once, with all digits."""
+    """A history in CSV. Each row is written at once, with all digits. Only rank 0 writes it."""
 
     def __init__(self, spec: HistorySpec, claim: Claim) -> None:
         self.spec = spec
@@ -55,6 +35,7 @@ class CsvHistory:
         self.descriptor: int | None = None
 
     def start(self, rows: Mapping[str, Array]) -> None:
+        """Begin the table anew, with the rows of the steps that are done."""
         lines = [",".join(["step", *rows]) + "\n"]
         columns = list(rows.values())
         for step in range(len(columns[0])):
@@ -73,6 +54,7 @@ class CsvHistory:
             raise _failure(self.spec, error) from None
 
     def append(self, step: int, row: Mapping[str, Array]) -> None:
+        """Add the row of a step."""
         assert self.descriptor is not None
         try:
             # One call, so that a row is never without its end for long.
@@ -81,6 +63,7 @@ class CsvHistory:
             raise _failure(self.spec, error) from None
 
     def close(self) -> None:
+        """Write what is still to be written, and close the file."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -144,6 +127,14 @@ class TableHistory:
         finally:
             self.table.close()
             self.table = None
+
+
+HistoryFile: TypeAlias = CsvHistory | TableHistory  # it grows by a row a step
+
+
+def history_file(spec: HistorySpec, claim: Claim) -> HistoryFile:
+    """Return the history of a run that has claimed its file."""
+    return TableHistory(spec, claim) if spec.inside else CsvHistory(spec, claim)
 
 
 def _new_draft(spec: HistorySpec, claim: Claim) -> tuple[str, str]:

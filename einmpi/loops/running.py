@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import abort_on_divergence, find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
@@ -19,8 +21,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.compiled.running import Measured
 from einmpi.errors import InputError, failure
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.job import Job
-from einmpi.job.loop import Loop
+from einmpi.job.job import Job, loop_of
 from einmpi.kernels.prepared import Evaluate, prepare_expression
 from einmpi.loops.arrival import (
     arrivals,
@@ -31,11 +32,10 @@ from einmpi.loops.arrival import (
     read_by_stages,
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import HistoryFile
-from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
+    condition_holds,
     kept_outputs,
     numbers_read,
     once_options,
@@ -180,7 +180,6 @@ class LoopRun:
     def __init__(
         self,
         job: Job,
-        loop: Loop,
         comm: Comm,
         options: Options,
         checkpoints: LoopCheckpoints | None = None,
@@ -191,21 +190,21 @@ class LoopRun:
     ) -> None:
         self.job = job
         self.number = number  # of loops before this one
-        self.loop = loop
+        self.loop = loop_of(job)
         self.comm = comm
         self.options = options
         self.on_row = on_row
         self.on_computed: Callable[[int], None] | None = None  # after the work of each step
         self.checkpoints = checkpoints
         self.history_file = history_file  # known to rank 0
-        self.kept_outputs = kept_outputs(job, loop)
+        self.kept_outputs = kept_outputs(job)
         self.inputs_changing = tuple(inputs_changing)  # between runs of this loop
-        self.stages: Stages = stages_of(job, loop, inputs_changing)
+        self.stages: Stages = stages_of(job, inputs_changing)
         # Computes the numbers of a validation after a step, if there is one.
         self.validate: Callable[[int], dict[str, float]] | None = None
-        self.watched_names = loop.watched
+        self.watched_names = self.loop.watched
         self.batches: LoopBatches | None = None
-        self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
+        self.step = Compiled(self.stages.step, comm, step_options(options, self.stages))
         self.step.backend.expect_many_runs()
         self.plan: Plan
         self.schedule: Schedule
@@ -213,8 +212,10 @@ class LoopRun:
         self.once_plan: Plan | None = None
         self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
-        self.rows: dict[str, list[Any]] = {name: [] for name in loop.columns}
+        self.rows: dict[str, list[Any]] = {name: [] for name in self.loop.columns}
         self.steps_done = 0
+        self.steps_before = 0  # those of them that an earlier run has done
+        self.seconds_once = 0.0  # before the first step
         self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
 
@@ -230,33 +231,25 @@ class LoopRun:
         if not self.is_planned:
             self.plan_steps(layouts_before)
         arriving = arrivals(self.stages, self.plan, layouts_before, self.comm.nodes)
-        received = self.comm.received
-        received_between = self.comm.received_between
-        self.values = placed_for_step(self.stages.step.graph, self.plan, given)
-        for_once = placed_for_once(self.stages, self.plan, given)
-        received = self.comm.received - received
-        received_between = self.comm.received_between - received_between
+        with self.measuring_moves():
+            self.values = placed_for_step(self.stages.step.graph, self.plan, given)
+            for_once = placed_for_once(self.stages, self.plan, given)
         self.compute_once(for_once)
-        self.measured = replace(
-            self.measured,
-            received=self.measured.received + received,
-            between=self.measured.between + received_between,
-        )
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
         self.step.input_files.find(self.values, self.step.options.resident)
         batch_plan = None
         if self.batches is not None:
-            batch_plan = self.batches.arrive_in(self.plan, self.job, self.loop)
+            batch_plan = self.batches.arrive_in(self.plan, self.job)
             self.step.files.update(self.batches.files)
-        self.plan = with_loop(
-            self.plan, self.loop, self.stages, self.once_plan, batch_plan, arriving
-        )
+        self.plan = with_loop(self.plan, self.stages, self.once_plan, batch_plan, arriving)
         if self.checkpoints is not None and self.checkpoints.continues_here:
             self.steps_done = self.checkpoints.steps_done
             self.values.update(self.checkpoints.carried())
             for name, values in self.checkpoints.history(self.number).items():
                 self.rows[name] = list(values)
+        self.steps_before = self.steps_done
+        self.seconds_once = self.measured.seconds
         self.started = time.monotonic()
 
     def release(self) -> None:
@@ -271,7 +264,7 @@ class LoopRun:
         """Leave so much memory to tensors of earlier loops."""
         if nbytes and self.options.memory is not None:
             self.options = with_less_memory(self.options, nbytes)
-            options = step_options(self.options, self.stages, self.loop)
+            options = step_options(self.options, self.stages)
             self.step = Compiled(self.stages.step, self.comm, options)
             self.step.backend.expect_many_runs()
 
@@ -279,7 +272,6 @@ class LoopRun:
         """Plan a step, given the layouts of inputs that are on the ranks already."""
         self.plan, self.schedule = best_planned(
             self.stages,
-            self.loop,
             self.options,
             layouts_before,
             lambda staying: self.step.planning.make_ready(tuple(staying.items())),
@@ -289,7 +281,7 @@ class LoopRun:
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the given inputs as arrays; all ranks refuse what one of them does."""
-        whole = replace(self.job, graph=written_step(self.job, self.loop))
+        whole = replace(self.job, graph=written_step(self.job))
         numbers = numbers_read(whole.graph, self.loop)
 
         def check() -> tuple[dict[str, Any], Kinds]:
@@ -318,7 +310,16 @@ class LoopRun:
         self.once_outputs = compiled(dict(inputs))
         ((self.once_plan, _),) = compiled.ready.values()
         assert compiled.measured is not None
-        self.measured = compiled.measured
+        self.measured = self.measured.plus(compiled.measured)
+
+    @contextmanager
+    def measuring_moves(self) -> Iterator[None]:
+        """Count what is received in a with block, besides what schedules move."""
+        received = self.comm.received
+        received_between = self.comm.received_between
+        yield
+        self.measured.received += self.comm.received - received
+        self.measured.between += self.comm.received_between - received_between
 
     # ---- steps ----------------------------------------------------------------------------------
 

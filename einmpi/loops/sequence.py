@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.load import EndedLoop, LoopKinds, SavedKind, SavedTensor
+from einmpi.checkpoint.load import EndedLoop, LoopKinds, SavedTensor
+from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, nearest_of
@@ -26,20 +27,18 @@ from einmpi.loops.arrival import (
     result_layouts,
     with_staying,
 )
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.stages import (
     bytes_kept,
     kept_tensors,
     names_made,
     names_passed_on,
-    validation_loop,
+    validation_job,
     with_kept,
     with_loop,
     written_step,
 )
-from einmpi.planner.plan import Options
-from einmpi.planner.plan_data import Cost, cost_of_all
+from einmpi.planner.plan import Cost, Options, cost_of_all
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.regions import boxes, packed, shape
 
@@ -53,10 +52,8 @@ class ValidationRun(LoopRun):
 
     def __init__(self, training: LoopRun, validation: Validation) -> None:
         self.training = training
-        job, loop = validation_loop(training.job, validation)
-        super().__init__(
-            job, loop, training.comm, training.options, inputs_changing=training.loop.carry
-        )
+        job = validation_job(training.job, validation)
+        super().__init__(job, training.comm, training.options, inputs_changing=training.loop.carry)
         self.validation = validation
         self.given: dict[str, Any] = {}  # inputs of the caller
         self.predicted = Cost()  # of all that was computed so far
@@ -64,7 +61,7 @@ class ValidationRun(LoopRun):
 
     def take_inputs(self, given: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         """Keep the caller's arrays: `given` for the training, `others` for the validation."""
-        names_read = set(written_step(self.job, self.loop).by_name)
+        names_read = set(written_step(self.job).by_name)
         replaced = {spec.name for spec in self.validation.inputs}
         names_shared = names_read - replaced - set(self.training.loop.carry)
         for name, array in given.items():
@@ -114,14 +111,8 @@ class ValidationRun(LoopRun):
         layouts = read_by_stages(self.stages, layouts_of(carried))
         moving = arrivals(self.stages, self.plan, layouts, self.comm.nodes)
         self.predicted = self.predicted.plus(cost_of_all(moving.values()))
-        received = self.comm.received
-        received_between = self.comm.received_between
-        self.values.update(placed_for_step(self.stages.step.graph, self.plan, carried))
-        self.measured = replace(
-            self.measured,
-            received=self.measured.received + self.comm.received - received,
-            between=self.measured.between + self.comm.received_between - received_between,
-        )
+        with self.measuring_moves():
+            self.values.update(placed_for_step(self.stages.step.graph, self.plan, carried))
 
 
 class LoopSequence:
@@ -140,7 +131,7 @@ class LoopSequence:
         self.names = names_passed_on(job)
         self.runs: list[LoopRun] = []
         for number, each in enumerate(job.one_after_another()):
-            run = LoopRun(each, loop_of(each), comm, options_of(each), checkpoints, number=number)
+            run = LoopRun(each, comm, options_of(each), checkpoints, number=number)
             self.runs.append(run)
         self.validations: dict[int, ValidationRun] = {}  # by the number of their loops
         for run in self.runs:
@@ -163,7 +154,7 @@ class LoopSequence:
         for run, kept in zip(self.runs, kept_tensors(self.job), strict=True):
             run.leave_memory(bytes_kept(kept, self.layouts, run.stages.inputs))
             run.plan_steps(read_by_stages(run.stages, layouts_before))
-            found = result_layouts(run.job, run.loop, run.plan)
+            found = result_layouts(run.job, run.plan)
             layouts_before |= found
             self.layouts |= found
 
@@ -293,7 +284,8 @@ class LoopSequence:
             history = checkpoints.history(number)
             self.results.append(LoopResult({}, history, ended.steps, ended.is_done))
             run = self.runs[number]
-            run.plan = with_loop(run.plan, run.loop, run.stages, None)
+            run.steps_before = ended.steps
+            run.plan = with_loop(run.plan, run.stages, None)
         for name, saved in checkpoints.kept_results().items():
             layout = self.layouts.get(name)
             if layout is None:  # it was computed before the first step of its loop
@@ -322,13 +314,7 @@ class LoopSequence:
 
 def loop_kinds(job: Job) -> list[LoopKinds]:
     """Return what each loop of a job adds to a checkpoint."""
-    names = names_passed_on(job)
     kinds = []
-    made: dict[str, SavedKind] = {}
-    for each, kept in zip(job.one_after_another(), names.kept, strict=True):
-        still_needed = tuple(kind for name, kind in made.items() if name in kept)
-        kinds.append(LoopKinds(loop_of(each), each.written, still_needed))
-        for name in names_made(each):
-            vertex = each.written[name]
-            made[name] = SavedKind(name, vertex.bound, vertex.dtype)
+    for each, kept in zip(job.one_after_another(), kept_tensors(job), strict=True):
+        kinds.append(LoopKinds(loop_of(each), each.written, tuple(kept.values())))
     return kinds

@@ -1,12 +1,14 @@
-"""The two jobs of a loop: what is computed once, before the first step, and the step itself."""
+"""The two jobs of a loop, what is computed once and the step itself; the loop by the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
@@ -14,16 +16,15 @@ from einmpi.graph.rewrite import hoist, prune
 from einmpi.graph.scalar import unique
 from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
+from einmpi.kernels.reference import evaluate
 from einmpi.kernels.updates import find_partial_update
 from einmpi.language.parse import rewrite
-from einmpi.loops.batches import reads_into_memory_of_plan
-from einmpi.planner.donation import is_sparse_update
+from einmpi.loops.batches import batch_of_whole_array, reads_into_memory_of_plan
 from einmpi.planner.memory import places_filled, scattered_label
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import BatchPlan, Cost, LoopPlan, loop_plan_of
+from einmpi.planner.peak_memory import is_sparse_update
+from einmpi.planner.plan import BatchPlan, Cost, LoopPlan, Options, Plan, loop_plan_of
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import loaded_cuts
 
 # ---- updates -------------------------------------------------------------------------------------
 #
@@ -170,6 +171,11 @@ class Stages:
     hoisted: tuple[str, ...]  # what `once` computes for `step`
 
     @property
+    def loop(self) -> Loop:
+        """The loop whose step it is."""
+        return loop_of(self.step)
+
+    @property
     def inputs(self) -> set[str]:
         """The inputs of both jobs, with those that `once` computes for `step`."""
         names = {vertex.name for vertex in self.step.graph.inputs}
@@ -178,8 +184,9 @@ class Stages:
         return names
 
 
-def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
+def kept_outputs(job: Job) -> tuple[str, ...]:
     """Return the tensors of the last step that are results, besides those that are carried."""
+    loop = loop_of(job)
     if loop.results is not None:
         names = list(loop.results)
     elif job.outputs:
@@ -205,37 +212,39 @@ def final_names(job: Job) -> tuple[str, ...]:
             is_state = name in loop.state
             if not is_state or name in stored:
                 names.append(name)
-        names += kept_outputs(each, loop)
+        names += kept_outputs(each)
     return unique(names)
 
 
-def written_step(job: Job, loop: Loop) -> EinGraph:
+def written_step(job: Job) -> EinGraph:
     """Return the program of a step as written, with all that the loop needs as outputs."""
-    outputs = unique(_read_by_loop(job, loop), kept_outputs(job, loop))
+    outputs = unique(_read_by_loop(job), kept_outputs(job))
     return prune(replace(job.as_computed, outputs=outputs))
 
 
-def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
+def _read_by_loop(job: Job) -> tuple[str, ...]:
     """Return the tensors of a step that are carried, recorded, or read by the condition."""
+    loop = loop_of(job)
     computed = {vertex.name for vertex in job.written.computed}
     watched = [name for name in loop.watched if name in computed]
     return unique(loop.carry.values(), watched)
 
 
-def stages_of(job: Job, loop: Loop, inputs_changing: Collection[str] = ()) -> Stages:
+def stages_of(job: Job, inputs_changing: Collection[str] = ()) -> Stages:
     """Split the job of a loop.
 
     Besides what it carries, `inputs_changing` are not always the same.
     """
+    loop = loop_of(job)
     # What the loop reads belongs to a step, even if it is always the same.
-    changing = [*loop.carry, STEP, *_read_by_loop(job, loop), *inputs_changing]
+    changing = [*loop.carry, STEP, *_read_by_loop(job), *inputs_changing]
     if not loop.carry and not inputs_changing:  # the only step is all there is
         changing += [vertex.name for vertex in job.written.computed]
     batched: tuple[str, ...] = ()
     if loop.batches is not None:
         batched = loop.batches.names
         changing += [*batched, ROWS, EPOCH]
-    parts = hoist(written_step(job, loop), changing)
+    parts = hoist(written_step(job), changing)
     specs = [spec for spec in job.inputs if spec.name not in batched]
     for name in parts.names:
         vertex = parts.step[name]
@@ -279,8 +288,8 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     return replace(changed, graph=with_updates_in_order(graph, carry))
 
 
-def validation_loop(job: Job, validation: Validation) -> tuple[Job, Loop]:
-    """Return the loop over the batches of a validation, and its job."""
+def validation_job(job: Job, validation: Validation) -> Job:
+    """Return the job of the loop over the batches of a validation."""
     others = {spec.name: spec for spec in validation.inputs}
     inputs = []
     for spec in job.inputs:
@@ -293,15 +302,16 @@ def validation_loop(job: Job, validation: Validation) -> tuple[Job, Loop]:
         batches=validation.batches,
         results=(),
     )
-    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps), steps
+    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps)
 
 
-def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
+def step_options(options: Options, stages: Stages) -> Options:
     """Return the options of a step's plan.
 
     All inputs are there before it begins, but for batches: each row arrives on one rank, and copies
     of it count.
     """
+    loop = stages.loop
     inputs = tuple(vertex.name for vertex in stages.step.graph.inputs)
     batched = () if loop.batches is None else loop.batches.names
     names = {*inputs, *stages.step.graph.outputs}
@@ -335,7 +345,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         strategy = DEFAULT_STRATEGY  # there is nothing here that this strategy is about
     placed = {}
     for name in stages.hoisted:
-        placed[name] = loaded_cuts(plan, name)
+        placed[name] = plan.loaded(name)
     can_be_pinned = inputs.union(graph.outputs).difference(placed)
     pins = {}
     for name, parts in options.pins.items():
@@ -367,13 +377,13 @@ def _roles_in(graph: EinGraph, roles: Mapping[str, tuple[str, ...]]) -> dict[str
 
 def with_loop(
     plan: Plan,
-    loop: Loop,
     stages: Stages,
     once: Plan | None,
     batches: BatchPlan | None = None,
     arriving: Mapping[str, Cost] | None = None,
 ) -> Plan:
     """Return the plan of a step that knows its loop, and counts what batches take."""
+    loop = stages.loop
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})
     if batches is None or not reads_into_memory_of_plan(stages.step):
         return replace(plan, loop=around)
@@ -459,3 +469,87 @@ def with_kept(plan: Plan, nbytes: int) -> Plan:
     if once is not None:
         once = replace(once, peak=once.peak + nbytes)
     return replace(plan, peak=plan.peak + nbytes, loop=replace(loop, once=once, bytes_kept=nbytes))
+
+
+# ---- reference -----------------------------------------------------------------------------------
+#
+# A loop in one process, step by step, by the reference evaluator.
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def evaluate_loops(
+    job: Job,
+    inputs: Mapping[str, Any],
+    arrays_of: Callable[[Job, Mapping[str, Any]], dict[str, Array]],
+) -> dict[str, Array]:
+    """Evaluate the loops of a job one after another; there may be only one.
+
+    `arrays_of` returns the inputs of a loop, given those of the caller and of earlier loops.
+    """
+    found: dict[str, Array] = {}  # by earlier loops
+    for each in job.one_after_another():
+        given = dict(inputs)
+        if job.loops:
+            given = _inputs_of(each, inputs, found)
+        arrays = arrays_of(each, given)
+        for spec in each.inputs:
+            if spec.value is not None:
+                arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
+        results = evaluate_loop(each, arrays)
+        if job.loops:
+            for name, output in loop_of(each).carry.items():
+                found[output] = results[name]
+        found |= results
+    return {name: found[name] for name in final_names(job)}
+
+
+def _inputs_of(
+    job: Job, inputs: Mapping[str, Any], computed: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Return the inputs of one of several loops: from earlier loops, or else from the caller."""
+    found: dict[str, Any] = {}
+    for spec in job.inputs:
+        name = spec.name
+        if name in computed:
+            found[name] = computed[name]
+        elif name in inputs:
+            found[name] = inputs[name]
+    return found
+
+
+def evaluate_loop(job: Job, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the last values of what is carried, and the outputs of the last step.
+
+    Each step evaluates the whole program as written; nothing is computed only once. Of inputs that
+    come in batches, all rows are given.
+    """
+    loop = loop_of(job)
+    step = written_step(job)
+    dtypes = numbers_read(step, loop)
+    values = dict(inputs)
+    outputs: dict[str, Array] = {}
+    for number in range(loop.steps):
+        for name, value in loop.numbers(number).items():
+            values[name] = np.array(value, dtypes.get(name))
+        if loop.batches is not None:
+            for name in loop.batches.names:
+                if name in step.by_name:
+                    values[name] = batch_of_whole_array(loop.batches, inputs[name], number)
+        outputs = evaluate(step, values)
+        for name, output in loop.carry.items():
+            values[name] = outputs[output]
+        if loop.until is not None and condition_holds(loop.until, {**values, **outputs}):
+            break
+    found = {name: outputs[output] for name, output in loop.carry.items()}
+    for name in kept_outputs(job):
+        found[name] = outputs[name]
+    return found
+
+
+def condition_holds(condition: EinGraph, values: Mapping[str, Array]) -> bool:
+    """Return whether the condition of a loop holds, given the values that it reads."""
+    inputs = {vertex.name: values[vertex.name] for vertex in condition.inputs}
+    (value,) = evaluate(condition, inputs).values()
+    return bool(value)

@@ -19,8 +19,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
-from einmpi.job.job import Job
-from einmpi.job.program import program_job
+from einmpi.job.job import Job, program_job
 from einmpi.job.settings import backend_names, truth_value
 from einmpi.models.config import NAMED, Config, read_config
 from einmpi.models.modules import AT

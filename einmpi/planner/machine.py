@@ -10,16 +10,7 @@ from typing import Any
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import Arg, Call, Const, walk
-from einmpi.language.toml_document import (
-    Document,
-    KeyPath,
-    get,
-    kind_of,
-    lookup,
-    read_document,
-    show,
-    table,
-)
+from einmpi.language.toml_document import Entry, kind_of, read_document, show
 from einmpi.units import (
     counted,
     parse_bandwidth,
@@ -127,75 +118,67 @@ def _link_lines(title: str, latency: int, byte_time: int) -> list[str]:
 def read_machine(path: str) -> Machine:
     """Read the file of a machine. Raise InputError if it is not right."""
     document = read_document(path, "a machine file, which einmpi calibrate --save writes")
-    table(document, (), _KEYS)
-    source = get(document, ("measured",), str) or "not said where and when"
-    latency_inside, inside = _link(document, "inside", ("shared",))
-    latency_between, between = _link(document, "between")
-    shared = get(document, ("inside", "shared"), bool)
-    kernels = table(document, ("kernels",), (*PRODUCTS, "other"))
+    document.table(_KEYS)
+    source = document["measured"].get(str) or "not said where and when"
+    latency_inside, inside = _link(document["inside"], ("shared",))
+    latency_between, between = _link(document["between"])
+    shared = document["inside"]["shared"].get(bool)
+    kernels = document["kernels"].table((*PRODUCTS, "other"))
     multiply = {}
     for dtype in PRODUCTS:
         if dtype in kernels:
-            multiply[dtype] = _time(document, ("kernels", dtype))
+            multiply[dtype] = _time(document["kernels"][dtype])
     return Machine(
         latency_inside,
         latency_between,
         inside,
         between,
         multiply,
-        element=_time(document, ("kernels", "other")),
+        element=_time(document["kernels"]["other"]),
         source=" ".join(source.split()),
-        groups=_groups(document),
+        groups=_groups(document["groups"]),
         shared=shared is not False,
         name=path,
     )
 
 
-def _groups(document: Document) -> tuple[NodeGroups, ...]:
+def _groups(tables: Entry) -> tuple[NodeGroups, ...]:
     """Return what the tables [[groups]] say, the smallest groups first."""
     found: dict[int, NodeGroups] = {}
-    for number in range(len(get(document, ("groups",), list) or ())):
-        path = ("groups", number)
-        given = table(document, path, ("nodes", "latency", "bandwidth"))
-        nodes = get(document, (*path, "nodes"), int)
+    for number in range(len(tables.get(list) or ())):
+        group = tables[number]
+        given = group.table(("nodes", "latency", "bandwidth"))
+        nodes = group["nodes"].get(int)
         if nodes is None or nodes < 1:
             what = f"nodes is {show(nodes)}" if "nodes" in given else "nodes is missing"
-            raise InputError(document.place((*path, "nodes")), what, "a number of nodes, such as 4")
+            raise group["nodes"].wrong(what, "a number of nodes, such as 4")
         if nodes in found:
             what = f"there are groups of {counted(nodes, 'node')} already"
-            raise InputError(document.place((*path, "nodes")), what, "one table for each size")
+            raise group["nodes"].wrong(what, "one table for each size")
         times = []
         for key in ("latency", "bandwidth"):
-            times.append(_time(document, (*path, key)) if key in given else 0)
+            times.append(_time(group[key]) if key in given else 0)
         found[nodes] = NodeGroups(nodes, *times)
     return tuple(found[nodes] for nodes in sorted(found))
 
 
-def _link(document: Document, title: str, more: tuple[str, ...] = ()) -> tuple[int, int]:
+def _link(section: Entry, more: tuple[str, ...] = ()) -> tuple[int, int]:
     """Return (latency, time of a byte) of a section; zeros where there is none."""
-    table(document, (title,), ("latency", "bandwidth", *more))
-    if lookup(document, (title,)) is None:
+    section.table(("latency", "bandwidth", *more))
+    if section.value is None:
         return 0, 0
-    return _time(document, (title, "latency")), _time(document, (title, "bandwidth"))
+    return _time(section["latency"]), _time(section["bandwidth"])
 
 
-def _time(document: Document, path: KeyPath) -> int:
-    given = lookup(document, path)
+def _time(entry: Entry) -> int:
+    given = entry.value
+    key = str(entry.key)
     if given is None:
-        key = str(path[-1])
-        raise InputError(
-            document.place(path),
-            f"there is no {key} in [{path[0]}]",
-            f'a value such as {key} = "{_EXAMPLES[key]}"',
-        )
+        example = f'a value such as {key} = "{_EXAMPLES[key]}"'
+        raise entry.wrong(f"there is no {key} in [{entry.path[0]}]", example)
     if not isinstance(given, str):
-        raise InputError(
-            document.place(path),
-            f"{path[-1]} is {kind_of(given)}",
-            "a string with a unit",
-        )
-    parse = _PARSERS.get(str(path[-1]), parse_speed)
-    return parse(given, document.place(path))
+        raise entry.wrong(f"{key} is {kind_of(given)}", "a string with a unit")
+    return _PARSERS.get(key, parse_speed)(given, entry.place)
 
 
 def _quoted(text: str) -> str:

@@ -16,13 +16,11 @@ from einmpi.graph.scalar import MAX_COUNT
 from einmpi.graph.split_gathers import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.late import late
-from einmpi.planner.finishing import cost_of, price_of
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.paper import divisors
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import FittedInputs, SharedInputs
-from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides
+from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
+from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.solving.solver import SharedTables
@@ -311,7 +309,11 @@ def _in_better_form(
             for vertex in chain(*(vertices[name] for name in names)):
                 notes[vertex] = _note_on_form(other, vertex)
             other = replace(other, notes=notes)
-            return other if plan is None or _costs_less(other, plan) else plan
+            if plan is None:
+                return other
+            # It has to spill less, or as much and to move less or to take less time.
+            costs_less = (other.spilled, price_of(other)) < (plan.spilled, price_of(plan))
+            return other if costs_less else plan
         names = cut_names
     assert plan is not None
     return plan
@@ -339,11 +341,6 @@ def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
             if name in plan.bills and plan.bills[name].nbytes > 0:
                 return True
     return False
-
-
-def _costs_less(plan: Plan, other: Plan) -> bool:
-    """Return whether a plan has to spill less, or as much and moves less or takes less time."""
-    return (plan.spilled, price_of(plan)) < (other.spilled, price_of(other))
 
 
 def _meshes(ranks: int, options: Options) -> list[Mesh]:

@@ -1,21 +1,23 @@
-"""Bytes of a rank's blocks of tensors, and of message buffers, given the cuts of a plan."""
+"""Bytes of blocks of tensors, of pieces of vertices and of message buffers, given the cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar
+from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar
 from einmpi.graph.segments import used_labels
 from einmpi.planner.factor import Block
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.states import numbered
 
 # ---- sparse updates ------------------------------------------------------------------------------
 #
@@ -237,14 +239,7 @@ def on_a_rank(einsum: EinSum, mesh: Mesh, state: Sequence[str | None]) -> EinSum
 
 def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -> int:
     """Return the bytes that a rank has of some blocks of a variable in this state."""
-    total = 0
-    for nbytes, cut_symbols in blocks:
-        parts = 1
-        for symbol, length in zip(state, mesh.factors, strict=True):
-            if symbol in cut_symbols:
-                parts *= length
-        total += nbytes // parts
-    return total
+    return sum(nbytes // prod(mesh.parts(state, symbols)) for nbytes, symbols in blocks)
 
 
 def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
@@ -271,23 +266,6 @@ def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
     fine_blocks = prod(lengths)
     longest_block = -(-extent // fine_blocks)
     return min(extent, fine_blocks // parts * longest_block)
-
-
-def operand_cuts(
-    graph: EinGraph, name: str, operand: int, state: Sequence[str | None]
-) -> tuple[int | None, ...]:
-    """Return the dimension of an operand that each axis cuts in this state of its user."""
-    einsum = graph[name].computed_einsum
-    cuts: list[int | None] = []
-    for label in state:
-        cuts.append(None if label is None else einsum.dimension_cut_by(operand, label))
-    return tuple(cuts)
-
-
-def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Return the dimension of a vertex's result that each axis cuts in this state."""
-    dimensions = graph[name].computed_einsum.output_dimensions
-    return tuple([None if label is None else dimensions.get(label) for label in state])
 
 
 def bytes_of_blocked_update(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -330,21 +308,33 @@ class Cuts:
 
     def made(self, name: str) -> tuple[int | None, ...]:
         """Return the dimension that each axis cuts of a result as it is computed."""
-        return output_cuts(self.graph, name, self.states[name])
+        dimensions = self.graph[name].computed_einsum.output_dimensions
+        state = self.states[name]
+        return tuple([None if label is None else dimensions.get(label) for label in state])
 
     def wanted(self, user: str, operand: int) -> tuple[int | None, ...]:
         """Return the dimension that each axis cuts of an operand as a vertex reads it."""
-        return operand_cuts(self.graph, user, operand, self.states[user])
+        einsum = self.graph[user].computed_einsum
+        cuts: list[int | None] = []
+        for label in self.states[user]:
+            cuts.append(None if label is None else einsum.dimension_cut_by(operand, label))
+        return tuple(cuts)
+
+    def loaded(self, name: str) -> tuple[int | None, ...]:
+        """Return the dimension that each axis cuts of an input as it is loaded.
+
+        That is its layout, or what its only reader needs.
+        """
+        if name in self.layouts:
+            return self.layouts[name]
+        user = self.graph.consumers[name][0]
+        return self.wanted(user, self.graph[user].inputs.index(name))
 
     def symbols(self, kind: str, name: str) -> tuple[int, ...]:
         """Return what each axis cuts of a vertex or tensor as numbers; R is past the last one."""
         if kind == "tensor":
-            return tuple(
-                len(self.graph[name].bound) if cut is None else cut for cut in self.layouts[name]
-            )
-        labels = self.graph[name].computed_einsum.labels
-        numbers = {label: number for number, label in enumerate((*labels, None))}
-        return tuple(numbers[label] for label in self.states[name])
+            return numbered(self.layouts[name], range(len(self.graph[name].bound)))
+        return numbered(self.states[name], self.graph[name].computed_einsum.labels)
 
     def block_bytes(self, name: str, cuts: Sequence[int | None]) -> int:
         """Return the size of the largest block of a tensor with these cuts."""
@@ -355,8 +345,140 @@ class Cuts:
         einsum = self.graph[name].einsum
         return einsum is not None and any(label in einsum.aggregated for label in self.states[name])
 
+    def is_there(self, user: str, operand: int) -> bool:
+        """Return whether a vertex reads an operand as it is stored, or as it is computed.
+
+        An input without a layout of its own is there for its only reader.
+        """
+        name = self.graph[user].inputs[operand]
+        if name in self.layouts:
+            return self.layouts[name] == self.wanted(user, operand)
+        if self.graph[name].is_input:
+            return True
+        return self.made(name) == self.wanted(user, operand) and not self.is_partial(name)
+
     def moves(self, name: str) -> bool:
         """Return whether a result moves to its layout when it is computed."""
         if name not in self.layouts:
             return False
         return self.layouts[name] != self.made(name) or self.is_partial(name)
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+#
+# The pieces in which a vertex is computed where it does not fit into memory whole.
+
+
+# A row for each way to cut, a column for each label: how many of its indices a piece has.
+Sizes = npt.NDArray[np.int64]
+# A number for each way to cut. Whole numbers, exact as far as memory reaches.
+Amounts = npt.NDArray[np.float64]
+
+MOST_PASSES = 4096  # of a vertex: smaller pieces would take more time than they are worth
+MOST_LABELS_CUT = 6  # labels for which all numbers of parts are tried: the longest
+# 1, 2, 3, 4, 6, 8, 12, 16, … 4096
+PART_COUNTS = [1, *(part for k in range(1, 13) for part in (2**k, 3 * 2 ** (k - 1)))][:-1]
+
+
+def block_sizes(einsum: EinSum) -> Sizes:
+    """Return the sizes of pieces, for all ways to cut that make at most MOST_PASSES passes.
+
+    Long labels are cut into 1, 2, 3, 4, 6, 8, 12, … parts in all combinations; of the other labels
+    the first few are cut into single indices. Ways that cut the first labels come first: their
+    pieces lie in fewer runs of memory.
+    """
+    extent = {label: max(1, n) for label, n in einsum.extents}
+    longest = sorted(extent, key=lambda label: -extent[label])[:MOST_LABELS_CUT]
+    long_labels = [label for label in reversed(einsum.labels) if label in longest]
+    short_labels = [label for label in einsum.labels if label not in longest]
+    step = 1 if len(long_labels) < 5 else 2
+    ways = _ways_to_cut([extent[label] for label in long_labels], step)
+    columns = dict(zip(long_labels, ways.T, strict=True))
+    found = []
+    for single in range(len(short_labels) + 1):  # how many short labels are cut
+        for position, label in enumerate(short_labels):
+            size = 1 if position < single else extent[label]
+            columns[label] = np.full(len(ways), size)
+        table = np.array([columns[label] for label in einsum.labels], np.int64)
+        found.append(table.reshape(-1, len(ways)))
+    sizes = np.concatenate(found, axis=1).T
+    few_passes: Sizes = sizes[counts(einsum, sizes).prod(axis=1) <= MOST_PASSES]
+    return few_passes
+
+
+def _ways_to_cut(extents: Sequence[int], step: int) -> Sizes:
+    """Return the sizes of pieces for all combinations of every `step`-th number of parts.
+
+    There are at most 20,475 ways for four labels, or 18,564 for six. A way for one extent makes as
+    many passes with a smaller one, which matters because shares on ranks differ by one.
+    """
+    sizes = np.empty((1, 0), np.int64)
+    passes = np.ones(1, np.int64)
+    for extent in extents:
+        parts = list(dict.fromkeys(min(extent, part) for part in PART_COUNTS[::step]))
+        size = np.array([-(-extent // part) for part in parts], np.int64)
+        # Every way so far with every number of parts of this label.
+        passes = np.outer(passes, parts).reshape(-1)
+        sizes = np.column_stack([np.repeat(sizes, len(parts), axis=0), np.tile(size, len(sizes))])
+        few = passes <= MOST_PASSES
+        sizes = sizes[few]
+        passes = passes[few]
+    return sizes
+
+
+def counts(einsum: EinSum, sizes: Sizes) -> Sizes:
+    """Return the number of parts of each label."""
+    extents = np.array([max(extent, 1) for _, extent in einsum.extents], np.int64)
+    return -(-extents // sizes)
+
+
+def pieces_bytes(
+    einsum: EinSum,
+    sizes: Sizes,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    inside: Collection[int],
+    ahead: bool,
+) -> Amounts:
+    """Return the bytes of the pieces that are in memory at once, for each way to cut.
+
+    `shapes` and `itemsizes` are those of the operands, then of the result. The operands `inside`
+    are in memory anyway. With `ahead` there are two of each piece that changes, one in use and one
+    on its way. Where an aggregated label is cut, memory holds both the result so far and the next
+    summand.
+    """
+    is_cut = counts(einsum, sizes) > 1
+    column = {label: k for k, label in enumerate(einsum.labels)}
+    total = np.zeros(len(sizes))
+    for operand, entries in enumerate(einsum.operands):
+        if operand in inside:
+            continue
+        own_columns = [column[entry] for entry in entries if isinstance(entry, str)]
+        twice = is_cut[:, own_columns].any(axis=1) & ahead
+        elements = _elements(entries, shapes[operand], sizes, column)
+        total += elements * itemsizes[operand] * (1 + twice)
+
+    result_bytes = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
+    outputs = len(einsum.output)
+    result_twice = is_cut[:, :outputs].any(axis=1) & ahead
+    aggregation_is_cut = is_cut[:, outputs:].any(axis=1)
+    return total + result_bytes * (1 + result_twice) + result_bytes * aggregation_is_cut
+
+
+def _elements(
+    entries: IndexEntries, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
+) -> Amounts:
+    """Return the elements of a tensor's piece; a gathered dimension is needed whole."""
+    total = np.ones(len(sizes))
+    for entry, extent in zip(entries, shape, strict=True):
+        total *= sizes[:, column[entry]] if isinstance(entry, str) else extent
+    return total
+
+
+@lru_cache(maxsize=1024)  # layers repeat
+def least_bytes_of_pieces(
+    einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]
+) -> int:
+    """Return the bytes of the smallest pieces of a vertex, when nothing of it stays in memory."""
+    sizes = block_sizes(einsum)
+    return int(pieces_bytes(einsum, sizes, shapes, itemsizes, (), ahead=False).min())

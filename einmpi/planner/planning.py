@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored
-from einmpi.planner.finishing import Finishing, cost_of
+from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.plan import Options, Plan
-from einmpi.planner.saving_memory.cut_memory import CutMemory
-from einmpi.planner.saving_memory.fuse import in_best_order, with_fused_chains
-from einmpi.planner.saving_memory.least_memory import least_memory_states
+from einmpi.planner.moving import overlap
+from einmpi.planner.moving.volume import Bill, bills, total_bill
+from einmpi.planner.paper import graph_cost
+from einmpi.planner.plan import AUTO, Options, Plan, Recomputed
+from einmpi.planner.saving_memory.cut_memory import CutMemory, least_memory_states
 from einmpi.planner.saving_memory.mixtures import Mixture, PricedCuts, searches_of
 from einmpi.planner.saving_memory.recompute import (
-    AUTO,
     CutGraph,
+    in_best_order,
     named_splits,
     recomputed_to_fit,
     with_copies,
+    with_fused_chains,
 )
-from einmpi.planner.solving.move_costs import States
 from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, SharedTables
+from einmpi.planner.states import States
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import counted
 
@@ -64,7 +66,8 @@ class Planning:
         self.resident = self.search.resident
         self.prices = self.search.prices
         self.memory = CutMemory(self.graph, self.mesh, self.options, self.resident)
-        self.finishing = Finishing(self.search, self.memory, self.ranks, self.options)
+        # The graph whose bills were computed last, and these bills.
+        self.last_bills: tuple[CutGraph, dict[str, Bill]] | None = None
 
     def plan(self) -> Plan:
         """Return the plan that moves least among those that fit into memory.
@@ -77,7 +80,7 @@ class Planning:
         cut = self.cut_graph(found.states)
         if limit is None or cut.peak <= limit:
             exact = found.exact and not self.search.prescribed
-            return self.finishing.finish(cut, limit, exact)
+            return self.finish(cut, limit, exact)
         attempts = [self.attempt(cut)]
         recomputing: list[Plan] = []  # plans that fit because they compute tensors again
         self.try_recomputing(cut, limit, recomputing)
@@ -101,7 +104,7 @@ class Planning:
             if fitting is not None:
                 cuts.insert(0, fitting)  # of equal ones, the first is taken
             if cuts:
-                plans = [self.finishing.finish(each, limit, False) for each in cuts]
+                plans = [self.finish(each, limit, False) for each in cuts]
                 return min([*plans, *recomputing], key=cost_of)
         spilling = self.spilling(limit, attempts)
         if spilling is not None and limit < bound:
@@ -123,7 +126,7 @@ class Planning:
         if self.options.recompute == AUTO and self.memory.staying(cut) <= limit:
             smaller = self.recomputed(cut, limit)
             if smaller.peak <= limit:
-                recomputing.append(self.finishing.finish(smaller, limit, False))
+                recomputing.append(self.finish(smaller, limit, False))
 
     def cheapest_that_fits(
         self, limit: int, attempts: list[CutGraph], recomputing: list[Plan]
@@ -258,9 +261,9 @@ class Planning:
         plans = []
         for cut in cuts:
             if cut.peak <= limit:  # as those may that need least memory, or compute tensors again
-                plans.append(self.finishing.finish(cut, limit, False))
+                plans.append(self.finish(cut, limit, False))
                 continue
-            plan = self.finishing.describe(replace(cut, peak=limit), exact=False)
+            plan = self.describe(replace(cut, peak=limit), exact=False)
             # What leaves memory and comes back has memory of its own.
             spilled = cut.peak - limit
             chains = self.memory.chains_that_fit(cut, limit)
@@ -294,7 +297,7 @@ class Planning:
                 best = replace(again, peak=self.memory.peak(again), peak_before=best.peak)
 
         def bytes_moved_for(cut: CutGraph, names: Collection[str]) -> int:
-            costs = self.finishing.bills(cut)
+            costs = self.bills(cut)
             return sum(costs[name].nbytes for name in names)
 
         return with_fused_chains(best, self.memory, self.options, bytes_moved_for)
@@ -306,7 +309,7 @@ class Planning:
         """
         nbytes = self.memory.constraints(cut).nbytes
         price = {}
-        for name, bill in self.finishing.bills(cut).items():
+        for name, bill in self.bills(cut).items():
             price[name] = bill.time
             if self.prices.machine is None:
                 moved = BYTES.bytes(bill.nbytes, bill.between)
@@ -314,8 +317,144 @@ class Planning:
         found = recomputed_to_fit(cut, limit, nbytes, price, self.memory.at_vertices, highest_price)
         return replace(found, peak_before=cut.peak_before or cut.peak)
 
+    # ---- the plan of cuts that are found ---------------------------------------------------------
+
+    def finish(self, cut: CutGraph, limit: int | None, exact: bool) -> Plan:
+        """Return the plan with these cuts, which fit into memory."""
+        plan = self.overlapping(self.describe(cut, exact), limit)
+        return plan if limit is None else self.reading_ahead(plan, limit)
+
+    def bills(self, cut: CutGraph) -> dict[str, Bill]:
+        """Return what each vertex costs, whatever is fused."""
+        if self.last_bills is not None:
+            known, found = self.last_bills
+            if (known.graph, known.states, known.layouts) == (cut.graph, cut.states, cut.layouts):
+                return found
+        found = bills(cut, self.resident, self.prices)
+        self.last_bills = cut, found
+        return found
+
+    def describe(self, cut: CutGraph, exact: bool) -> Plan:
+        """Return the plan with these cuts; `exact` if the search has proven them best."""
+        graph = cut.graph
+        costs = self.bills(cut)
+        words = total_bill(costs.values()).words.total
+        # The certificate is about words: a plan with another objective is no lower bound.
+        counts_bytes = self.mesh.nodes == 1 and self.prices.machine is None
+        fewest_words = exact and counts_bytes and not cut.copies
+        bound = words
+        if not fewest_words:
+            bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
+        partitionings = self.search.partitionings
+        if not partitionings or cut.copies:
+            partitionings = {}
+            for name, state in cut.states.items():
+                einsum = graph[name].computed_einsum
+                partitionings[name] = self.mesh.parts(state, einsum.labels)
+        updatable = self.memory.updatable(cut)
+        return Plan(
+            graph=graph,
+            mesh=self.mesh,
+            ranks=self.ranks,
+            strategy=self.options.strategy,
+            states=cut.states,
+            layouts=cut.layouts,
+            bills=costs,
+            peak=cut.peak,
+            kind="exact" if words == bound else "gap",
+            lower_bound=bound,
+            paper_cost=graph_cost(graph, partitionings),
+            notes=self.search.notes,
+            resident=self.resident,
+            updatable=updatable,
+            blocked=self.memory.blocked(cut, updatable),
+            chains=cut.chains,
+            nan_checked=self.options.nan_checked,
+            donate=self.options.donate,
+            memory=self.options.memory,
+            nodes=self.options.nodes,
+            uneven=self.options.uneven,
+            machine=self.prices.machine,
+            recomputed=_recomputed_part(cut, costs),
+        )
+
+    def overlapping(self, plan: Plan, limit: int | None) -> Plan:
+        """Return the plan with memory for computing while tensors move between nodes.
+
+        Vertices for which the limit leaves too little are computed when everything has arrived.
+        """
+        if not self.options.overlap or plan.nodes == 1:
+            return plan
+        overlapped = []
+        for name, bill in plan.bills.items():
+            nbytes = bill.nbytes if plan.uneven else bill.between
+            if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
+                overlapped.append(name)
+        names = [None, *(vertex.name for vertex in plan.graph.computed)]
+        peak = plan.peak
+        while overlapped:
+            needed = self.memory.at_vertices(plan, overlapped=overlapped)
+            peak = max(plan.peak, *needed)
+            if limit is None or peak <= limit:
+                break
+            # Memory for a vertex is needed while that before it is computed, too.
+            excessive = set()
+            for number, nbytes in enumerate(needed):
+                if nbytes > limit:
+                    excessive.update(names[number : number + 2])
+            overlapped = [name for name in overlapped if name not in excessive]
+            peak = plan.peak
+        return replace(
+            plan,
+            peak=peak,
+            overlapped=tuple(overlapped),
+            overlap=peak - plan.peak,
+            files=self.options.files,
+        )
+
+    def reading_ahead(self, plan: Plan, limit: int) -> Plan:
+        """Return the plan with the rest of the limit used for reading files ahead.
+
+        At most, all files are read before the first vertex.
+        """
+        most = max(self.memory.at_vertices(plan, self.options.files)) + plan.overlap
+        peak = max(plan.peak, min(limit, most))
+        return replace(plan, peak=peak, ahead=peak - plan.peak)
+
 
 def bytes_besides(graph: EinGraph, ranks: int, options: Options) -> int:
     """Return the bytes that a rank has besides the memory of the plan: batches, a chunk."""
     names = [name for name in options.batched if name in graph.by_name]
     return options.decoded + sum(-(-graph[name].nbytes // ranks) for name in names)
+
+
+def _recomputed_part(cut: CutGraph, costs: Mapping[str, Bill]) -> Recomputed | None:
+    """Return what is computed again and what that costs; None if there is nothing."""
+    if not cut.copies:
+        return None
+    return Recomputed(
+        cut.dropped,
+        cut.copies,
+        operations=sum(cut.graph[copy].operations() for copy in cut.copies),
+        nbytes=sum(costs[copy].nbytes for copy in cut.copies),
+        peak_before=cut.peak_before,
+    )
+
+
+def cost_of(plan: Plan) -> int:
+    """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes.
+
+    Bytes that are kept outside of memory are written and read, each as if it moved.
+    """
+    copied = 2 * plan.spilled * plan.mesh.ranks
+    if plan.machine is not None:
+        return price_of(plan) + copied * plan.machine.inside
+    return plan.graph.operations() + FLOPS_PER_BYTE * (price_of(plan) + copied)
+
+
+def price_of(plan: Plan) -> int:
+    """Return what a plan minimises: time by the measured machine, or bytes that move."""
+    if plan.machine is not None:
+        return plan.total.time
+    price: int = BYTES.bytes(plan.total.nbytes, plan.total.between)
+    return price

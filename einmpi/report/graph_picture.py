@@ -11,18 +11,21 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.moving.volume import NOTHING
 from einmpi.planner.paper import Cost
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.repetition import find_layers, repeated_layers
 from einmpi.planner.text.summary import movements, show_layout
-from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.picture import (
+    MARGIN,
     MONO_WIDTH,
+    Arrangement,
     Box,
     Curve,
+    Edge,
     Picture,
+    Point,
     Shape,
     ShapeGroup,
     Text,
+    arrange,
     overlap,
     shifted,
     shortened,
@@ -93,7 +96,6 @@ class LayoutUse:
 def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
     """Return the layouts of a tensor and what each is for: made, kept, then read."""
     graph = plan.graph
-    cut = cuts_of(plan)
     vertex = graph[name]
     found: dict[Cuts, LayoutUse] = {}
 
@@ -103,7 +105,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
 
     if vertex.einsum is not None:
         state = plan.states[name]
-        made = list(cut.made(name))
+        made = list(plan.made(name))
         for axis, label in enumerate(state):
             if label in vertex.einsum.aggregated:
                 made[axis] = PARTIAL
@@ -114,7 +116,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
         for operand, read in enumerate(graph[user].inputs):
             if read != name:
                 continue
-            readers = use_of(cut.wanted(user, operand)).readers
+            readers = use_of(plan.wanted(user, operand)).readers
             if user not in readers:
                 readers.append(user)
     return found

@@ -25,7 +25,7 @@ from einmpi.planner.text.explain import explain, heading, loops_of
 from einmpi.report.graph_picture import LayoutUse, graph_picture, layouts_of
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
-from einmpi.report.recording.record import KINDS, Timeline
+from einmpi.report.record import KINDS, Timeline
 from einmpi.units import counted, plural
 from einmpi.version import __version__
 
@@ -382,24 +382,9 @@ class _Section:
     html: str
 
 
-def write_report(
-    file: str | os.PathLike[str],
-    plan: Plan,
-    comparison: Comparison | None = None,
-    timeline: Timeline | None = None,
-    measured: Mapping[str, Any] | None = None,
-    program: str = "",
-    title: str = "",
-    details: Mapping[str, str] | None = None,
-    simulated: bool = False,
-) -> None:
-    """Write the page. `measured` is the JSON of a run. What is not given gets no section.
-
-    `simulated` says that the timeline is one of a simulation.
-    `details` are lines below the title, such as the date, by what they are.
-    """
-    text = page(plan, comparison, timeline, measured, program, title, details, simulated)
-    replace_file(file, [text.encode()])
+def write_report(file: str | os.PathLike[str], plan: Plan, **contents: Any) -> None:
+    """Write the page; `contents` are further arguments of `page`."""
+    replace_file(file, [page(plan, **contents).encode()])
 
 
 def page(
@@ -412,7 +397,11 @@ def page(
     details: Mapping[str, str] | None = None,
     simulated: bool = False,
 ) -> str:
-    """Return the HTML of the page."""
+    """Return the HTML of the page. `measured` is the JSON of a run.
+
+    What is not given gets no section. `simulated` says that the timeline is one of a simulation.
+    `details` are lines below the title, such as the date, by what they are.
+    """
     title = title or "einmpi plan"
     tracks = None if timeline is None else timeline_data(timeline)
     merged = 0 if tracks is None else tracks["merged"]

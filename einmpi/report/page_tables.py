@@ -11,7 +11,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.machine import FLOPS_PER_BYTE
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.notes import gather_condition, one_level
+from einmpi.planner.text.explain import gather_condition, one_level
 from einmpi.planner.text.summary import folded_vertices, note_line, show_cuts, show_layout
 from einmpi.report.graph_picture import (
     REASON_NAMES,
@@ -20,7 +20,7 @@ from einmpi.report.graph_picture import (
     main_reason,
     total_words,
 )
-from einmpi.report.recording.record import KINDS, Timeline
+from einmpi.report.record import KINDS, Timeline
 from einmpi.report.results import a_step_text
 from einmpi.units import counted, show_bytes, show_seconds
 

@@ -17,7 +17,7 @@ from einmpi.comm.base import Comm
 from einmpi.job.loop import PREFIX as VALIDATION
 from einmpi.process.environment import CLEAR, screen
 from einmpi.process.signals import on_abort
-from einmpi.report.recording.record import Work, work_of
+from einmpi.report.record import Work, work_of
 from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
@@ -30,7 +30,6 @@ OPERATIONS_PER_BYTE = 16  # that take as long as moving a byte
 BAR_WIDTH = 24  # columns
 LEAST_WIDTH_FOR_BAR = 60
 
-OnStep: TypeAlias = Callable[[Step], None]
 OnRow: TypeAlias = Callable[[int, Mapping[str, npt.NDArray[Any]]], None]
 
 
@@ -181,15 +180,21 @@ class Progress:
 
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[None]:
-    """Show progress, if there is any to show, in a with block."""
-    if progress is None:
-        yield
+def shown_progress(
+    comm: Comm, schedule: Schedule, repeats: int, quiet: bool
+) -> Iterator[Progress | None]:
+    """Show how far rank 0 is with the repeats of a run, in a with block, if it is not quiet.
+
+    Yield what to call at the start of each step, if there is anything to call.
+    """
+    if comm.rank > 0 or quiet:
+        yield None
         return
+    progress = Progress(comm, schedule, repeats)
     progress.open()
     with on_abort(progress.close):
         try:
-            yield
+            yield progress
         finally:
             progress.close()
 
@@ -208,43 +213,30 @@ def _about(seconds: float) -> str:
 # ---- loops --------------------------------------------------------------------------------------
 
 
-class LoopProgress:
-    """Shows the steps of a loop, and notes for a launcher which step a rank is in."""
+def row_notes(
+    progress: Progress | None, note: Callable[[str], None], steps: int, which: str = ""
+) -> OnRow:
+    """Return the function to call at the end of each step of a loop, with what it has recorded.
 
-    def __init__(
-        self, comm: Comm, schedule: Schedule, steps: int, quiet: bool, which: str = ""
-    ) -> None:
-        self.steps = steps
-        self.which = which  # of several loops, as a text before the step
-        self.progress: Progress | None = None
-        if comm.rank == 0 and not quiet:
-            self.progress = Progress(comm, schedule, steps)
+    It tells a launcher, by `note`, which step a rank is in, and the user what the values are.
+    `which` says which of several loops it is, before the step.
+    """
+    validated: dict[str, npt.NDArray[Any]] = {}  # numbers of the last validation
 
-    @contextmanager
-    def shown(self, note: Callable[[str], None]) -> Iterator[tuple[OnStep | None, OnRow]]:
-        """Show progress in a with block.
+    def on_row(number: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
+        text = f"{which}step {number + 1} of {steps}"
+        note(text)
+        recorded = {}
+        for name, value in row.items():
+            if not name.startswith(VALIDATION):
+                recorded[name] = value
+            elif not np.isnan(value):
+                validated[name] = value
+        if progress is not None:
+            progress.note = lambda: _row_text(text, {**recorded, **validated})
 
-        Yield the functions to call at the start of each step of the schedule, and at the end of
-        each step of the loop.
-        """
-
-        validated: dict[str, npt.NDArray[Any]] = {}  # numbers of the last validation
-
-        def on_row(number: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
-            text = f"{self.which}step {number + 1} of {self.steps}"
-            note(text)
-            recorded = {}
-            for name, value in row.items():
-                if not name.startswith(VALIDATION):
-                    recorded[name] = value
-                elif not np.isnan(value):
-                    validated[name] = value
-            if self.progress is not None:
-                self.progress.note = lambda: _row_text(text, {**recorded, **validated})
-
-        note(f"{self.which}step 0 of {self.steps}")
-        with shown(self.progress):
-            yield self.progress, on_row
+    note(f"{which}step 0 of {steps}")
+    return on_row
 
 
 def _row_text(step: str, row: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
+from einmpi.compiled.running import Measured
 from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
-from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import Cost, cost_of_all, loop_plan_of
-from einmpi.planner.text.explain import certificate_data
-from einmpi.planner.text.notes import one_level
+from einmpi.planner.plan import Cost, Plan, cost_of_all, loop_plan_of
+from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.environment import current_date, software_versions
-from einmpi.report.recording.loop_record import LoopRecord
-from einmpi.report.recording.record import Timeline
+from einmpi.report.record import Timeline
+from einmpi.report.times import LoopRecord
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
 # ---- figures -------------------------------------------------------------------------------------
@@ -140,13 +139,27 @@ class Totals:
     shared_planned: int = 0
 
 
-def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
-    """Gather the totals of all ranks. `others` are the later fields of Totals, in their order."""
-    own = " ".join(map(str, (received, peak, *others)))
-    rows = [tuple(map(int, text.split())) for text in comm.allgather_text(own)]
-    moved, peaks, *columns = zip(*rows, strict=True)
-    sums = [sum(column) for column in columns]
-    return Totals(sum(moved), max(moved), max(peaks), *sums)
+def totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
+    """Add up over all ranks what the last of several runs moved and held.
+
+    Inputs are read in the first one only.
+    """
+    last = measured[-1]
+    own = (
+        last.received,
+        last.peak,
+        measured[0].shuffled,
+        last.between,
+        last.spilled,
+        last.spilled_planned,
+        last.fetched,
+        round(last.seconds_hidden * 1e9),
+        last.shared,
+        last.shared_planned,
+    )
+    texts = comm.allgather_text(" ".join(map(str, own)))
+    moved, peaks, *columns = zip(*(map(int, text.split()) for text in texts), strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), *map(sum, columns))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from einmpi.planner.plan import Plan
-from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import explain, heading, loops_of, vertex_rows
-from einmpi.planner.text.notes import totals
+from einmpi.planner.text.explain import explain, heading, loops_of, totals, vertex_rows
 from einmpi.planner.text.summary import (
     KEYWORD_COLUMNS,
     Fold,
@@ -23,9 +21,9 @@ from einmpi.planner.text.summary import (
     vertices_and_folds,
 )
 from einmpi.process.environment import columns
-from einmpi.report.recording.summary import VertexTimes, summary_notes, summary_rows
 from einmpi.report.results import LoopReport
-from einmpi.units import counted, plural, show_seconds
+from einmpi.report.times import VertexTimes, summary_rows
+from einmpi.units import counted, plural, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -60,7 +58,7 @@ def plan_text(plan: Plan, full: bool = False) -> str:
     return "".join(texts).rstrip("\n")
 
 
-def _rendered_plan(plan: PlanData, full: bool) -> str:
+def _rendered_plan(plan: Plan, full: bool) -> str:
     """Return the plan of a program, or of a loop, for a terminal."""
     most = max((bill.nbytes for bill in plan.bills.values()), default=0)
     styles = []
@@ -89,7 +87,8 @@ def comparison_text(comparison: Comparison) -> str:
 
 def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> str:
     """Return where the time of a run went."""
-    return _times_text("", vertices, summary_notes(peak, planned))
+    memory = f"{show_bytes(peak)} a rank, {show_bytes(planned)} planned"
+    return _times_text("", vertices, [("peak memory", memory)])
 
 
 def loop_summary_text(title: str, loop: LoopReport) -> str:

@@ -60,8 +60,10 @@ class BoundSteps:
         self.calls_after_loading: list[tuple[int, BoundCall]] = []  # all but those that take inputs
         self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot
         self.reused: set[str] = set()  # slots that may have the memory of an input
+        self.spilled: set[str] = set()  # slots that may be in the slow tier, or on their way
         for step in schedule.steps:
             self.reused.update(names_of(step.reuses))
+            self.spilled.update(names_of(step.spills("place", "evict", "drop", "fetch")))
         self.storage: InputSource  # of the run that is under way
 
     def begin(self, storage: InputSource, buffers: Buffers) -> None:
@@ -97,6 +99,9 @@ class BoundSteps:
         """Return the calls that carry out a step, given the slots that exist before it."""
         action = ACTIONS[type(step)]
         as_ever: list[BoundCall] = [lambda buffers: action(step, self.comm, self.storage, buffers)]
+        used = names_of((*step.reads, *step.writes, *step.frees))
+        if step.background or not self.spilled.isdisjoint(used):
+            return as_ever
         match step:
             case Free(slot):
                 if slot.name in buffers.shared.arrays:

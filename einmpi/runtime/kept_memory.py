@@ -212,7 +212,7 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
     """
     found: list[_Arrays] = []
     for number, step in enumerate(steps):
-        if not isinstance(step, Transfer) or step.arriving:
+        if not isinstance(step, Transfer) or step.arriving or step.background:
             continue
         if step.aggregation is not None and is_left_to_communicator(step):
             continue

@@ -87,7 +87,7 @@ class Program:
                 self.outputs[step.tensor] = step.slot
         # Whether further runs differ from the first one. They have arrays and messages of their
         # own, so that one thread at a time has such a run: several may call a compiled job.
-        self.can_repeat = isinstance(backend, NumpyBackend) and uses_memory_only(schedule)
+        self.can_repeat = isinstance(backend, NumpyBackend) and not schedule.outside
         self.has_run = False
         self.lock = threading.Lock()
         self.bound: BoundSteps | None = None
@@ -204,7 +204,9 @@ class Program:
 
     def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
         """Return whether `run_on_blocks` takes blocks that are stored as these are."""
-        return self.bound is not None and self.bound.accepts(blocks)
+        if self.bound is None or self.schedule.overlaps or not uses_memory_only(self.schedule):
+            return False
+        return self.bound.accepts(blocks)
 
     def run_on_blocks(
         self, take_blocks: Callable[[], Mapping[str, HostArray]], failure: RankFailure | None
@@ -251,10 +253,7 @@ class _GivenBlocks:
 
 
 def uses_memory_only(schedule: Schedule) -> bool:
-    """Return whether a schedule uses no slow tier, and has nothing in the background.
-
-    Large transfers, which go on in the background, would gain nothing from being bound.
-    """
-    if schedule.outside or schedule.overlaps:
+    """Return whether a schedule uses no slow tier."""
+    if schedule.outside:
         return False
     return not any(step.spills("place", "evict", "fetch") for step in schedule.steps)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from einmpi.graph.arithmetic import call
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.scalar import Const, IndexEntries, Scalar
-from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, shares_of
-from einmpi.planner.moving.halo_counts import most_needed
+from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, most_needed, shares_of
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
 from einmpi.schedule.regions import Region, Runs, locate

@@ -10,7 +10,7 @@ from functools import lru_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.memory import FusedChain, operand_cuts, output_cuts
+from einmpi.planner.memory import FusedChain
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
@@ -70,26 +70,13 @@ def lower(plan: Plan, rank: int) -> Schedule:
     return replace(schedule, lowered_steps=schedule.steps)
 
 
-def loaded_cuts(plan: Plan, name: str) -> Cuts:
-    """Return the layout in which an input is loaded.
-
-    It is the one that the plan gives it, or the one in which its only reader needs it.
-    """
-    planned = plan.layouts.get(name)
-    if planned is not None:
-        return planned
-    user = plan.graph.consumers[name][0]
-    operand = plan.graph[user].inputs.index(name)
-    return operand_cuts(plan.graph, user, operand, plan.states[user])
-
-
 def arrival_layout(plan: Plan, name: str) -> Layout:
     """Return which rank reads which elements of an input, before copies are sent to others.
 
     A resident input is read by all ranks that need it, any other by one rank each.
     """
     bound = plan.graph[name].bound or (1,)
-    cuts = loaded_cuts(plan, name)
+    cuts = plan.loaded(name)
     if name in plan.resident:
         return Layout(plan.mesh, bound, cuts)
     return _pieces(plan.mesh, bound, cuts)
@@ -163,7 +150,7 @@ class _Lowering:
         self.while_dropped = vertices_while_dropped(self.plan)
         for name in self.plan.resident:
             if graph.consumers[name]:
-                self.load(graph[name], loaded_cuts(self.plan, name))
+                self.load(graph[name], self.plan.loaded(name))
         chain_of = {}
         for each in self.plan.chains:
             for name in each.vertices:
@@ -279,7 +266,7 @@ class _Lowering:
                 shared[name] = self.operand_with_halo(vertex, operand, needed)
             slot, regions[operand] = shared[name]
             operands.append(slot)
-        cuts = output_cuts(graph, vertex.name, state)
+        cuts = self.plan.made(vertex.name)
         slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
         computed_cuts = []
         for label, cut in zip(state, cuts, strict=True):
@@ -311,8 +298,8 @@ class _Lowering:
         """Return the slot with what a vertex needs of an operand; load and move it if needed."""
         vertex = self.plan.graph[user.inputs[operand]]
         if vertex.name not in self.stored:
-            self.load(vertex, loaded_cuts(self.plan, vertex.name))
-        wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
+            self.load(vertex, self.plan.loaded(vertex.name))
+        wanted = self.plan.wanted(user.name, operand)
         return self.move(vertex, wanted, operand_role(user.name, operand))
 
     def operand_with_halo(self, user: Vertex, operand: int, needed: Needed) -> tuple[Slot, Region]:
@@ -322,7 +309,7 @@ class _Lowering:
         """
         vertex = self.plan.graph[user.inputs[operand]]
         if vertex.name not in self.stored:
-            self.load(vertex, loaded_cuts(self.plan, vertex.name))
+            self.load(vertex, self.plan.loaded(vertex.name))
         slot, cuts = self.stored[vertex.name]
         state = self.plan.states[user.name]
         key = needed, cuts, state

@@ -17,6 +17,7 @@ from einmpi.schedule.cuts import with_cuts
 from einmpi.schedule.groups import GroupingRule, with_groups
 from einmpi.schedule.memory import with_begins, with_frees, with_reuses
 from einmpi.schedule.overlap import with_overlap
+from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.stencils import with_folds, with_halo_buffers
@@ -32,9 +33,9 @@ class Fusions:
     # Whether a product, and what updates a tensor by it, are one call.
     is_product_update: Callable[[Kernel, Kernel], bool] | None = None
     reads_halos: Callable[[Compute], bool] | None = None  # where they are
-    # Whether a kernel can be computed some rows at a time, and whether another can aggregate it so.
+    # Whether a kernel can be computed some rows at a time, and whether one can aggregate a slot so.
     is_map: Callable[[Kernel], bool] | None = None
-    is_fold: Callable[[Kernel, Kernel], bool] | None = None
+    is_fold: Callable[[Kernel, Slot], bool] | None = None
 
 
 class Context(NamedTuple):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
-from einmpi.planner.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
+from einmpi.planner.memory import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.compute import Compute, Kernel, Tiles
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.regions import Slot, names_of

@@ -4,12 +4,13 @@ are computed in the same pass over memory as the tensor they aggregate."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.schedule.compute import Compute, HaloBlock, Kernel, only_kernel
-from einmpi.schedule.regions import Region, Slot, elements, shape
+from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.regions import Region, Slot, elements, names_of, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
 
@@ -28,8 +29,6 @@ def with_halo_buffers(schedule: Schedule, reads_halos: Callable[[Compute], bool]
     """
     if not any(_may_have_buffers(step) for step in schedule.steps):
         return schedule
-    if any(step.spills("place", "evict") for step in schedule.steps):
-        return schedule  # memory is short
     changes = _Changes(schedule.steps, reads_halos)
     for number, step in enumerate(schedule.steps):
         kernel = only_kernel(step)
@@ -70,6 +69,11 @@ class _Changes:
     def readers(self) -> dict[str, list[int]]:
         """The steps that read or keep each slot."""
         return self._steps_by_slot(lambda step: {*step.reads, *step.keeps})
+
+    @cached_property
+    def spilled(self) -> Collection[str]:
+        """The slots that may be in the slow tier."""
+        return self._steps_by_slot(lambda step: step.spills("place", "evict"))
 
     @cached_property
     def freeing(self) -> dict[str, list[int]]:
@@ -135,7 +139,11 @@ class _Changes:
         writers = self.writers.get(target.name, [])
         if len(writers) != 1 or self.readers[target.name] != [number]:
             return None
-        return writers[0] if _may_have_buffers(self.steps[writers[0]]) else None
+        exchange = self.steps[writers[0]]
+        used = names_of((*exchange.reads, target))
+        if any(name in self.spilled for name in used):  # they are in other places at other times
+            return None
+        return writers[0] if _may_have_buffers(exchange) else None
 
 
 def _arriving(exchange: Transfer) -> tuple[Slot | None, ...]:
@@ -173,42 +181,60 @@ def _block_of(exchange: Transfer) -> HaloBlock:
 def with_folds(
     schedule: Schedule,
     is_map: Callable[[Kernel], bool],
-    is_fold: Callable[[Kernel, Kernel], bool],
+    is_fold: Callable[[Kernel, Slot], bool],
 ) -> Schedule:
-    """Return the schedule with aggregates computed together with the tensor that they aggregate.
+    """Return the schedule with aggregates of a tensor computed in one pass over its memory.
 
+    That is the pass in which the tensor is computed, or the pass of another aggregate of it.
     `is_map` tells whether a kernel can be computed some rows at a time, `is_fold` whether a kernel
-    can aggregate the target of another one in this way. What was between them comes after both,
-    and a save point there is inside.
+    can aggregate what is in a slot in this way. What was between them comes after both, and a save
+    point there is inside.
     """
     steps: list[Step] = []
     written_over = {slot for step in schedule.steps for slot in step.reuses}
     position: int | None = None  # in the new steps, of what aggregates can be added to
+    folded: Slot | None = None  # the tensor of which they are
     for step in schedule.steps:
         fold = only_kernel(step)
         last = None if position is None else steps[position]
-        if fold is not None and last is not None and is_fold(fold, last.kernels[0]):
-            assert position is not None and isinstance(last, Compute)
-            steps[position] = replace(last, kernels=(*last.kernels, fold))
-            for number in range(position + 1, len(steps)):
-                point = steps[number]
-                if isinstance(point, SavePoint):
-                    steps[number] = replace(point, inside=True)
-            continue
+        if fold is not None and isinstance(last, Compute) and folded is not None:
+            assert position is not None
+            between = steps[position + 1 :]
+            arrived = {slot for each in between for slot in each.writes}
+            if is_fold(fold, folded) and arrived.isdisjoint(fold.operands):
+                steps[position] = replace(last, kernels=(*last.kernels, fold))
+                for number, point in enumerate(between, position + 1):
+                    if isinstance(point, SavePoint):
+                        steps[number] = replace(point, inside=True)
+                continue
         steps.append(step)
-        if _takes_folds(step, is_map) and step.writes[0] not in written_over:
+        found = _folded_slot(step, is_map, is_fold)
+        if found is not None and step.writes[0] not in written_over:
             position = len(steps) - 1
+            folded = found
             continue
         # Without a halo there is no memory to spare, where something is freed between both.
         is_freed = isinstance(step, Free) and isinstance(last, Compute) and bool(last.halos)
-        if not isinstance(step, Store | SavePoint) and not is_freed:
+        if not isinstance(step, Store | SavePoint | Transfer) and not is_freed:
             position = None
+    if max(bytes_needed(steps), default=0) > max(bytes_needed(schedule.steps), default=0):
+        return schedule
     return replace(schedule, steps=tuple(steps))
 
 
-def _takes_folds(step: Step, is_map: Callable[[Kernel], bool]) -> bool:
-    """Return whether aggregates can be added to what a step computes."""
+def _folded_slot(
+    step: Step, is_map: Callable[[Kernel], bool], is_fold: Callable[[Kernel, Slot], bool]
+) -> Slot | None:
+    """Return the tensor of which aggregates can be computed together with a step, if there is one.
+
+    It is what the step computes, or what it aggregates itself.
+    """
     if only_kernel(step) is None and not (isinstance(step, Compute) and step.halos):
-        return False
+        return None
     kernel = step.kernels[0]
-    return kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel)
+    if kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel):
+        return kernel.target
+    for slot in kernel.operands:
+        if slot.nbytes >= MIN_FOLDED_BYTES and is_fold(kernel, slot):
+            return slot
+    return None

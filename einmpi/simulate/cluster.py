@@ -193,12 +193,12 @@ def make_cluster(text: str, ranks: int, machine: Machine | None) -> Cluster:
         raise InputError(_WHERE, problem, one_of(TOPOLOGIES, topology))
     times = _times(given)
     times["bw"] *= cores  # which share the link of their node
+    measured: dict[str, int] = {}
     if machine is not None and machine.between:
-        measured = {"bw": machine.between, "lat": machine.latency_between}
-        times.update({key: time for key, time in measured.items() if key not in given})
+        measured.update(bw=machine.between, lat=machine.latency_between)
     if machine is not None and machine.inside:
-        measured = {"inside_bw": machine.inside, "inside_lat": machine.latency_inside}
-        times.update({key: time for key, time in measured.items() if key not in given})
+        measured.update(inside_bw=machine.inside, inside_lat=machine.latency_inside)
+    times.update({key: time for key, time in measured.items() if key not in given})
     return Cluster(
         nodes=nodes,
         cores=cores,

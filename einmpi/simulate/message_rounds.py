@@ -84,7 +84,7 @@ class MessageRounds(CountingComm):
             own = [counts[place]] * len(group)
             self._exchange_with_all(group, own, counts, buffer.dtype.itemsize)
         elif len(group) > 2 and is_power_of_two(len(group)) and sum(sizes) < DOUBLING_BYTES:
-            self._gather_by_doubling(group, place, sizes)
+            self._exchange_by_halves(group, place, sizes, is_gather=True)
         else:
             self._gather_around_ring(group, place, sizes)
 
@@ -94,7 +94,7 @@ class MessageRounds(CountingComm):
         sizes = [count * send.dtype.itemsize for count in counts]
         place = group.index(self.rank)
         if is_power_of_two(len(group)):
-            self._scatter_by_halving(group, place, sizes)
+            self._exchange_by_halves(group, place, sizes, is_gather=False)
         else:
             self._scatter_pair_by_pair(group, place, sizes)
         return True
@@ -131,29 +131,23 @@ class MessageRounds(CountingComm):
             received = group[place - 1], sizes[place - step - 1]
             self.send_round(received, (following, sizes[place - step]), group)
 
-    def _gather_by_doubling(self, group: Group, place: int, sizes: Sequence[int]) -> None:
-        """In each round, two ranks exchange all that they have."""
-        distance = 1
-        while distance < len(group):
-            other = place ^ distance
-            first = place // distance * distance
-            others_first = other // distance * distance
-            received = sum(sizes[others_first : others_first + distance])
-            sent = sum(sizes[first : first + distance])
-            self.send_round((group[other], received), (group[other], sent))
-            distance *= 2
+    def _exchange_by_halves(
+        self, group: Group, place: int, sizes: Sequence[int], is_gather: bool
+    ) -> None:
+        """Exchange pieces with ranks whose distance doubles, or halves where sums are scattered.
 
-    def _scatter_by_halving(self, group: Group, place: int, sizes: Sequence[int]) -> None:
-        """In each round, two ranks exchange the half of the sums that the other one needs."""
-        distance = len(group) // 2
-        while distance:
+        In each round of a gather, two ranks exchange all that they have; in one of a sum, each gets
+        the half that it needs.
+        """
+        distances = [2**number for number in range(len(group).bit_length() - 1)]
+        for distance in distances if is_gather else reversed(distances):
             other = place ^ distance
             first = place // distance * distance
             others_first = other // distance * distance
-            received = sum(sizes[first : first + distance])
-            sent = sum(sizes[others_first : others_first + distance])
+            own = sum(sizes[first : first + distance])
+            others = sum(sizes[others_first : others_first + distance])
+            received, sent = (others, own) if is_gather else (own, others)
             self.send_round((group[other], received), (group[other], sent))
-            distance //= 2
 
     def _scatter_pair_by_pair(self, group: Group, place: int, sizes: Sequence[int]) -> None:
         for step in range(1, len(group)):

@@ -16,7 +16,7 @@ from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.plan import Plan
 from einmpi.process.signals import on_abort
-from einmpi.report.recording.record import OwnSpans, Record, Timeline, timeline_of
+from einmpi.report.record import Done, OwnSpans, Record, Timeline, timeline_of
 from einmpi.simulate.dry_run import TraceComm, rank_traces
 from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
 
@@ -44,7 +44,7 @@ class StepTimes:
         lines = [number for number, _ in trace.steps]
         borders = np.array([*lines, len(trace.lines) - 1], float) - _LINES_BEFORE
         own = OwnSpans()
-        own.add([step for _, step in trace.steps], borders[:-1], borders[1:])
+        own.add(Done([step for _, step in trace.steps], borders[:-1], borders[1:], ()))
         self.records.append(own.record())
         self.ends.append(array("d", [0.0]))
 

@@ -22,8 +22,9 @@ from random_cuts import plan_crosses_windows, random_cuts
 import einmpi
 from einmpi.api import options_of
 from einmpi.checkpoint import folder as checkpoint_module
+from einmpi.checkpoint.folder import Saving
 from einmpi.checkpoint.load import checksum, complete
-from einmpi.checkpoint.resume import Checkpoints, open_checkpoints, prepare
+from einmpi.checkpoint.resume import Checkpoints, prepare
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import planning
 from einmpi.compiled.inputs import Inputs
@@ -82,7 +83,8 @@ def go(
         checkpoints = None
         if folder is not None:
             signals = asked.get(comm.rank, ()) if isinstance(asked, dict) else asked
-            checkpoints = open_checkpoints(job, comm, str(folder), every, resume, signals)
+            saving = Saving(str(folder), every, resume=resume, asked=signals)
+            checkpoints = Checkpoints(saving, comm, job)
         compiled, plan, schedule, given = prepare(
             job, comm, lambda job: options_of(job, strategy=strategy), checkpoints
         )

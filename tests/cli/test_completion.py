@@ -7,7 +7,7 @@ import sys
 import pytest
 from paths import ROOT
 
-from einmpi.cli.completion import completion_script
+from einmpi.cli.help import completion_script
 from einmpi.cli.main import COMMANDS
 from einmpi.cli.options import SHELLS, options_of
 from einmpi.job.settings import backend_names

@@ -11,9 +11,9 @@ import pytest
 
 import einmpi
 from einmpi.cli.main import main
-from einmpi.planner.plan_data import Cost
+from einmpi.planner.plan import Cost
 from einmpi.planner.planning import TooLittleMemory
-from einmpi.planner.saving_memory.memory_curve import (
+from einmpi.planner.text.compare import (
     CLOSEST_LIMITS,
     LARGEST_STEP,
     MOST_POINTS,

@@ -1,4 +1,4 @@
-"""README.md and docs/*.md are true: every fenced block is run or checked.
+"""README.md, docs/*.md and errors_*.md are true: every fenced block is run or checked.
 
 A page is run from top to bottom in a temporary folder with a copy of jobs/. The kinds of blocks:
 
@@ -56,6 +56,8 @@ from einmpi.language.macros import CONSTANTS
 from einmpi.planner.text.explain import as_json
 
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+# The errors that no page for users shows, each under what causes it.
+CATALOGUES = {path.name: path for path in sorted((ROOT / "tests" / "docs").glob("errors_*.md"))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
 STARTS_RANKS = re.compile(
@@ -122,7 +124,7 @@ def blocks(path):
 
 
 def test_blocks_are_all_of_a_known_kind():
-    for path in PAGES.values():
+    for path in (*PAGES.values(), *CATALOGUES.values()):
         for block in blocks(path):
             assert block.kind in (*KINDS, "<!--"), (
                 f"{path.name}:{block.line}: unknown kind of block {block.kind!r}"
@@ -360,6 +362,9 @@ def assert_shown(shown, printed, here):
 # have, too, and those with errors are run by test_every_error_has_an_example.
 SLOW_PAGES = (
     "command_line.md",
+    "errors_of_jobs.md",
+    "errors_of_machines.md",
+    "errors_of_models.md",
     "experiment2.md",
     "howto_machine.md",
     "howto_python.md",
@@ -373,12 +378,15 @@ SLOW_PAGES = (
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_PAGES else ()) for name in PAGES],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_PAGES else ())
+        for name in (*PAGES, *CATALOGUES)
+    ],
 )
 def test_page(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EINMPI_DEBUG", raising=False)
-    Page(PAGES[name], tmp_path).run()
+    Page({**PAGES, **CATALOGUES}[name], tmp_path).run()
 
 
 # ---- every error has an example ------------------------------------------------------------------
@@ -425,8 +433,6 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/calibrate.py",
     ROOT / "einmpi/cli/doctor.py",
     ROOT / "einmpi/cli/llama.py",
-    ROOT / "einmpi/cli/llama_files.py",
-    ROOT / "einmpi/cli/simulate.py",
     ROOT / "einmpi/units.py",
     *modules_of("planner", "simulate"),
     ROOT / "einmpi/models/programs.py",
@@ -459,13 +465,17 @@ NOT_SHOWN = {
 
 
 def raise_sites(paths=READERS):
-    """Yield (file, statement, text) of every `raise InputError(…)` in a function."""
+    """Yield (file, statement, text) of every `raise InputError(…)` in a function.
+
+    `raise entry.wrong(…)` is one too, at the place of an entry of a job file.
+    """
     for path in paths:
         for function in ast.walk(ast.parse(path.read_text())):
             if not isinstance(function, ast.FunctionDef):
                 continue
             for node in ast.walk(function):
-                if isinstance(node, ast.Raise) and "InputError(" in ast.unparse(node):
+                text = ast.unparse(node) if isinstance(node, ast.Raise) else ""
+                if "InputError(" in text or ".wrong(" in text:
                     yield path, node, f"{function.name}: {ast.unparse(node)}"
 
 
@@ -477,22 +487,24 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
     seen = set()
 
     def record(self, where, what, expected="", hint="", made=InputError.__init__):
-        frame = sys._getframe(1)
-        seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
+        for frame in (sys._getframe(1), sys._getframe(2)):  # the second calls `entry.wrong`
+            seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
         made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
-    for name in ("language.md", "job_file.md", "gradients.md", "training.md", "llama.md"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        Page(PAGES[name], tmp_path / name).run(skip=["console"])
+    pages = [PAGES[name] for name in ("language.md", "job_file.md", "gradients.md")]
+    for path in (*pages, *CATALOGUES.values()):
+        folder = tmp_path / path.name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        Page(path, folder).run(skip=["console"])
     missing = []
     for path, node, text in raise_sites():
         lines = range(node.lineno, node.end_lineno + 1)
         is_shown = any((path, line) in seen for line in lines)
         if not is_shown and not is_excused(text):
             missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
-    assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
+    assert not missing, "there is no example of these errors:\n" + "\n".join(missing)
 
 
 def test_every_error_of_the_command_line_has_an_example():
@@ -507,22 +519,25 @@ def test_every_error_of_the_command_line_has_an_example():
         "reading_a_plan.md",
         "loops.md",
     )
-    text = "\n".join(PAGES[name].read_text() for name in pages)
+    paths = [*(PAGES[name] for name in pages), *CATALOGUES.values()]
+    text = "\n".join(path.read_text() for path in paths)
     missing = []
     for path, node, message in raise_sites(COMMAND_LINE):
         is_shown = re.search(message_pattern(node.exc), text)
         if not is_shown and not is_excused(message):
             missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {message}")
-    assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
+    assert not missing, "there is no example of these errors:\n" + "\n".join(missing)
 
 
 def message_pattern(call):
     """Return a pattern for the message of `InputError(where, what, expected, hint)`."""
     names = ("where", "what", "expected", "hint")
-    arguments = dict(zip(names, call.args, strict=False))
+    is_at_entry = isinstance(call.func, ast.Attribute)  # entry.wrong(what, expected, hint)
+    arguments = dict(zip(names[1:] if is_at_entry else names, call.args, strict=False))
     for keyword in call.keywords:
         arguments[keyword.arg] = keyword.value
-    pattern = f"{text_pattern(arguments['where'])}: {text_pattern(arguments['what'])}"
+    where = ".+" if is_at_entry else text_pattern(arguments["where"])
+    pattern = f"{where}: {text_pattern(arguments['what'])}"
     if "expected" in arguments:
         pattern += f"; expected {text_pattern(arguments['expected'])}"
     if "hint" in arguments:
@@ -599,10 +614,10 @@ def test_values_equal_the_code(tmp_path):
 
 
 def test_flags_of_jobs_equal_the_code():
-    """The job file page lists every flag of the commands that take a job, with its commands."""
+    """The page lists every flag of the commands that take a job, with its commands."""
     taking_jobs = ("run", "check", "plan", "verify")
     listed = set()
-    for flags, commands_shown, _ in table_after("job_file.md", "## The command line"):
+    for flags, commands_shown, _ in table_after("command_line.md", "## Flags"):
         names = taking_jobs if commands_shown == "all" else commands_shown.split(", ")
         first_flag = flags.split(",")[0].split()[0]
         listed.update((first_flag, name) for name in names)
@@ -654,7 +669,7 @@ def test_json_keys_equal_the_code(tmp_path):
     assert of_loops == {key.replace("loop.", "loops.", 1) for key in of_loop}
     found |= {*of_loop, "loops"}
     shown = []
-    for row in table_after("job_file.md", "### The JSON of a run"):
+    for row in table_after("command_line.md", "## The JSON of a run"):
         shown += row[0].split(", ")
     assert sorted(shown) == sorted(found)
 
@@ -736,7 +751,7 @@ def test_json_keys_of_plans_equal_the_code(tmp_path):
     ((plan, _),) = second.ready.values()
     keys |= {f"shared.{key}" for key in as_json(plan)["shared"]}
     shown = []
-    for row in table_after("job_file.md", "### The JSON of a plan"):
+    for row in table_after("command_line.md", "## The JSON of a plan"):
         shown += row[0].split(", ")
     assert sorted(shown) == sorted(keys)
 

@@ -80,3 +80,10 @@ def test_site_has_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_files_that_pages_name_exist():
+    for path in PAGES:
+        for name in re.findall(r"`((?:[\w.]+/)+\w+\.(?:py|c|toml))`", path.read_text()):
+            is_there = (ROOT / name).exists() or (ROOT / "einmpi" / name).exists()
+            assert is_there or path.name == "CHANGELOG.md", f"{path.name}: there is no {name}"

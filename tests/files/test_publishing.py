@@ -377,7 +377,7 @@ def test_a_run_killed_at_another_rename(two, killed_at, expected):
 @pytest.mark.mpirun
 @needs_mpirun
 def test_rank_0_is_killed_between_two_renames(two):
-    folders = [ROOT, ROOT / "tests", ROOT / "tests/files"]
+    folders = [ROOT, ROOT / "tests/lib", ROOT / "tests/files"]
     search = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = run_mpi(2, KILLED_RANK, env=search, cwd=two)
     assert done.returncode != 0

@@ -10,7 +10,8 @@ from refusals import error
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.checkpoint.resume import identity, open_checkpoints, prepare
+from einmpi.checkpoint.folder import Saving, identity
+from einmpi.checkpoint.resume import Checkpoints, prepare
 from einmpi.comm.base import ALONE
 from einmpi.files.reading import Reading
 
@@ -167,7 +168,7 @@ def test_an_input_that_changes_after_it_was_compared_with_the_checkpoint():
     make_job("link")
     job = einmpi.load("job.toml")
     os.mkdir("saved", 0o700)
-    checkpoints = open_checkpoints(job, ALONE, "saved", every=600, resume=True, quiet=True)
+    checkpoints = Checkpoints(Saving("saved", every=600, resume=True, quiet=True), ALONE, job)
     os.utime("new", (10**9, 2 * 10**9))
     os.replace("new", "y.h5")
     assert error(prepare, job, ALONE, options_of, checkpoints) == (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from in_process import einmpi_here
 
 import einmpi
-from einmpi.checkpoint.resume import identity
+from einmpi.checkpoint.folder import identity
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files.reading import load_array

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from distributed import run_on_threads
 from step_kinds import computed_as
 
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
-from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.process.environment import THREAD_VARIABLES
 from einmpi.schedule import passes, stencils
 
 SHAPES = {"U": (61, 40), "W": (61, 40)}
 PROGRAMS = {
     "columns": "V[i,j] = U[i,j] / 3 + W[i,j]\ns[j] = sum[i](abs(V[i,j] - j))",
     "two": "V[i,j] = U[i,j] - i\ns = sum(abs(V[i,j]))\nt = min(V[i,j] * U[i,j])",
+    "aggregates": "s = sum(abs(U[i,j] - j))\nt[j] = min[i](U[i,j] * i)",
     "stencil": """
 V[i,j] = where((i > 0) & (i < 60) & (j > 0) & (j < 39),
                (U[i-1,j] + U[i+1,j] + U[i,j-1] + U[i,j+1]) / 4, U[i,j])
@@ -41,12 +43,26 @@ def outputs_of(program):
 
 
 def computed(program, inputs, threads=1):
-    made = einmpi.compile(einmpi.program(program, outputs=outputs_of(program), **inputs))
-    made.backend = NumpyBackend(threads)
-    made.repeated_schedule = lambda _: None  # it would have the backend of before
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in THREAD_VARIABLES:
+            patch.setenv(variable, str(threads))
+        made = einmpi.compile(einmpi.program(program, outputs=outputs_of(program), **inputs))
     found = {name: array.gather() for name, array in made(inputs).items()}
     ((_, schedule),) = made.ready.values()
     return made, found, schedule.steps
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_aggregates_on_ranks(ranks):
+    """Messages are sent when all aggregates are there: the same ones, and as many."""
+    inputs = {"U": np.random.default_rng(1).normal(size=SHAPES["U"])}
+    job = einmpi.program(PROGRAMS["aggregates"], outputs=["s", "t"], U=SHAPES["U"])
+    done = run_on_threads(job, ranks, inputs)
+    assert done.moved == done.plan.bytes_predicted
+    i, j = np.indices(SHAPES["U"])
+    # Sums of 2,440 numbers in another order than numpy's.
+    np.testing.assert_allclose(done.outputs["s"], np.abs(inputs["U"] - j).sum(), rtol=1e-13)
+    np.testing.assert_array_equal(done.outputs["t"], (inputs["U"] * i).min(axis=0))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -4,6 +4,7 @@ in less memory.
 
 import numpy as np
 import pytest
+from distributed import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_kinds import computed_as, is_exchange
@@ -13,9 +14,8 @@ from einmpi.errors import EinmpiError
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
-from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.process.environment import THREAD_VARIABLES
 from einmpi.schedule.steps import SavePoint, loads_among
-from tests.distributed import run_on_threads
 
 PROGRAMS = {
     "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),
@@ -61,8 +61,10 @@ def values(shapes, seed=0, dtype="float64"):
 
 
 def compiled(program, inputs, threads=1):
-    made = einmpi.compile(einmpi.program(program, **inputs))
-    made.backend = NumpyBackend(threads)
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in THREAD_VARIABLES:
+            patch.setenv(variable, str(threads))
+        made = einmpi.compile(einmpi.program(program, **inputs))
     return made, {name: array.gather() for name, array in made(inputs).items()}
 
 
@@ -288,7 +290,6 @@ def test_what_is_loaded_between_kernels_is_loaded_before_their_group(program, sh
         files[name] = {"file": str(tmp_path / f"{name}.npy")}
     job = einmpi.program(program, inputs=files)
     made = einmpi.compile(job)
-    made.backend = NumpyBackend()
     found = made()["Z"].gather()
     wanted = reference(job.graph, inputs)["Z"]
     np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)

@@ -24,10 +24,9 @@ from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.job.loop import Batches, Shuffle
-from einmpi.loops import read_ahead
+from einmpi.loops import batches as read_ahead
 from einmpi.loops.arrival import plan_loop
-from einmpi.loops.batches import LoopBatches
-from einmpi.loops.read_ahead import WINDOW_BLOCKS, EpochOrder, rows_in_order
+from einmpi.loops.batches import WINDOW_BLOCKS, EpochOrder, LoopBatches, rows_in_order
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
@@ -76,7 +75,7 @@ def run_on(ranks, job, inputs=None, memory=None):
 
     def on_rank(comm):
         received = []
-        run = LoopRun(job, job.loop, comm, options_of(job, memory=memory))
+        run = LoopRun(job, comm, options_of(job, memory=memory))
         run.on_row = lambda number, row: received.append(comm.received)
         run.prepare(inputs or {})
         before = comm.received
@@ -327,7 +326,7 @@ def test_every_rank_reads_only_its_part(tmp_path, ranks):
 
     def on_rank(comm):
         watched = Watched(X)
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.prepare({"X": watched})
         before = comm.received
         result = run.run()
@@ -363,7 +362,7 @@ def test_the_next_batch_is_read_during_a_step(tmp_path):
             reads.release()
             return super().__getitem__(index)
 
-    run = LoopRun(job, job.loop, ALONE, options_of(job))
+    run = LoopRun(job, ALONE, options_of(job))
     run.prepare({"X": Signalling(np.ones((12, 2)))})
     assert reads.acquire(blocking=False) is False
 
@@ -392,7 +391,7 @@ def test_what_depends_on_batches_is_computed_in_every_step(tmp_path):
     """
     (tmp_path / "job.toml").write_text(text)
     job = einmpi.load(tmp_path / "job.toml")
-    assert stages_of(job, job.loop).hoisted == ("B",)
+    assert stages_of(job).hoisted == ("B",)
     X = RNG.normal(size=(8, 3))
     A = RNG.normal(size=3)
     found = einmpi.run(job, {"X": X, "A": A})
@@ -408,7 +407,7 @@ def test_without_memory_nothing_is_read_ahead(tmp_path):
     _, outputs, run = run_on(2, job)
     assert run.plan.ahead > 0
     tight = run.plan.peak - 1
-    plan = plan_loop(job, job.loop, 2, replace(options_of(job), memory=tight), {})
+    plan = plan_loop(job, 2, replace(options_of(job), memory=tight), {})
     assert plan.loop.batches.bytes_ahead == 0 and plan.peak <= tight
     assert "not read ahead" in str(plan)
     _, same, run = run_on(2, job, memory=tight)
@@ -433,7 +432,7 @@ def test_a_file_that_changes_ends_the_run(tmp_path, ranks):
     job = write_job(tmp_path, "chunks", X, RNG.normal(size=64), epochs=50)
 
     def on_rank(comm):
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.prepare({})
 
         def change(number, row):

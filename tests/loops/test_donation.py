@@ -17,7 +17,7 @@ from einmpi.kernels.cpu import dispatch
 from einmpi.kernels.cpu import row_updates as scattered_updates
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
-from einmpi.planner import donation, memory
+from einmpi.planner import memory, peak_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.verify import verify
@@ -29,7 +29,7 @@ def run_loop(
     """Run a loop on this rank, with updates in place or without; return what ran and its result."""
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
-    run = LoopRun(job, loop, comm, options_of(job, pin=pin), on_row=on_row)
+    run = LoopRun(replace(job, loop=loop), comm, options_of(job, pin=pin), on_row=on_row)
     options = replace(run.step.options, donate=donate)
     run.step.options = options
     run.step.planning.options = options
@@ -319,7 +319,7 @@ carry = { x = "x_next" }
     job = einmpi.load(tmp_path / "job.toml")
 
     def on_rank(comm):
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.prepare({})
         assert run.run().outputs["x"].gather()[0] == 8
         return run.step.resident
@@ -492,7 +492,7 @@ def test_weights_of_one_unit_need_one_unit():
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", 9, {"W": "W_next"}, None, ["loss"])
     for ranks in (1, 4):
-        plan = plan_loop(job, loop, ranks, options_of(job), {})
+        plan = plan_loop(replace(job, loop=loop), ranks, options_of(job), {})
         assert plan.peak < 1.35 * weights / ranks if ranks == 1 else plan.peak < weights
         assert peak_bytes(lower(plan, 0)) <= plan.peak
 
@@ -618,7 +618,7 @@ def test_bits_of_scattered_updates(
         found = []
         for donate in (True, False):
             found.append(on_ranks(ranks, job, used, carry, 2, donate))
-        patched.setattr(donation, "is_sparse_update", lambda *_: False)
+        patched.setattr(peak_memory, "is_sparse_update", lambda *_: False)
         found.append(on_ranks(ranks, job, used, carry, 2))
     assert found[2][1].blocked == ()
     for outputs, _, _ in found[:2]:
@@ -654,7 +654,7 @@ def test_bits_of_updates_in_one_pass(monkeypatch, compiled_updates, update, rank
     used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
     together, _, _ = on_ranks(ranks, job, used, carry, 2)
     assert len(compiled_updates) == 2 * ranks
-    monkeypatch.setattr(donation, "is_sparse_update", lambda *_: False)
+    monkeypatch.setattr(peak_memory, "is_sparse_update", lambda *_: False)
     apart, plan, _ = on_ranks(ranks, job, used, carry, 2)
     assert plan.blocked == () and len(compiled_updates) == 2 * ranks
     assert together["W"].tobytes() == apart["W"].tobytes()

@@ -211,7 +211,7 @@ def test_step_moves_as_planned_and_no_more_than_by_hand(name, ranks, folder):
 
     def on_rank(comm):
         received = []
-        run = LoopRun(job, loop, comm, options_of(job))
+        run = LoopRun(replace(job, loop=loop), comm, options_of(job))
         run.on_row = lambda number, row: received.append(comm.received)
         run.prepare({})
         before = comm.received

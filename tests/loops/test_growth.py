@@ -7,6 +7,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 
 PROGRAM = """
 import gc, json, os, sys, tracemalloc
+from dataclasses import replace
 import numpy as np
 import einmpi
 from einmpi.api import options_of
@@ -46,7 +47,7 @@ def look(number, row):
         }})
 
 loop = Loop(STEPS, {{"x": "x_next"}}, record=("value", "turned"))
-run = LoopRun(job, loop, comm, options_of(job), on_row=look)
+run = LoopRun(replace(job, loop=loop), comm, options_of(job), on_row=look)
 run.prepare({{"S": random.random((100, 100)), "x": np.ones(100)}})
 if TRACED:
     tracemalloc.start()

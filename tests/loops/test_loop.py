@@ -45,7 +45,7 @@ def run_on(ranks, job, inputs, **options):
             options.get("record", ()),
         )
         received = []
-        run = LoopRun(job, checked, comm, options_of(job))
+        run = LoopRun(replace(job, loop=checked), comm, options_of(job))
         run.on_row = lambda number, row: received.append(comm.received)
         run.prepare(inputs)
         before = comm.received
@@ -143,7 +143,7 @@ def calls_of_steps(job, ranks):
 
         for name in CALLS:
             setattr(comm, name, counted(name, getattr(comm, name)))
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.prepare({})
         after = []
         run.on_row = lambda number, row: after.append(counts.total())
@@ -600,9 +600,9 @@ def test_roles_of_labels_that_only_steps_have():
     job = replace(job, roles={"batch": ("i",)})
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", 3, {"x": "y"})
-    plan = plan_loop(job, loop, 2, options_of(job, strategy="data"), {})
+    plan = plan_loop(replace(job, loop=loop), 2, options_of(job, strategy="data"), {})
     assert plan.loop.once.graph["factor"].bound == ()
     assert plan.parts("y") == {"i": 2}
     job = replace(job, roles={"batch": ("k",)})
     with pytest.raises(einmpi.InputError, match="role batch names the label k, which no vertex"):
-        plan_loop(job, loop, 2, options_of(job, strategy="data"), {})
+        plan_loop(replace(job, loop=loop), 2, options_of(job, strategy="data"), {})

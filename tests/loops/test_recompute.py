@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def steps_on_threads(step: Step, ranks: int, limit: int | None) -> list[tuple[An
     values = values_for(job)
 
     def run(comm: ThreadComm) -> tuple[Any, int, Plan]:
-        loop_run = LoopRun(job, loop, comm, options_of(job, memory=limit))
+        loop_run = LoopRun(replace(job, loop=loop), comm, options_of(job, memory=limit))
         loop_run.prepare(values)
         result = loop_run.run()
         return result.history["loss"], loop_run.measured.peak, loop_run.plan

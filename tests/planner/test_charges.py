@@ -13,8 +13,8 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.planner.lower_bound import words
-from einmpi.planner.lower_bound.charges import Charging
-from einmpi.planner.lower_bound.kept import most_kept, ways_to_cut
+from einmpi.planner.lower_bound.parts import most_kept, ways_to_cut
+from einmpi.planner.lower_bound.words import Charging
 
 
 def best_of_scipy(charging: Charging) -> float:

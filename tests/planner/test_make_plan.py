@@ -12,10 +12,10 @@ from target_graphs import llama
 
 import einmpi
 from einmpi.models.config import NAMED, llama_program
-from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound
 from einmpi.planner.plan import Options
+from einmpi.planner.search import CutSearch
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import as_json, explain
 

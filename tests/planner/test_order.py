@@ -17,7 +17,7 @@ from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import Cuts
 from einmpi.planner.peak_memory import bytes_at_vertices
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.saving_memory.order import Constraints, orders_that_free_early
+from einmpi.planner.saving_memory.order import Constraints, other_orders
 
 STEPS = {
     "perceptron": lambda: perceptron(12, 4096, 2048, dtype="float32"),
@@ -130,8 +130,8 @@ def test_orders_of_any_graph(data: st.DataObject) -> None:
     nbytes = {}
     for vertex in job.graph.vertices:
         nbytes[vertex.name] = data.draw(st.integers(0, 9), vertex.name)
-    found = list(orders_that_free_early(job.graph, Constraints(nbytes)))
-    assert found == list(orders_that_free_early(job.graph, Constraints(nbytes)))
+    found = list(other_orders(job.graph, Constraints(nbytes)))
+    assert found == list(other_orders(job.graph, Constraints(nbytes)))
     for graph in found:
         check_order(graph)
         assert sorted(map(str, graph.vertices)) == sorted(map(str, job.graph.vertices))
@@ -151,7 +151,7 @@ def test_readers_of_an_input_come_before_its_update() -> None:
     graph = with_updates_in_order(job.graph, {"x": "x_next"})
     nbytes = {vertex.name: vertex.nbytes for vertex in graph.vertices}
     nbytes |= {"x": 0, "x_next": 0}
-    for order in orders_that_free_early(graph, Constraints(nbytes, {"x_next": "x"})):
+    for order in other_orders(graph, Constraints(nbytes, {"x_next": "x"})):
         for reader in order.consumers["x"]:
             assert order.position[reader] <= order.position["x_next"]
 
@@ -164,5 +164,5 @@ def test_updates_that_wait_for_each_other() -> None:
     graph = with_updates_in_order(job.graph, carry)
     nbytes = {vertex.name: 1 for vertex in graph.vertices}
     updates = {output: name for name, output in carry.items()}
-    for order in orders_that_free_early(graph, Constraints(nbytes, updates)):
+    for order in other_orders(graph, Constraints(nbytes, updates)):
         assert [vertex.name for vertex in order.computed] == ["t", "x_next", "a_next"]

@@ -18,7 +18,7 @@ from einmpi.planner.lower_bound.parts import PartsEdge
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.volume import moved_words
+from einmpi.planner.moving.volume import traffic
 from einmpi.planner.plan import Options
 
 
@@ -41,8 +41,8 @@ def least(ranks, bound, sources, targets):
 def moved(ranks, bound, source, target):
     """Return the words that all ranks receive."""
     numbers = {R: len(bound), P: len(bound) + 1}
-    rows = [[numbers.get(symbol, symbol) for symbol in axes] for axes in (source, target)]
-    return moved_words(Mesh(ranks), bound, *rows)[0]
+    rows = [tuple(numbers.get(symbol, symbol) for symbol in axes) for axes in (source, target)]
+    return traffic(Mesh(ranks), bound, *rows).words.total
 
 
 def with_partial_results(ranks, bound):

@@ -14,7 +14,7 @@ import einmpi
 from einmpi.planner.text.compare import compare
 from einmpi.report.graph_picture import PARTIAL, layouts_of
 from einmpi.report.html import write_report
-from einmpi.report.recording.record import Span, Timeline
+from einmpi.report.record import Span, Timeline
 from einmpi.schedule.layout import Layout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -26,7 +26,6 @@ from einmpi.models.config import NAMED, llama_1, llama_program
 from einmpi.planner.mesh import Mesh, allowed_masks
 from einmpi.planner.text.compare import compare
 from einmpi.report import html as page_data
-from einmpi.report.arrange import arrange
 from einmpi.report.describe import write_plot
 from einmpi.report.graph_picture import (
     MORE_LAYERS,
@@ -37,8 +36,8 @@ from einmpi.report.graph_picture import (
 )
 from einmpi.report.html import page, timeline_data, write_report
 from einmpi.report.page_tables import tensor_table, time_by_kind
-from einmpi.report.picture import STYLES, Box, Text, svg
-from einmpi.report.recording.record import KINDS, Span, Timeline
+from einmpi.report.picture import STYLES, Box, Text, arrange, svg
+from einmpi.report.record import KINDS, Span, Timeline
 
 JOBS = ("chain", "attention", "softmax", "distances", "shortest_path")
 

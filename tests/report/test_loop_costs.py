@@ -5,11 +5,11 @@ import re
 import pytest
 
 import einmpi
+from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.cli.help import make_parser
 from einmpi.cli.run import run_job
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.report.html import page
 from einmpi.units import show_bytes
 

@@ -11,7 +11,7 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.loops.sequence import LoopSequence
-from einmpi.report.recording.loop_record import LAST_STEPS_TRACED, LoopRecorder, loops_timeline
+from einmpi.report.times import LAST_STEPS_TRACED, LoopRecorder, loops_timeline
 
 TWO_LOOPS = """
 sizes = { n = 24 }
@@ -46,8 +46,8 @@ def recorded_loops(job, ranks, chosen=None):
             def __enter__(self):
                 run = self.run
                 name = f"loop {run.number}, "
-                recorder = LoopRecorder(comm, run.schedule, lambda: None, chosen, name)
-                run.step.runner.on_step = recorder.on_schedule_step
+                recorder = LoopRecorder(comm, lambda: None, chosen, name)
+                run.step.runner.on_step = recorder
                 run.on_computed = recorder.end_step
                 recorder.begin()
                 recorders.append(recorder)
@@ -57,7 +57,7 @@ def recorded_loops(job, ranks, chosen=None):
 
         loops.run({}, Recording)
         pairs = zip(loops.runs, recorders, strict=True)
-        return loops.runs, [recorder.finish(run.plan.graph) for run, recorder in pairs]
+        return loops.runs, [recorder.finish_loop(run.plan.graph) for run, recorder in pairs]
 
     results = run_threads(ranks, on_rank)
     for _, records in results[1:]:

@@ -15,9 +15,9 @@ from timelines import recorded_run
 import einmpi
 from einmpi.cli.main import main
 from einmpi.comm import control_messages as clocks
-from einmpi.report.recording import record
-from einmpi.report.recording.record import KINDS, Span, Timeline, events, write_trace
-from einmpi.report.recording.summary import VertexTimes, summary_rows, vertex_times
+from einmpi.report import record
+from einmpi.report.record import KINDS, Span, Timeline, events, write_trace
+from einmpi.report.times import VertexTimes, summary_rows, vertex_times
 from einmpi.schedule.lower import lower
 
 

@@ -23,8 +23,8 @@ from einmpi.compiled.program import Compiled
 from einmpi.files.reading import fill_box
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.planner.moving import overlap
-from einmpi.report.recording.record import Recorder, events
-from einmpi.report.recording.summary import summary_rows, vertex_times
+from einmpi.report.record import Recorder, events
+from einmpi.report.times import summary_rows, vertex_times
 from einmpi.runtime import background
 from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.background import Background

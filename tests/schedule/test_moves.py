@@ -9,7 +9,7 @@ from plan_oracle import R, crossing, layouts, volume
 
 from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.volume import moved_words
+from einmpi.planner.moving.volume import traffic
 from einmpi.runtime import transfer
 from einmpi.runtime import transfer as messages
 from einmpi.runtime.buffers import Buffers
@@ -115,9 +115,9 @@ def test_as_many_words_move_as_planned(ranks, bound):
 def planned(mesh, bound, source, target):
     """Return what the planner predicts for `words`, summed over all ranks."""
     symbols = {R: len(bound), P: len(bound) + 1}
-    return moved_words(
-        mesh, bound, *([symbols.get(x, x) for x in axes] for axes in (source, target))
-    )
+    cuts = [tuple(symbols.get(x, x) for x in axes) for axes in (source, target)]
+    moved = traffic(mesh, bound, *cuts)
+    return moved.words.total, sum(moved.between)
 
 
 @pytest.mark.sampled(3)

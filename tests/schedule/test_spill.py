@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.pieces import MOST_PASSES, block_sizes, counts, pieces_bytes
+from einmpi.planner.memory import MOST_PASSES, block_sizes, counts, pieces_bytes
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower

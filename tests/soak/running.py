@@ -19,7 +19,8 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.checkpoint.resume import open_checkpoints, prepare
+from einmpi.checkpoint.folder import Saving
+from einmpi.checkpoint.resume import Checkpoints, prepare
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import planning
@@ -394,7 +395,7 @@ def _run_with_checkpoints(
     def on_rank(comm: Any) -> Any:
         checkpoints = None
         if folder is not None:
-            checkpoints = open_checkpoints(job, comm, str(folder), 0.0, resume=True, quiet=True)
+            checkpoints = Checkpoints(Saving(str(folder), 0.0, resume=True, quiet=True), comm, job)
         compiled, plan, schedule, given = prepare(
             job, comm, lambda rest: options_of(rest, **options), checkpoints
         )
@@ -442,7 +443,7 @@ def check_loop(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
         on_ranks = functools.partial(_on_mpi, comm)
 
     def on_rank(own: Any) -> _LoopOnRank:
-        run = LoopRun(job, job.loop, own, options_of(job, strategy=case.strategy))
+        run = LoopRun(job, own, options_of(job, strategy=case.strategy))
         run.prepare({})
         result = run.run()
         total = sum(int(text) for text in own.allgather_text(str(run.measured.received)))

@@ -227,8 +227,19 @@ def all_labels(statement: Define) -> list[Label]:
 # ---- text ---------------------------------------------------------------------------------------
 
 
-def program_text(program: Program) -> str:
-    return "\n".join(statement_text(item, program.sizes) for item in program.statements)
+@dataclass(frozen=True)
+class Style:
+    """How a program is written: the names of labels, and whether extents that are clear stand."""
+
+    names: tuple[str, ...] = LABEL_NAMES
+    shows_extents: bool = False
+
+
+PLAIN = Style()
+
+
+def program_text(program: Program, style: Style = PLAIN) -> str:
+    return "\n".join(statement_text(item, program.sizes, style) for item in program.statements)
 
 
 @dataclass(frozen=True)
@@ -271,15 +282,17 @@ def scattered_parts(statement: Define) -> Scattered | None:
     return Scattered(place.label, index, body)
 
 
-def _text_with_index(statement: Define, parts: Scattered, sizes: Mapping[str, int]) -> str:
+def _text_with_index(
+    statement: Define, parts: Scattered, sizes: Mapping[str, int], style: Style
+) -> str:
     """Return a statement with an index left of =."""
     node = statement.value
     assert isinstance(node, Aggregation)
-    writer = _Writer(sizes, reuse_names=False)
+    writer = _Writer(sizes, False, style)
     labels = [label for label in statement.labels if label != parts.place]
     names = {}
     for number, label in enumerate((*labels, *node.labels)):
-        names[label] = LABEL_NAMES[number]
+        names[label] = style.names[number]
     known = indexing_labels(parts.index) | indexing_labels(parts.body)
     left = []
     for label in statement.labels:
@@ -292,13 +305,13 @@ def _text_with_index(statement: Define, parts: Scattered, sizes: Mapping[str, in
     return f"{statement.name}[{','.join(left)}] = {node.name}[{','.join(bound)}]({body})"
 
 
-def statement_text(statement: Define, sizes: Mapping[str, int]) -> str:
+def statement_text(statement: Define, sizes: Mapping[str, int], style: Style = PLAIN) -> str:
     parts = scattered_parts(statement) if statement.index_on_left else None
     if parts is not None:
-        return _text_with_index(statement, parts, sizes)
+        return _text_with_index(statement, parts, sizes, style)
     aggregations = [node for node in walk(statement.value) if isinstance(node, Aggregation)]
-    writer = _Writer(sizes, reuse_names=all(node.implicit for node in aggregations))
-    names = {label: LABEL_NAMES[place] for place, label in enumerate(statement.labels)}
+    writer = _Writer(sizes, all(node.implicit for node in aggregations), style)
+    names = {label: style.names[place] for place, label in enumerate(statement.labels)}
     left = statement.name
     if statement.labels:
         known = indexing_labels(statement.value)
@@ -313,13 +326,14 @@ class _Writer:
     Aggregations side by side may use the same names if none of them names its labels in brackets.
     """
 
-    def __init__(self, sizes: Mapping[str, int], reuse_names: bool) -> None:
+    def __init__(self, sizes: Mapping[str, int], reuse_names: bool, style: Style) -> None:
         self.sizes = sizes
+        self.style = style
         self.reuse_names = reuse_names
         self.names_used = 0
 
     def label_text(self, label: Label, names: Mapping[Label, str], known: set[Label]) -> str:
-        if label in known:
+        if label in known and not self.style.shows_extents:
             return names[label]
         return f"{names[label]}:{self.sizes[label.size]}"
 
@@ -356,7 +370,7 @@ class _Writer:
         first = depth if self.reuse_names else self.names_used
         inner = dict(names)
         for place, label in enumerate(node.labels):
-            inner[label] = LABEL_NAMES[first + place]
+            inner[label] = self.style.names[first + place]
         head = node.name
         if not node.implicit:
             known = indexing_labels(node.body)

@@ -86,7 +86,7 @@ def test_the_job_equals_numpy(folder, ranks):
 
     def on_rank(comm):
         received = []
-        run = LoopRun(job, job.loop, comm, options_of(job))
+        run = LoopRun(job, comm, options_of(job))
         run.on_row = lambda number, row: received.append(comm.received)
         run.prepare({})
         result = run.run()
@@ -106,7 +106,7 @@ def test_the_job_equals_numpy(folder, ranks):
 
 def full_size_plan(ranks, batch, strategy="eindecomp"):
     job = einmpi.load(ROOT / "jobs" / "ffnn.toml", b=batch, **FULL)
-    return plan_loop(job, job.loop, ranks, options_of(job, strategy=strategy), {})
+    return plan_loop(job, ranks, options_of(job, strategy=strategy), {})
 
 
 def test_full_size_on_four_ranks():

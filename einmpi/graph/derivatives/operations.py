@@ -120,32 +120,33 @@ def of_power(call: AdjointOfCall) -> Sent:
 # ---- functions of one argument ------------------------------------------------------------------
 
 
-def of_exp(call: AdjointOfCall) -> Sent:
-    return (call.times(call.value),)
+def _by_factor(factor: Callable[[Scalar, Scalar], Scalar]) -> Derivative:
+    """Return the derivative of y = f(x) whose factor is given in terms of x and y."""
+    return lambda call: (call.times(factor(call.args[0], call.value)),)
 
 
-def of_expm1(call: AdjointOfCall) -> Sent:
-    return (call.times(plus(call.value, ONE)),)
+def _by_divisor(divisor: Callable[[Scalar, Scalar], Scalar]) -> Derivative:
+    """Return the derivative of y = f(x) that is 1 over a divisor in terms of x and y."""
+    return lambda call: (call.over(divisor(call.args[0], call.value)),)
 
 
-def of_log(call: AdjointOfCall) -> Sent:
-    return (call.over(call.args[0]),)
+def _scaled(number: float, derivative: Derivative) -> Derivative:
+    """Return the derivative of a function that is a number times another one."""
+    return lambda call: tuple(part and times(Const(number), part) for part in derivative(call))
 
 
-def of_log1p(call: AdjointOfCall) -> Sent:
-    return (call.over(plus(ONE, call.args[0])),)
-
-
-def of_log2(call: AdjointOfCall) -> Sent:
-    return (times(Const(1 / math.log(2)), call.over(call.args[0])),)
-
-
-def of_log10(call: AdjointOfCall) -> Sent:
-    return (times(Const(1 / math.log(10)), call.over(call.args[0])),)
-
-
-def of_sqrt(call: AdjointOfCall) -> Sent:
-    return (times(Const(0.5), call.over(call.value)),)
+of_exp = _by_factor(lambda x, y: y)
+of_expm1 = _by_factor(lambda x, y: plus(y, ONE))
+of_sinh = _by_factor(lambda x, y: Call("cosh", (x,)))
+of_cosh = _by_factor(lambda x, y: Call("sinh", (x,)))
+of_tanh = _by_factor(lambda x, y: minus(ONE, _square(y)))
+of_sin = _by_factor(lambda x, y: Call("cos", (x,)))
+of_tan = _by_factor(lambda x, y: plus(ONE, _square(y)))
+of_log = _by_divisor(lambda x, y: x)
+of_log1p = _by_divisor(lambda x, y: plus(ONE, x))
+of_log2 = _scaled(1 / math.log(2), of_log)
+of_log10 = _scaled(1 / math.log(10), of_log)
+of_sqrt = _scaled(0.5, _by_divisor(lambda x, y: y))
 
 
 def of_rsqrt(call: AdjointOfCall) -> Sent:
@@ -167,34 +168,14 @@ def of_abs(call: AdjointOfCall) -> Sent:
     return (choose(Call("==", (call.value, ZERO)), ZERO, direction),)
 
 
-def of_sinh(call: AdjointOfCall) -> Sent:
-    return (call.times(Call("cosh", (call.args[0],))),)
-
-
-def of_cosh(call: AdjointOfCall) -> Sent:
-    return (call.times(Call("sinh", (call.args[0],))),)
-
-
-def of_tanh(call: AdjointOfCall) -> Sent:
-    return (call.times(minus(ONE, _square(call.value))),)
-
-
 def of_erf(call: AdjointOfCall) -> Sent:
     argument = call.args[0]
     bell = Call("exp", (Call("neg", (_square(argument),)),))
     return (times(Const(2 / math.sqrt(math.pi)), times(call.adjoint, bell)),)
 
 
-def of_sin(call: AdjointOfCall) -> Sent:
-    return (call.times(Call("cos", (call.args[0],))),)
-
-
 def of_cos(call: AdjointOfCall) -> Sent:
     return (negative(call.times(Call("sin", (call.args[0],)))),)
-
-
-def of_tan(call: AdjointOfCall) -> Sent:
-    return (call.times(plus(ONE, _square(call.value))),)
 
 
 def of_sigmoid(call: AdjointOfCall) -> Sent:
@@ -260,10 +241,6 @@ def of_conj(call: AdjointOfCall) -> Sent:
     return (call.conjugate(call.adjoint),)
 
 
-def of_real(call: AdjointOfCall) -> Sent:
-    return (call.adjoint,)
-
-
 def of_imag(call: AdjointOfCall) -> Sent:
     if call.kind(call.args[0]) != "c":
         return (None,)
@@ -271,4 +248,5 @@ def of_imag(call: AdjointOfCall) -> Sent:
 
 
 def of_cast(call: AdjointOfCall) -> Sent:
+    """The adjoint itself, also of a real part."""
     return (call.adjoint,)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -134,8 +134,7 @@ def prepare_by_compiled_loops(
             return out[None]
         return np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
 
-    values = {label: counted(indices) for label, indices in index.items()}
-    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], values)
+    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], index)
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
     are_views = all(map(is_addressable, operands)) and not bound.packed
     if in_place and are_views and not _has_empty_gather(bound):
@@ -143,7 +142,7 @@ def prepare_by_compiled_loops(
 
     def compute(operands: Sequence[Array], out: Array) -> None:
         results = results_for(out)
-        arrays = [view.array for view in operand_views(einsum, operands, values)]
+        arrays = [view.array for view in operand_views(einsum, operands, index)]
         used_chunks = _run_loops(bound, arrays, results, used_threads)
         if in_place:
             return
@@ -175,23 +174,21 @@ def _prepare_in_place(
     threads: int,
 ) -> PreparedCall:
     """Prepare loops that read and write the arrays themselves."""
-    box = [(0, axis.extent) for axis in bound.axes]
-    template = JobTemplate(bound, *shares_of(bound, box, 1, threads))
+    template = JobTemplate(bound, *shares_of(bound, bound.box, 1, threads))
     template.place_views(views, operands)
     template.place(-1, out, out)
     is_gather = any(bound.gathered)
-    get_kernel = cache(partial(kernel_of, bound.nest))  # compiled when it is needed
 
     def run_kernel(operands: Sequence[Array], out: Array) -> None:
         jobs = template.jobs_for((*operands, out))
-        run_jobs(get_kernel(), jobs, threads)
+        run_jobs(template.kernel, jobs, threads)
         if is_gather:
             check_gathers(bound, jobs)
 
     def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
         if is_gather or len(template.jobs) > 1:
             return partial(run_kernel, operands, out)
-        return _BoundKernel(get_kernel(), template.jobs_for((*operands, out)))
+        return _BoundKernel(template.kernel, template.jobs_for((*operands, out)))
 
     return NumpyCall(run_kernel, bind)
 
@@ -245,14 +242,14 @@ def operand_views(
         views.append(OperandView(array, entries))
     for label in labels:
         values = index.get(label, Counter(0, einsum.extent[label]))
-        views.append(OperandView(values, (label,)))
+        views.append(OperandView(counted(values), (label,)))
     return views
 
 
 def indexed_array(array: Array | Counter, entries: IndexEntries) -> IndexedArray:
     """Return what loops need to know of an array."""
-    is_counter = isinstance(array, Counter)
-    return IndexedArray(array.dtype.name, array.shape, array.strides, entries, is_counter)
+    first = array.start if isinstance(array, Counter) else None
+    return IndexedArray(array.dtype.name, array.shape, array.strides, entries, first)
 
 
 def is_addressable(array: Array) -> bool:
@@ -305,13 +302,6 @@ def pool(threads: int) -> ThreadPoolExecutor:
 # ---- jobs ---------------------------------------------------------------------------------------
 
 
-def jobs_of(parameters: npt.NDArray[np.int64], position: int, ranges: Sequence[Range]) -> Jobs:
-    """Return parameters for calls that differ in one range, such as the share of a loop."""
-    jobs = np.tile(parameters, (len(ranges), 1))
-    jobs[:, position : position + 2] = ranges
-    return jobs
-
-
 def run_jobs(kernel: CompiledKernel, jobs: Jobs, threads: int) -> None:
     """Call a kernel with each of some parameters, on so many threads."""
     first = address_of(jobs)
@@ -336,11 +326,21 @@ class JobTemplate:
     The addresses of some arrays are left open: those of arrays that are given for each run.
     """
 
-    def __init__(self, bound: BoundNest, loop: int, ranges: Sequence[Range]) -> None:
+    def __init__(
+        self, bound: BoundNest, position: int, ranges: Sequence[Range], box: Sequence[Range] = ()
+    ) -> None:
+        """Make parameters for calls in a box that differ in the range at this position."""
         self.bound = bound
-        self.jobs = jobs_of(bound.values, 2 * loop, ranges)
+        self.jobs = np.tile(bound.values, (len(ranges), 1))
+        self.jobs[:, : 2 * len(box)] = list(itertools.chain(*box))
+        self.jobs[:, position : position + 2] = ranges
         self.open: list[tuple[int, Any]] = []  # the place of an address, and what is added to it
         self.kept: list[Any] = []  # arrays whose addresses are among the parameters
+
+    @cached_property
+    def kernel(self) -> CompiledKernel:
+        """The kernel, which is compiled when it is needed."""
+        return kernel_of(self.bound.nest)
 
     def place(self, number: int, view: Array | Counter, given: Array | None, more: Any = 0) -> None:
         """Place an array: `view`, of `given` or of no given array, and `more` bytes further on.
@@ -359,12 +359,43 @@ class JobTemplate:
         for number, (view, given) in enumerate(itertools.zip_longest(views, operands)):
             self.place(number, view.array, given)
 
+    def pack(self, operand: int, array: Array | Counter, box: Sequence[Range]) -> None:
+        """Place a copy of an operand's part in a box of the loops, dense along the lanes.
+
+        Loops count from the start of the whole nest, so the address is moved back to where the
+        element at the origin of all loops would be.
+        """
+        assert not isinstance(array, Counter), "a Counter is contiguous"
+        lane = self.bound.nest.lane
+        loops = sorted(self.bound.nest.reads[operand].loops, key=lambda loop: loop == lane)
+        axes = [self.bound.axes[loop] for loop in loops]
+        whole = as_strided(
+            array,
+            shape=[axis.extent for axis in axes],
+            strides=[axis.strides[operand] for axis in axes],
+            writeable=False,
+        )
+        copy = np.ascontiguousarray(whole[tuple(slice(*box[loop]) for loop in loops)])
+        back = 0
+        for loop, stride in zip(loops, copy.strides, strict=True):
+            self.jobs[:, self.bound.position[f"stride{operand}_{loop}"]] = stride
+            back += box[loop][0] * stride
+        self.place(operand, copy, None, -back)
+
     def jobs_for(self, arrays: Sequence[Array]) -> Jobs:
         """Return the parameters for given arrays, in the order in which these were placed."""
         jobs = self.jobs.copy()
         for (address, offset), array in zip(self.open, arrays, strict=True):
             jobs[:, address] = address_of(array) + offset
         return jobs
+
+    def calls_for(self, arrays: Sequence[Array]) -> tuple[Jobs, Callable[[int], None]]:
+        """Return the parameters for given arrays, and what makes the call with a number."""
+        jobs = self.jobs_for(arrays)
+        kernel = self.kernel
+        first = address_of(jobs)
+        step = jobs.strides[0]
+        return jobs, lambda number: kernel(first + number * step)
 
 
 def _has_empty_gather(bound: BoundNest) -> bool:
@@ -380,29 +411,31 @@ def _run_loops(
     """
     if _has_empty_gather(bound):
         raise IndexError("an index is out of range; this dimension has extent 0")
-    kernel = kernel_of(bound.nest)
     used = 1
     finished = []
     for box in _boxes(bound):
-        parameters, _copies = _parameters_of(bound, arrays, results, box)
-        loop, ranges = shares_of(bound, box, len(results), threads)
-        jobs = jobs_of(parameters, 2 * loop, ranges)
-        used = len(jobs)
-        if len(results) > 1:
-            jobs[:, bound.addresses[-1]] += np.arange(used) * results.strides[0]
-        run_jobs(kernel, jobs, threads)
-        finished.append(jobs)
+        template = JobTemplate(bound, *shares_of(bound, box, len(results), threads), box)
+        for number, array in enumerate(arrays):
+            if number in bound.packed:
+                template.pack(number, array, box)
+            else:
+                template.place(number, array, None)
+        used = len(template.jobs)
+        chunks = np.arange(used) if len(results) > 1 else 0
+        template.place(-1, results, None, chunks * results.strides[0])
+        run_jobs(template.kernel, template.jobs, threads)
+        finished.append(template.jobs)
     check_gathers(bound, np.concatenate(finished))
     return used
 
 
 def check_gathers(bound: BoundNest, finished: Jobs) -> None:
     """Raise IndexError if a kernel met an index that is out of range."""
-    for (letter, array, gather), position in bound.position.items():
-        if letter == "L":  # the greatest index follows the least one
-            low = finished[:, position].min()
-            high = finished[:, position + 1].max()
-            check_index_range(low, high, bound.gathered[array][gather].extent)
+    for array, dimensions in enumerate(bound.gathered):
+        for number, dimension in enumerate(dimensions):
+            low = finished[:, bound.position[f"lowest{array}_{number}"]].min()
+            high = finished[:, bound.position[f"highest{array}_{number}"]].max()
+            check_index_range(low, high, dimension.extent)
 
 
 def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
@@ -431,44 +464,10 @@ def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
     return itertools.product(*cuts)
 
 
-def _parameters_of(
-    bound: BoundNest, arrays: Sequence[Array | Counter], results: Array, box: Sequence[Range]
-) -> tuple[npt.NDArray[np.int64], list[Array]]:
-    """Return the parameters for a box of the loops, and the copies of packed operands.
-
-    A copy has only the elements of the box, so its address is moved back to where the element at
-    the origin of all loops would be. The copies must live as long as their addresses are in use.
-    """
-    parameters = bound.values.copy()
-    parameters[bound.addresses] = [address_of(array) for array in (*arrays, results)]
-    copies = []
-    lane = bound.nest.lane
-    for operand in bound.packed:
-        array = arrays[operand]
-        assert not isinstance(array, Counter), "a Counter is contiguous"
-        loops = sorted(bound.nest.reads[operand].loops, key=lambda loop: loop == lane)
-        axes = [bound.axes[loop] for loop in loops]
-        whole = as_strided(
-            array,
-            shape=[axis.extent for axis in axes],
-            strides=[axis.strides[operand] for axis in axes],
-            writeable=False,
-        )
-        copy = np.ascontiguousarray(whole[tuple(slice(*box[loop]) for loop in loops)])
-        copies.append(copy)
-        address = address_of(copy)
-        for loop, stride in zip(loops, copy.strides, strict=True):
-            parameters[bound.position["S", operand, loop]] = stride
-            address -= box[loop][0] * stride  # a loop counts from the start of the whole nest
-        parameters[bound.addresses[operand]] = address
-    parameters[: 2 * len(box)] = list(itertools.chain(*box))
-    return parameters, copies
-
-
 def shares_of(
     bound: BoundNest, box: Sequence[Range], chunks: int, threads: int
 ) -> tuple[int, list[Range]]:
-    """Return the loop that calls of the kernel share, and the part of it that each computes.
+    """Return where the range of a loop is that calls share, and the part that each computes.
 
     Chunks cut an aggregated loop. Threads cut a loop of the output, which changes no bit of the
     result; the lanes are cut only at multiples of a grain.
@@ -487,4 +486,4 @@ def shares_of(
         loop = max(range(nest.output_loops), key=lambda k: sizes[k] // grains[k])
         pieces = threads
     pieces = min(pieces, max(1, sizes[loop] // grains[loop]))
-    return loop, even_ranges(*box[loop], pieces, grains[loop])
+    return 2 * loop, even_ranges(*box[loop], pieces, grains[loop])

@@ -7,9 +7,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,26 +19,25 @@ from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.cpu.blas_library.choice import one_blas_thread
 from einmpi.kernels.cpu.compiled import (
-    CompiledKernel,
     Jobs,
     JobTemplate,
     OperandView,
     bind_to_arrays,
     check_gathers,
     even_ranges,
-    kernel_of,
     pool,
 )
 from einmpi.kernels.cpu.map_and_folds import is_product
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
-from einmpi.kernels.loop_nest import Counter, counted
+from einmpi.kernels.loop_nest import BoundNest, Counter, counted, stride_by_entry
 from einmpi.kernels.operands import Array, Box, number_operands, part_of_array
-from einmpi.kernels.prepared import PreparedCall, address_of
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import indices
 
 Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 ComputeBlock: TypeAlias = Callable[[int], None]  # called with the number of a block
+# A kernel of a group, prepared for all blocks of one shape: called with the arrays of a run.
+Stage: TypeAlias = Callable[[Mapping[str, Array]], ComputeBlock]
 
 
 class PreparedGroup:
@@ -98,72 +97,6 @@ class PreparedGroup:
             worker.check_gathers()
 
 
-class _Stage(Protocol):
-    """One kernel of a group, prepared for all blocks of one shape that a worker computes."""
-
-    is_movable: bool
-
-    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        """Return what computes a block, on these arrays."""
-
-    def check_gathers(self) -> None:
-        """Raise EinmpiError if the kernel met an index that is out of range."""
-
-
-@dataclass
-class _CompiledStage:
-    """A compiled kernel of a group."""
-
-    located_name: str  # of the vertex, for messages
-    kernel: CompiledKernel
-    template: JobTemplate  # a call for each block
-    names: list[str]  # of the slots outside the group
-    is_movable: bool
-    jobs: Jobs | None = None  # of the last run
-
-    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        jobs = self.jobs = self.template.jobs_for([arrays[name] for name in self.names])
-        kernel = self.kernel
-        first = address_of(jobs)
-        step = jobs.strides[0]
-        return lambda number: kernel(first + number * step)
-
-    def check_gathers(self) -> None:
-        assert self.jobs is not None
-        try:
-            check_gathers(self.template.bound, self.jobs)
-        except IndexError as error:
-            raise EinmpiError(f"{self.located_name}: {error}") from error
-
-
-@dataclass
-class _ProductStage:
-    """A matrix product of a group, by BLAS."""
-
-    call: PreparedCall
-    # The operands, then the target: the name of a slot and its indices, or the part of an inner
-    # array that all blocks use.
-    arrays: list[tuple[str, IndexEntries] | Array]
-    boxes: list[Box]  # of each block
-    is_movable: bool = True
-
-    def bind(self, arrays: Mapping[str, Array]) -> ComputeBlock:
-        whole: list[tuple[Array, IndexEntries]] = []
-        for used in self.arrays:
-            whole.append((arrays[used[0]], used[1]) if isinstance(used, tuple) else (used, ()))
-        call = self.call
-        boxes = self.boxes
-
-        def multiply(number: int) -> None:
-            box = boxes[number]
-            parts = [part_of_array(array, index, box) for array, index in whole]
-            call(parts[:-1], parts[-1])
-
-        return multiply
-
-    def check_gathers(self) -> None: ...
-
-
 class _Worker:
     """One thread of a group, with arrays of its own for the inner slots."""
 
@@ -186,23 +119,22 @@ class _Worker:
             same = starts.setdefault(shape, [])
             self.order.append((shape, len(same)))
             same.append(tuple(start for start, _ in block))
-        self.stages: dict[tuple[int, ...], list[_Stage]] = {}
+        self.is_movable = True  # whether all kernels can be computed block by block
+        self.stages: dict[tuple[int, ...], list[Stage]] = {}
         for shape, first in starts.items():
             self.stages[shape] = []
             for number, kernel in enumerate(group.kernels):
                 prepare = self._prepare_product if is_product(kernel) else self._prepare_loops
                 self.stages[shape].append(prepare(number, arrays, shape, first))
         self.calls: dict[tuple[int, ...], list[ComputeBlock]] = {}
-
-    @property
-    def is_movable(self) -> bool:
-        """Whether all kernels can be computed block by block."""
-        return all(stage.is_movable for stage in itertools.chain(*self.stages.values()))
+        # The parameters of compiled kernels in this run, and the names of their vertices.
+        self.jobs: list[tuple[str, BoundNest, Jobs]] = []
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Take the arrays of the next call."""
+        self.jobs = []
         for shape, stages in self.stages.items():
-            self.calls[shape] = [stage.bind(arrays) for stage in stages]
+            self.calls[shape] = [stage(arrays) for stage in stages]
 
     def compute_blocks(self) -> None:
         """Compute all blocks, all kernels on one block before the next."""
@@ -213,8 +145,11 @@ class _Worker:
 
     def check_gathers(self) -> None:
         """Raise EinmpiError if a kernel met an index that is out of range."""
-        for stage in itertools.chain(*self.stages.values()):
-            stage.check_gathers()
+        for located_name, bound, jobs in self.jobs:
+            try:
+                check_gathers(bound, jobs)
+            except IndexError as error:
+                raise EinmpiError(f"{located_name}: {error}") from error
 
     def _block_extent(self, number: int, shape: Sequence[int]) -> dict[str, int]:
         """Return the extents of a kernel's labels in a block of this shape."""
@@ -248,19 +183,33 @@ class _Worker:
         arrays: Mapping[str, Array],
         shape: tuple[int, ...],
         starts: Sequence[tuple[int, ...]],
-    ) -> _Stage:
+    ) -> Stage:
         """Prepare a matrix product for blocks of a shape."""
         kernel = self.group.kernels[number]
         einsum, (*operands, out) = self._first_block(number, arrays, shape)
         contraction = exact_contraction(einsum, kernel.operand_dtypes, self.strict)
         assert contraction is not None, f"{kernel} is no product"
+        # An inner array is the same part for all blocks.
         used: list[tuple[str, IndexEntries] | Array] = []
         slots = (*kernel.operands, kernel.target)
         entries = (*einsum.operands, einsum.output)
         for slot, index, part in zip(slots, entries, (*operands, out), strict=True):
             used.append(part if slot.name in self.inner else (slot.name, index))
         boxes = [self._box(number, shape, start) for start in starts]
-        return _ProductStage(prepare_by_blas(contraction, operands, out), used, boxes)
+        call = prepare_by_blas(contraction, operands, out)
+
+        def stage(arrays: Mapping[str, Array]) -> ComputeBlock:
+            whole: list[tuple[Array, IndexEntries]] = []
+            for own in used:
+                whole.append((arrays[own[0]], own[1]) if isinstance(own, tuple) else (own, ()))
+
+            def multiply(number: int) -> None:
+                parts = [part_of_array(array, index, boxes[number]) for array, index in whole]
+                call(parts[:-1], parts[-1])
+
+            return multiply
+
+        return stage
 
     def _prepare_loops(
         self,
@@ -268,7 +217,7 @@ class _Worker:
         arrays: Mapping[str, Array],
         shape: tuple[int, ...],
         starts: Sequence[tuple[int, ...]],
-    ) -> _Stage:
+    ) -> Stage:
         """Prepare a compiled kernel for blocks of a shape.
 
         The kernel is bound to the first block. From the strides of the arrays along the rows
@@ -287,7 +236,7 @@ class _Worker:
             else:
                 label_values[label] = whole[: extent[label]]
         bound, views = bind_to_arrays(einsum, operands, out, label_values)
-        template = JobTemplate(bound, 0, [(0, bound.axes[0].extent)] * len(starts))
+        template = JobTemplate(bound, 0, bound.box[:1] * len(starts))
         used = [*views, OperandView(out, einsum.output)]
         owners = [*kernel.operands, *[None] * len(label_values), kernel.target]
         names = []
@@ -299,24 +248,21 @@ class _Worker:
             if owner is not None:
                 given = arrays[owner.name]
                 names.append(owner.name)
-            strides = [_stride_along(label, view) for label in rows]
+            table = stride_by_entry(view.entries, view.array.strides)
+            strides = [table.get(label, 0) for label in rows]
             template.place(k, view.array, given, np.array(starts, np.int64) @ strides)
         # A copy, packed or made to be addressable, would be of the first block only.
-        all_views = True
         for view, own in zip(views, operands, strict=False):
             assert not isinstance(view.array, Counter), "Counters come after the operands"
             if view.array.base is None and view.array is not own:
-                all_views = False
-        return _CompiledStage(
-            located_name=kernel.located_name or kernel.vertex,
-            kernel=kernel_of(bound.nest),
-            template=template,
-            names=names,
-            is_movable=all_views and not bound.packed,
-        )
+                self.is_movable = False
+        if bound.packed:
+            self.is_movable = False
+        located_name = kernel.located_name or kernel.vertex
 
+        def stage(arrays: Mapping[str, Array]) -> ComputeBlock:
+            jobs, call = template.calls_for([arrays[name] for name in names])
+            self.jobs.append((located_name, bound, jobs))
+            return call
 
-def _stride_along(label: str, view: OperandView) -> int:
-    """Return the bytes from one index of a label to the next; on a diagonal strides add up."""
-    pairs = zip(view.array.strides, view.entries, strict=True)
-    return sum(stride for stride, entry in pairs if entry == label)
+        return stage

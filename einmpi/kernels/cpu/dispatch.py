@@ -14,7 +14,7 @@ from einmpi.kernels.contraction import Contraction, exact_contraction, required_
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.distance import row_blocks, rows_of, spread
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
-from einmpi.kernels.cpu.scan import compute_in_blocks, compute_scan, is_in_whole_blocks
+from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
@@ -142,11 +142,9 @@ def prepare_einsum(
         by_product = prepare_weighted_difference(weighted_difference, operands, out)
         if by_product is not None:
             return by_product
-    scan = einsum.scan
-    if scan is not None:
-        return lambda operands, out: compute_scan(scan, einsum, operands[0], out, index)
-    if is_in_whole_blocks(einsum, index, out.dtype.name):
-        return lambda operands, out: compute_in_blocks(einsum, operands, out, index)
+    by_scan = prepare_scan(einsum, index, out.dtype.name)
+    if by_scan is not None:
+        return by_scan
     segments = einsum.segments
     if segments is not None:
 

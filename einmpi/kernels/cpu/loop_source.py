@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from einmpi.graph.aggregations import AGGREGATIONS, Aggregation, aggregate_type
-from einmpi.graph.arithmetic import compute_types
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.scalar import Arg, Call, Const, Scalar
+from einmpi.graph.scalar import Arg
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
 from einmpi.kernels.loop_nest import Nest
+from einmpi.kernels.scalar_text import FoldTypes
 
 # ---- source lines --------------------------------------------------------------------------------
 #
@@ -72,16 +72,16 @@ def open_loops(loops: Sequence[int], text: SourceLines) -> None:
     nested = loops[len(counted) :]
     if counted:
         for loop in counted:
-            text.add(f"e{loop} = b{loop}_0 - a{loop}_0")
+            text.add(f"e{loop} = stop{loop} - start{loop}")
         counter = f"q{counted[0]}"
         total = " * ".join(f"e{loop}" for loop in counted)
         text.open(f"for {counter} in range({total}):")
         text.add(f"{counter}_left = {counter}")
         for loop in reversed(counted):
-            text.add(f"i{loop} = a{loop}_0 + {counter}_left % e{loop}")
+            text.add(f"i{loop} = start{loop} + {counter}_left % e{loop}")
             text.add(f"{counter}_left //= e{loop}")
     for loop in nested:
-        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
+        text.open(f"for i{loop} in range(start{loop}, stop{loop}):")
 
 
 def stored_dtype(dtype: str) -> str:
@@ -114,18 +114,18 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
     dtype = nest.out.dtype
     if nest.step is not None:
         open_loops(range(nest.output_loops, nest.step), text)
-        text.open(f"for tj0 in range(a{nest.step}_0, b{nest.step}_0):")
+        text.open(f"for tj0 in range(start{nest.step}, stop{nest.step}):")
     open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
     lanes = Lanes(nest, "t")
     place = lanes.value(Arg(nest.place), "int64")
-    text.add(f"c = a{nest.lane}_0", f"n = b{nest.lane}_0 - c", *lanes.before)
-    # One comparison: what is below K0_0 becomes a huge number.
-    text.open(f"if uint64({place} - K0_0) < uint64(K0_1 - K0_0):")
+    text.add(f"c = start{nest.lane}", f"n = stop{nest.lane} - c", *lanes.before)
+    # One comparison: what is below first_place becomes a huge number.
+    text.open(f"if uint64({place} - first_place) < uint64(end_place - first_place):")
     written = len(lanes.before)
     target, lane = lanes.pointer(len(nest.reads))
     value = lanes.value(nest.function, dtype)
     total = f"{target}[{lane}]"
-    joined = operation(Call(rule.operation, ()), dtype, [loaded(total, dtype), value])
+    joined = operation(rule.operation, [loaded(total, dtype), value], [dtype])
     if "; " in joined:  # an operation of several statements needs names for its values
         joined = lanes.keep(joined, True)
     text.add(*lanes.before[written:])
@@ -155,7 +155,7 @@ def kernel_source(nest: Nest) -> str:
     It begins by reading all parameters and ends by writing back the least and the greatest index
     of each gather.
     """
-    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    names = nest.parameters()
     text = SourceLines()
     for position, name in enumerate(names):
         text.add(f"{name} = p[{position}]")
@@ -164,10 +164,10 @@ def kernel_source(nest: Nest) -> str:
     elif nest.aggregation is None:
         _write_map(nest, text)
     else:
-        _write_reduction(nest, AGGREGATIONS[nest.aggregation], text)
+        _write_reduction(nest, nest.aggregation, text)
     text.depth = 1
     for position, name in enumerate(names):
-        if name.startswith(("L", "H")):
+        if name.startswith(("lowest", "highest")):
             text.add(f"p[{position}] = {name}")
     return HEAD + "\n".join(text.lines) + "\n"
 
@@ -188,13 +188,13 @@ def _write_map(nest: Nest, text: SourceLines) -> None:
     row = nest.row
     _open_output_loops(nest, text)
     if row is None:
-        text.add(f"c = a{lane}_0")
-        text.add(f"n = b{lane}_0 - c")
+        text.add(f"c = start{lane}")
+        text.add(f"n = stop{lane} - c")
     else:
-        text.open(f"for c in range(a{lane}_0, b{lane}_0, {TRANSPOSE_EDGE}):")
-        text.add(f"n = least({TRANSPOSE_EDGE}, b{lane}_0 - c)")
-        text.open(f"for rb in range(a{row}_0, b{row}_0, {TRANSPOSE_EDGE}):")
-        text.open(f"for tr0 in range(rb, least(rb + {TRANSPOSE_EDGE}, b{row}_0)):")
+        text.open(f"for c in range(start{lane}, stop{lane}, {TRANSPOSE_EDGE}):")
+        text.add(f"n = least({TRANSPOSE_EDGE}, stop{lane} - c)")
+        text.open(f"for rb in range(start{row}, stop{row}, {TRANSPOSE_EDGE}):")
+        text.open(f"for tr0 in range(rb, least(rb + {TRANSPOSE_EDGE}, stop{row})):")
     lanes = Lanes(nest, "t")
     value = lanes.value(nest.function, nest.out.dtype)
     target, place = lanes.pointer(len(nest.reads))
@@ -203,7 +203,7 @@ def _write_map(nest: Nest, text: SourceLines) -> None:
     text.add_lane_loop("n", *lanes.inside, store)
 
 
-def _write_reduction(nest: Nest, rule: Aggregation, text: SourceLines) -> None:
+def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:
     """Write the loops of ⊕ over ⊗.
 
     The totals, one for each row and lane of a tile, are on the stack. A rounded ⊕ aggregates
@@ -212,11 +212,12 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: SourceLines) -> None:
     """
     lane = nest.lane
     width = nest.width
-    aggregate = _Aggregate(nest, rule)
+    types = tuple(read.dtype for read in nest.reads)
+    aggregate = _Aggregate(aggregation, nest.function, types, nest)
     rows, _ = nest.unrolled
     tile_rows = TILE_ROWS + rows - 1 if nest.has_rows else 1
-    text.add(f"total = stack({stored_dtype(aggregate.total_dtype)}, {tile_rows * width})")
-    if aggregate.has_partial:
+    text.add(f"total = stack({stored_dtype(aggregate.total)}, {tile_rows * width})")
+    if aggregate.in_parts:
         text.add(f"part = stack({stored_dtype(aggregate.dtype)}, {rows * width})")
     _open_output_loops(nest, text)
     total_count: str | int = "n"
@@ -225,29 +226,29 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: SourceLines) -> None:
         total_count = width
         partial_count = rows * width
     else:
-        text.open(f"for c in range(a{lane}_0, b{lane}_0, {width}):")
-        text.add(f"n = least({width}, b{lane}_0 - c)")
+        text.open(f"for c in range(start{lane}, stop{lane}, {width}):")
+        text.add(f"n = least({width}, stop{lane} - c)")
     if nest.has_rows:
         total_count = f"(re - rb + {rows - 1}) * {width}"
         partial_count = rows * width
-        text.open(f"for rb in range(a{nest.row}_0, b{nest.row}_0, {TILE_ROWS}):")
-        text.add(f"re = least(rb + {TILE_ROWS}, b{nest.row}_0)")
+        text.open(f"for rb in range(start{nest.row}, stop{nest.row}, {TILE_ROWS}):")
+        text.add(f"re = least(rb + {TILE_ROWS}, stop{nest.row})")
     tile_depth = text.depth
-    text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total_dtype)}")
+    text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total)}")
     open_loops(range(nest.output_loops, nest.loops - 1), text)
     block = BLOCK_STEPS * width if nest.aggregates_lanes else BLOCK_STEPS
-    text.open(f"for jb in range(a{nest.step}_0, b{nest.step}_0, {block}):")
-    text.add(f"je = least(jb + {block}, b{nest.step}_0)")
+    text.open(f"for jb in range(start{nest.step}, stop{nest.step}, {block}):")
+    text.add(f"je = least(jb + {block}, stop{nest.step})")
     if nest.has_rows:
         text.open(f"for r in range(rb, re, {rows}):")
         text.add(f"base = (r - rb) * {width}")
-    if aggregate.has_partial:
+    if aggregate.in_parts:
         text.add_lane_loop(partial_count, f"part[{{v}}] = {aggregate.start(aggregate.dtype)}")
     _write_steps(nest, aggregate, text)
-    if aggregate.has_partial:
+    if aggregate.in_parts:
         slot = aggregate.slot("total", 0)
         lanes = Lanes(nest, "x")
-        part = convert("part[{v}]", aggregate.dtype, aggregate.total_dtype)
+        part = convert("part[{v}]", aggregate.dtype, aggregate.total)
         joined = aggregate.join(lanes, [slot, part])
         text.add_lane_loop(partial_count, *lanes.inside, f"{slot} = {joined}")
     text.depth = tile_depth
@@ -307,8 +308,8 @@ def _write_results(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None
     lanes = Lanes(nest, "w")
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    total = loaded(slot, aggregate.total_dtype)
-    value = convert(total, aggregate.total_dtype, nest.out.dtype)
+    total = loaded(slot, aggregate.total)
+    value = convert(total, aggregate.total, nest.out.dtype)
     text.add_lane_loop(
         1 if nest.aggregates_lanes else "n",
         f"{target}[{place}] = {stored(value, nest.out.dtype)}",
@@ -316,27 +317,10 @@ def _write_results(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None
 
 
 @dataclass(frozen=True)
-class _Aggregate:
+class _Aggregate(FoldTypes):
     """The source of ⊕ in a nest."""
 
     nest: Nest
-    rule: Aggregation
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the aggregated values."""
-        values = Lanes(self.nest, "").kind(self.nest.function)
-        return aggregate_type(self.rule.name, values).name
-
-    @property
-    def has_partial(self) -> bool:
-        """Whether blocks of steps have partial results."""
-        return self.rule.is_rounded and np.dtype(self.dtype).kind in "fc"
-
-    @property
-    def total_dtype(self) -> str:
-        """The dtype of the totals."""
-        return DTYPES[self.dtype].accumulator if self.has_partial else self.dtype
 
     def start(self, dtype: str) -> str:
         """Return the neutral element of ⊕."""
@@ -354,8 +338,8 @@ class _Aggregate:
 
     def join(self, lanes: Lanes, values: list[str]) -> str:
         """Return ⊕ of totals, as it is stored."""
-        totals = [loaded(value, self.total_dtype) for value in values]
-        return stored(self._tree(lanes, totals, self.total_dtype), self.total_dtype)
+        totals = [loaded(value, self.total) for value in values]
+        return stored(self._tree(lanes, totals, self.total), self.total)
 
     def _tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
         """Return ⊕ of values, combined in pairs: processors compute both sides at once."""
@@ -364,16 +348,16 @@ class _Aggregate:
         half = len(values) // 2
         left = self._tree(lanes, values[:half], dtype)
         right = self._tree(lanes, values[half:], dtype)
-        text = operation(Call(self.rule.operation, ()), dtype, [left, right])
+        text = operation(self.rule.operation, [left, right], [dtype])
         # An operation of several statements needs names for its values.
         return lanes.keep(text, True) if "; " in text else f"({text})"
 
     def add_steps(self, lanes: Lanes, row: int, steps: int) -> None:
         """Add the lines that aggregate ⊗ of some steps for one of the unrolled rows."""
         dtype = self.dtype
-        slot = self.slot("part" if self.has_partial else "total", row)
-        factors = self._factors(lanes)
-        if factors is None:
+        slot = self.slot("part" if self.in_parts else "total", row)
+        factors = self.factors
+        if not factors:
             values = [lanes.value(self.nest.function, dtype, row, step) for step in range(steps)]
             old = loaded(slot, dtype)
             total = self._tree(lanes, [old, self._tree(lanes, values, dtype)], dtype)
@@ -386,22 +370,3 @@ class _Aggregate:
             right = lanes.value(factors[1], dtype, row, step)
             name = lanes.keep(f"muladd({left}, {right}, {name})", True)
         lanes.inside.append(f"{slot} = {name}")
-
-    def _factors(self, lanes: Lanes) -> tuple[Scalar, Scalar] | None:
-        """Return the two factors of ⊗ if it is a real product, or a square, under a sum."""
-        node = self.nest.function
-        if not isinstance(node, Call) or self.rule.name != "sum":
-            return None
-        if np.dtype(self.dtype).kind != "f":
-            return None
-        types = compute_types(node.op, [lanes.kind(arg) for arg in node.args])
-        if any(dtype != self.dtype for dtype in types):
-            return None
-        if node.op == "*":
-            left, right = node.args
-            return left, right
-        if node.op == "**":
-            base, exponent = node.args
-            if isinstance(exponent, Const) and exponent.value == 2:
-                return base, base
-        return None

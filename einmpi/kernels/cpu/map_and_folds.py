@@ -13,13 +13,11 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import exact_contraction, recognise_contraction
-from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.compiled import (
     JobTemplate,
     bind_to_arrays,
     chunk_count,
     is_addressable,
-    kernel_of,
     shares_of,
     supports_compiled_loops,
 )
@@ -29,9 +27,8 @@ from einmpi.kernels.distances import (
     recognise_distance,
     recognise_weighted_difference,
 )
-from einmpi.kernels.loop_nest import BoundNest, Range, counted
+from einmpi.kernels.loop_nest import BoundNest, Range
 from einmpi.kernels.operands import Array
-from einmpi.kernels.prepared import address_of
 from einmpi.kernels.updates import changes_a_part
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.groups import GroupingRule
@@ -45,23 +42,27 @@ def is_map(kernel: Kernel) -> bool:
         return False
     if einsum.scan is not None or any(len(runs) != 1 for _, _, runs in kernel.select):
         return False
-    dtypes = kernel.operand_dtypes
-    return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
+    return _is_compiled(kernel)
 
 
-def is_fold(kernel: Kernel, of: Kernel, strict: bool) -> bool:
-    """Return whether a kernel is a compiled aggregate, in chunks, of what another one computes."""
+def _is_compiled(kernel: Kernel) -> bool:
+    """Return whether a kernel is large enough to be compiled, and can be."""
+    is_large = kernel.einsum.calls() >= WORTH_COMPILING
+    return is_large and supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
+
+
+def is_fold(kernel: Kernel, of: Slot, strict: bool) -> bool:
+    """Return whether a kernel is a compiled aggregate, in chunks, of what is in a slot."""
     einsum = kernel.einsum
-    if of.target not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
+    if of not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
         return False
     if einsum.has_special_form or einsum.is_pass_of_scan:
         return False  # it has a kernel of its own
     if einsum.is_gathering or any(map(einsum.has_arithmetic, range(len(einsum.operands)))):
         return False
-    dtypes = kernel.operand_dtypes
-    if exact_contraction(einsum, dtypes, strict) is not None:
+    if exact_contraction(einsum, kernel.operand_dtypes, strict) is not None:
         return False  # it is left to BLAS
-    return einsum.calls() >= WORTH_COMPILING and supports_compiled_loops(einsum, dtypes)
+    return _is_compiled(kernel)
 
 
 class _Loops:
@@ -73,16 +74,14 @@ class _Loops:
         self.einsum = einsum
         self.operands = operands
         self.out = out
-        values = {label: counted(indices) for label, indices in index.items()}
-        self.bound, self.views = bind_to_arrays(einsum, operands, out, values)
-        self.kernel = kernel_of(self.bound.nest)
+        self.bound, self.views = bind_to_arrays(einsum, operands, out, index)
         are_addressable = all(map(is_addressable, (*operands, out)))
         is_plain = not self.bound.packed and not any(self.bound.gathered)
         self.is_possible = are_addressable and is_plain
 
-    def jobs(self, loop: int, ranges: Sequence[Range]) -> JobTemplate:
+    def jobs(self, position: int, ranges: Sequence[Range]) -> JobTemplate:
         """Return the parameters of one call for each part of a loop, but for the output."""
-        found = JobTemplate(self.bound, loop, ranges)
+        found = JobTemplate(self.bound, position, ranges)
         found.place_views(self.views, self.operands)
         return found
 
@@ -124,7 +123,7 @@ class MapRows(_Loops):
             numbers.append(len(ranges))
             indices = (start - first) * self.indices_a_row, (stop - first) * self.indices_a_row
             ranges.append(indices)
-        jobs = self.jobs(self.loop, ranges)
+        jobs = self.jobs(2 * self.loop, ranges)
         jobs.place(-1, self.out, self.out)
         return jobs, numbers
 
@@ -162,8 +161,8 @@ class ChunkedFold(_Loops):
         accumulator = DTYPES[out.dtype.name].accumulator
         self.results = np.empty((chunk_count(einsum), *out.shape), accumulator)
         super().__init__(einsum, operands, self.results[0, ...], index)
-        box = tuple((0, axis.extent) for axis in self.bound.axes)
-        self.loop, self.shares = shares_of(self.bound, box, len(self.results), threads=1)
+        box = self.bound.box
+        self.position, self.shares = shares_of(self.bound, box, len(self.results), threads=1)
         self.milestones = []  # the rows of the map that each share needs, all before them too
         for _, stop in self.shares:
             needed = max(self._rows_before(stop, k, operands[k]) for k in sources)
@@ -173,13 +172,13 @@ class ChunkedFold(_Loops):
         """Return how many rows of an operand a share reads that ends here."""
         last = 0
         for loop, axis in enumerate(self.bound.axes):
-            end = stop if loop == self.loop else axis.extent
+            end = stop if 2 * loop == self.position else axis.extent
             last += (end - 1) * axis.strides[operand]
         return min(len(array), last // array.strides[0] + 1)
 
     def chunk_jobs(self) -> JobTemplate:
         """Return the parameters of all chunks."""
-        jobs = self.jobs(self.loop, self.shares)
+        jobs = self.jobs(self.position, self.shares)
         jobs.place(-1, self.results, None, np.arange(len(self.shares)) * self.results.strides[0])
         return jobs
 
@@ -194,19 +193,25 @@ class MapAndFolds:
     """Parts of a map and aggregates of its result, computed in turns."""
 
     def __init__(self, parts: Sequence[MapRows], folds: Sequence[ChunkedFold]) -> None:
-        self.parts = parts
         self.folds = folds
         self.lock = Lock()
         turns = []  # the rows that a chunk of a fold needs, the fold, the chunk
-        for number, fold in enumerate(folds):
+        for number, fold in enumerate(folds, len(parts)):
             for chunk, milestone in enumerate(fold.milestones):
                 turns.append((milestone, number, chunk))
         turns.sort()
-        self.turns = turns
         last_row = max((part.rows[1] for part in parts), default=0)
         milestones = [*(milestone for milestone, _, _ in turns), last_row]
-        self.part_jobs = [part.jobs_for(milestones) for part in parts]
-        self.fold_jobs = [fold.chunk_jobs() for fold in folds]
+        part_jobs = [part.jobs_for(milestones) for part in parts]
+        self.templates = [template for template, _ in part_jobs]
+        self.templates += [fold.chunk_jobs() for fold in folds]
+        self.order: list[tuple[int, int]] = []  # templates and numbers of their calls
+        for turn in range(len(milestones)):
+            for part, (_, numbers) in enumerate(part_jobs):
+                call = numbers[turn]
+                if call is not None:
+                    self.order.append((part, call))
+            self.order += [(fold, chunk) for _, fold, chunk in turns[turn : turn + 1]]
 
     def compute(
         self,
@@ -214,40 +219,16 @@ class MapAndFolds:
         fold_arrays: Sequence[tuple[Sequence[Array], Array]],
     ) -> None:
         """Compute all of it on these arrays: for each part and each fold, operands and output."""
+        given = [[*operands, out] for operands, out in part_arrays]
+        given += [[*operands] for operands, _ in fold_arrays]
         with self.lock:  # results of chunks are those of one call
-            self._compute(part_arrays, fold_arrays)
-
-    def _compute(
-        self,
-        part_arrays: Sequence[tuple[Sequence[Array], Array]],
-        fold_arrays: Sequence[tuple[Sequence[Array], Array]],
-    ) -> None:
-        map_calls = []
-        kept = []
-        for part, (template, numbers), (operands, out) in zip(
-            self.parts, self.part_jobs, part_arrays, strict=True
-        ):
-            jobs = template.jobs_for((*operands, out))
-            kept.append(jobs)
-            map_calls.append((part.kernel, address_of(jobs), jobs.strides[0], numbers))
-        fold_calls = []
-        for fold, template, (operands, _) in zip(
-            self.folds, self.fold_jobs, fold_arrays, strict=True
-        ):
-            jobs = template.jobs_for(operands)
-            kept.append(jobs)
-            fold_calls.append((fold.kernel, address_of(jobs), jobs.strides[0]))
-        for turn in range(len(self.turns) + 1):
-            for kernel, address, step, numbers in map_calls:
-                number = numbers[turn]
-                if number is not None:
-                    kernel(address + number * step)
-            if turn < len(self.turns):
-                _, which, chunk = self.turns[turn]
-                kernel, address, step = fold_calls[which]
-                kernel(address + chunk * step)
-        for fold, (_, out) in zip(self.folds, fold_arrays, strict=True):
-            fold.finish(out)
+            bound = []
+            for template, arrays in zip(self.templates, given, strict=True):
+                bound.append(template.calls_for(arrays))
+            for number, call in self.order:
+                bound[number][1](call)
+            for fold, (_, out) in zip(self.folds, fold_arrays, strict=True):
+                fold.finish(out)
 
 
 # ---- grouping rule -------------------------------------------------------------------------------
@@ -272,17 +253,15 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     einsum = kernel.einsum
     if einsum.has_special_form:
         return False
-    if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
+    if kernel.select or is_product(kernel):
         return False
-    if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):
+    if any(map(einsum.has_arithmetic, range(len(kernel.operands)))):
         return False  # alone, it reads these operands through views
-    if is_product(kernel):
-        return False
     if fast_math and kernel.target.dtype in DISTANCE_DTYPES:
         is_distance = recognise_distance(einsum) is not None
         if is_distance or recognise_weighted_difference(einsum) is not None:
             return False
-    return compiled.supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
+    return _is_compiled(kernel)
 
 
 def is_product(kernel: Kernel) -> bool:

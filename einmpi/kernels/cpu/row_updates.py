@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,69 +16,58 @@ import numpy.typing as npt
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Const, Scalar
-from einmpi.kernels import updates
+from einmpi.graph.scalar import Arg, Call, Scalar
+from einmpi.kernels import row_writes
 from einmpi.kernels.contraction import dense_strides
-from einmpi.kernels.cpu.broadcast import operand_view
 from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
+    JobTemplate,
     built_kernel,
     even_ranges,
     is_addressable,
-    jobs_of,
     run_jobs,
 )
 from einmpi.kernels.cpu.dispatch import prepare_einsum
 from einmpi.kernels.cpu.loop_source import HEAD, SourceLines
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
 from einmpi.kernels.cpu.scatter import Scatter, bind_values, supports_scatter_loops
+from einmpi.kernels.index_sets import LabelRuns
 from einmpi.kernels.loop_nest import BoundNest, Nest
-from einmpi.kernels.operands import Array, apply_constant_indices
+from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import PreparedCall, address_of, apply
-from einmpi.kernels.updates import PlacedRows, find_placed_rows
+from einmpi.kernels.updates import PlacedRows
 from einmpi.schedule.compute import Kernel
-from einmpi.schedule.regions import indices, one_run
+from einmpi.schedule.regions import indices
 
 # ---- row writes ----------------------------------------------------------------------------------
-#
-# Rows that are written into a tensor in place, each at the index that another tensor gives.
 
 
 def prepare_row_writes(
     kernel: Kernel, operands: Sequence[Array], target: Array, strict: bool, repetition: int
 ) -> PreparedCall | None:
-    """Return a kernel that is written over one of its operands as a write of some of its rows.
+    """Return a kernel that is written over one of its operands as a write of some of its rows."""
 
-    It is for arrays that are stored as these are. None if it may change more than that.
-    """
-    rows = find_placed_rows(kernel.einsum)
-    if rows is None or kernel.select or 0 in kernel.einsum.bound:
-        return None
-    if any(operands[position].dtype.kind not in "biu" for position in rows.place_operands):
-        return None
-    known = dict(kernel.index)
-    runs = known.get(rows.label, one_run(0, kernel.einsum.extent[rows.label]))
-    if len(runs) != 1:
-        return None
-    start, stop = runs[0]
-    places_of = _prepare_places(rows, kernel)
-    if places_of(operands).dtype.kind not in "biu":
-        return None  # such as at[b] / 2, which may lie between two indices
-    values_of = _prepare_values(rows, kernel, operands, target, strict, repetition)
-    if values_of is None:
-        return None
-    output = kernel.einsum.output
-    others = [label for label in output if label != rows.label]
+    def prepare(
+        einsum: EinSum, operands: Sequence[Array], out: Array, runs: LabelRuns
+    ) -> PreparedCall:
+        index = {label: indices(own) for label, own in runs}
+        return prepare_einsum(einsum, operands, out, index, strict=strict, repetition=repetition)
+
+    device = row_writes.RowDevice(np.empty, prepare, _prepare_write)
+    return row_writes.prepare_row_writes(kernel, operands, target, device)
+
+
+def _prepare_write(rows: PlacedRows, einsum: EinSum, *_: Array) -> row_writes.Write:
+    others = rows.value.output
     own = [label for label in others if label not in rows.place_labels]
-    target_axes = [output.index(label) for label in (*rows.place_labels, rows.label, *own)]
+    labels = (*rows.place_labels, rows.label, *own)
+    target_axes = [einsum.output.index(label) for label in labels]
     value_axes = [others.index(label) for label in (*rows.place_labels, *own)]
-    shape = [kernel.einsum.extent[label] for label in rows.place_labels]
-    positions = list(product(*map(range, shape)))
+    positions = list(product(*[range(einsum.extent[label]) for label in rows.place_labels]))
 
-    def write(operands: Sequence[Array], target: Array) -> None:
-        places = places_of(operands)
+    def write(places: Array, values: Array, target: Array, start: int, stop: int) -> None:
         by_place = target.transpose(target_axes)
-        values = values_of(operands).transpose(value_axes)
+        values = values.transpose(value_axes)
         for position in positions:
             place = int(places[position])
             if start <= place < stop:
@@ -88,70 +76,7 @@ def prepare_row_writes(
     return write
 
 
-def _prepare_places(rows: PlacedRows, kernel: Kernel) -> Callable[[Sequence[Array]], Array]:
-    """Return what gives the index of each row, given the operands."""
-    entries = kernel.einsum.operands
-    if isinstance(rows.place, Arg) and entries[rows.place.position] == rows.place_labels:
-        number = rows.place.position
-        return lambda operands: operands[number]
-    extent = kernel.einsum.extent
-    labels = rows.place_labels
-    box = {label: slice(0, extent[label]) for label in labels}
-    shape = [extent[label] for label in labels]
-
-    def places(operands: Sequence[Array]) -> Array:
-        values: list[Array | None] = [None] * len(operands)
-        for position in rows.place_operands:
-            plain = tuple(str(label) for label in entries[position])
-            values[position] = operand_view(operands[position], plain, labels, box)
-        with np.errstate(all="ignore"):
-            return np.broadcast_to(np.asarray(apply(rows.place, values, {})), shape)
-
-    return places
-
-
-def _prepare_values(
-    rows: PlacedRows,
-    kernel: Kernel,
-    operands: Sequence[Array],
-    target: Array,
-    strict: bool,
-    repetition: int,
-) -> Callable[[Sequence[Array]], Array] | None:
-    """Return what gives the values of all rows, given the operands of the kernel.
-
-    None if they have to be computed and take too much memory.
-    """
-    einsum = rows.value
-    chosen = [operands[position] for position in rows.value_operands]
-    if isinstance(einsum.function, Arg):
-        (entries,) = einsum.operands if len(einsum.operands) == 1 else ((),)
-        labels = [entry for entry in entries if not isinstance(entry, Const)]
-        if sorted(map(str, labels)) == sorted(einsum.output):
-            (number,) = rows.value_operands
-            axes = [labels.index(label) for label in einsum.output]
-
-            def view(operands: Sequence[Array]) -> Array:
-                array, _ = apply_constant_indices(operands[number], entries)
-                found: Array = array.transpose(axes)
-                return found
-
-            return view
-    dtype = target.dtype
-    shape = einsum.bound
-    if prod(shape) * dtype.itemsize > updates.MOST_VALUE_BYTES:
-        return None
-    numbers = einsum.labels_as_numbers
-    index = {label: indices(runs) for label, runs in kernel.index if label in numbers}
-    example = np.empty(shape, dtype)
-    compute = prepare_einsum(einsum, chosen, example, index, strict=strict, repetition=repetition)
-
-    def values(operands: Sequence[Array]) -> Array:
-        found = np.empty(shape, dtype)
-        compute([operands[position] for position in rows.value_operands], found)
-        return found
-
-    return values
+# ---- row updates ---------------------------------------------------------------------------------
 
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -228,32 +153,33 @@ class ScatteredUpdate:
         self.dtype = dtype
         self.update = update
         self.threads = threads
-        self.bound: BoundNest | None = None
+        self.template: JobTemplate | None = None
         total_dtype = DTYPES[dtype].accumulator
         scatter = Scatter(product, product.required_segments, tuple(operands), index)
         if not supports_scatter_loops(scatter):
             return
         strides = dense_strides(product.output, product.extent, np.dtype(total_dtype).itemsize)
         bound, views = bind_values(scatter, [places], total_dtype, strides)
-        arrays = [view.array for view in views[: len(operands)]]
+        arrays = [view.array for view in views]
         are_views = all(map(np.may_share_memory, arrays, operands))
         if are_views and _is_simple(bound):
-            self.bound = bound
-            self.offsets = []
-            for array, operand in zip(arrays, operands, strict=True):
-                self.offsets.append(address_of(array) - address_of(operand))
-            self.labels = [view.array for view in views[len(operands) + 1 :]]
+            self.template = JobTemplate(bound, 0, bound.box[:1])
+            for number, array in enumerate(arrays):
+                if number < len(operands):
+                    self.template.place(number, array, operands[number])
+                elif number > len(operands):  # places are among the parameters in another form
+                    self.template.place(number, array, None)
 
     @property
     def is_possible(self) -> bool:
-        return self.bound is not None
+        return self.template is not None
 
     def compute(
         self, operands: Sequence[Array], changed: ChangedRows, target: Array, factor: Any
     ) -> None:
         """Change the rows of a target in place."""
-        bound = self.bound
-        assert bound is not None
+        assert self.template is not None
+        bound = self.template.bound
         nest = bound.nest
         update = self.update
         dtype = self.dtype
@@ -272,18 +198,14 @@ class ScatteredUpdate:
             target.strides[0],
             address_of(factor_array),
         ]
-        parameters = np.append(bound.values, own)
-        addresses = [address_of(array) for array in operands]
-        parameters[bound.addresses[: len(operands)]] = np.add(addresses, self.offsets)
-        # The places of values are among the parameters in another form.
-        labels_begin = len(operands) + 1
-        parameters[bound.addresses[labels_begin:-1]] = list(map(address_of, self.labels))
+        (parameters,) = self.template.jobs_for(operands)
         lanes = bound.axes[nest.lane].extent
         pieces = 1
         if lanes * len(changed.order) >= MIN_THREADED_VALUES:
             pieces = max(1, min(self.threads, len(changed.rows)))
-        first_row = len(bound.values) + OWN_PARAMETERS.index("first_row")
-        jobs = jobs_of(parameters, first_row, even_ranges(0, len(changed.rows), pieces))
+        jobs = np.tile(np.append(parameters, own), (pieces, 1))
+        first_row = len(parameters) + OWN_PARAMETERS.index("first_row")
+        jobs[:, first_row : first_row + 2] = even_ranges(0, len(changed.rows), pieces)
         run_jobs(kernel, jobs, self.threads)
 
 
@@ -331,7 +253,7 @@ def prepare_factor(update: RowUpdate, dtype: str) -> Callable[[Sequence[Any]], A
 def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
     """Return the source of the kernel: rows, strips of a row, then its values in order."""
     total_dtype = nest.out.dtype
-    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    names = nest.parameters()
     text = SourceLines()
     for position, name in enumerate((*names, *OWN_PARAMETERS)):
         text.add(f"{name} = p[{position}]")
@@ -340,18 +262,18 @@ def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
     text.add(f"x = at({dtype}, factor)[0]")
     text.add(f"total = stack({total_dtype}, {STRIP_LANES})")
     text.open("for u in range(first_row, end_row):")
-    text.open(f"for c in range(a{nest.lane}_0, b{nest.lane}_0, {STRIP_LANES}):")
-    text.add(f"n = least({STRIP_LANES}, b{nest.lane}_0 - c)")
+    text.open(f"for c in range(start{nest.lane}, stop{nest.lane}, {STRIP_LANES}):")
+    text.add(f"n = least({STRIP_LANES}, stop{nest.lane} - c)")
     text.add_lane_loop("n", f"total[{{v}}] = {number(0, total_dtype)}")
     text.open("for q in range(starts[u], starts[u + 1]):")
     text.add("left = order[q]")
     for loop in range(nest.loops - 1, nest.output_loops - 1, -1):
         name = "tj0" if loop == nest.step else f"i{loop}"
-        extent = f"(b{loop}_0 - a{loop}_0)"
-        text.add(f"{name} = a{loop}_0 + left % {extent}", f"left //= {extent}")
+        extent = f"(stop{loop} - start{loop})"
+        text.add(f"{name} = start{loop} + left % {extent}", f"left //= {extent}")
     lanes = Lanes(nest, "t")
     value = lanes.value(nest.function, total_dtype)
-    joined = operation(Call(AGGREGATIONS["sum"].operation, ()), total_dtype, ["total[{v}]", value])
+    joined = operation(AGGREGATIONS["sum"].operation, ["total[{v}]", value], [total_dtype])
     text.add(*lanes.before)
     text.add_lane_loop("n", *lanes.inside, f"total[{{v}}] = {joined}")
     text.close()
@@ -359,6 +281,6 @@ def _source(nest: Nest, dtype: str, sign: str, factor_operation: str) -> str:
     text.add(f"w = at({dtype}, target, rows[u], distance, c, {itemsize})")
     multiple = convert("total[{v}]", total_dtype, dtype)
     if factor_operation:
-        multiple = f"({operation(Call(factor_operation, ()), dtype, [multiple, 'x'])})"
-    text.add_lane_loop("n", f"w[{{v}}] = {operation(Call(sign, ()), dtype, ['w[{v}]', multiple])}")
+        multiple = f"({operation(factor_operation, [multiple, 'x'], [dtype])})"
+    text.add_lane_loop("n", f"w[{{v}}] = {operation(sign, ['w[{v}]', multiple], [dtype])}")
     return HEAD + "\n".join(text.lines) + "\n"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from einmpi.graph.arithmetic import compute_types, infer_over
-from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.operations import OPERATIONS, Operation
-from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
+from einmpi.graph.scalar import Arg, Call, Number, Scalar, walk
 from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
-from einmpi.kernels.prepared import whole_power
+from einmpi.kernels.scalar_text import Dialect, ScalarText, whole_power
 
 MAX_NODES = 256
 
@@ -58,22 +58,21 @@ def _is_in_numba(dtype: str) -> bool:
     return DTYPES[dtype].numba_stored != ""
 
 
-def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
-    """Return the text of an operation on arguments of this dtype.
+def operation(name: str, args: Sequence[str], dtypes: Sequence[str]) -> str:
+    """Return the text of an operation on arguments of these dtypes.
 
     It may be several statements, divided by "; ", of which the last one is the value.
     """
-    kind = DTYPES[dtype].kind
-    if node.op == "**":
-        power = whole_power(node.args[1], kind)
-        if power is not None:
-            return _power(args[0], power, dtype)
-        if args[1] == number(0.5, dtype):
-            base = args[0]
-            root = f"math.sqrt({base} + {dtype}(0))"
-            return f"pick({base} == -math.inf, {dtype}(math.inf), {root})"
-    record = OPERATIONS[node.op]
-    written = _text_of(record, kind)
+    record = OPERATIONS[name]
+    if record.is_comparison and tuple(dtypes) == ("int64", "uint64"):
+        return _exact_comparison(name, args[0], args[1])
+    if record.is_comparison and tuple(dtypes) == ("uint64", "int64"):
+        return _exact_comparison(MIRRORED_COMPARISONS[name], args[1], args[0])
+    dtype = dtypes[-1]
+    if name == "**" and args[1] == number(0.5, dtype):
+        root = f"math.sqrt({args[0]} + {dtype}(0))"
+        return f"pick({args[0]} == -math.inf, {dtype}(math.inf), {root})"
+    written = _text_of(record, DTYPES[dtype].kind)
     assert written is not None
     text = written.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
     for k, arg in enumerate(args):
@@ -91,23 +90,6 @@ def _exact_comparison(op: str, signed: str, unsigned: str) -> str:
     if op in ("<", "<=", "!="):  # these hold for every negative number
         return f"{is_negative} | (uint64({signed}) {op} {unsigned})"
     return f"(not {is_negative}) & (uint64({signed}) {op} {unsigned})"
-
-
-def _power(base: str, power: int, dtype: str) -> str:
-    """Return products by repeated squaring, in the order of numpy."""
-    if power == 0:
-        return number(1, dtype)
-    assignments: list[str] = []
-    result = ""
-    while True:
-        if power & 1:
-            result = f"{dtype}({result} * {base})" if result else base
-        power >>= 1
-        if not power:
-            return "; ".join([*assignments, result])
-        square = "{n}" + "q" * (len(assignments) + 1)
-        assignments.append(f"{square} = {dtype}({base} * {base})")
-        base = square
 
 
 def number(value: Number, dtype: str) -> str:
@@ -145,22 +127,22 @@ def convert(text: str, found: str, wanted: str) -> str:
 
 
 @dataclass
-class Lanes:
+class Lanes(ScalarText):
     """The lines before the loop over the lanes and those inside it.
 
-    A value is computed once, before the loop if it does not depend on the lane. `prefix` begins
-    the names of values; `known` has the name of each value by row and step of the unrolled loops.
+    A value is computed before the loop if it does not depend on the lane. `prefix` begins the
+    names of values.
     """
 
+    dialect = Dialect(number, convert, convert, operation)
     nest: Nest
     prefix: str
     before: list[str] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
-    known: dict[tuple[Scalar, int, int], str] = field(default_factory=dict)
+    known: dict[Hashable, str] = field(default_factory=dict)
 
-    def kind(self, node: Scalar) -> Type:
-        """Return the type of an expression."""
-        return infer_over(node, [read.dtype for read in self.nest.reads])
+    def __post_init__(self) -> None:
+        self.types = [read.dtype for read in self.nest.reads]
 
     def uses(self, node: Scalar) -> set[int]:
         """Return the loops that a value depends on."""
@@ -173,21 +155,12 @@ class Lanes:
                     found.update(self.uses(gather))
         return found
 
-    def value(self, node: Scalar, dtype: str, row: int = 0, step: int = 0) -> str:
-        """Return the value of an expression in a dtype, for one of the unrolled rows and steps."""
-        if isinstance(node, Const):
-            return number(node.value, dtype)
+    def key(self, node: Scalar, row: int, step: int) -> Hashable:
         uses = self.uses(node)
-        key_row = row if self.nest.row in uses else 0
-        key_step = step if self.nest.step in uses else 0
-        key = (node, key_row, key_step)
-        if key not in self.known:
-            if isinstance(node, Arg):
-                text = self.read(node.position, row, step)
-            else:
-                text = self.apply(node, row, step)
-            self.known[key] = self.keep(text, self.nest.lane in uses)
-        return convert(self.known[key], np.dtype(self.kind(node)).name, dtype)
+        return node, row if self.nest.row in uses else 0, step if self.nest.step in uses else 0
+
+    def assign(self, node: Scalar, text: str, dtype: str) -> str:
+        return self.keep(text, self.nest.lane in self.uses(node))
 
     def keep(self, text: str, inside: bool) -> str:
         """Assign the last of some statements to a new name and return the name.
@@ -201,22 +174,7 @@ class Lanes:
         lines.append(f"{name} = {value}")
         return name
 
-    def apply(self, node: Scalar, row: int, step: int) -> str:
-        """Return the text of an operation on the values of its arguments."""
-        assert isinstance(node, Call)
-        dtypes = compute_types(node.op, [self.kind(arg) for arg in node.args])
-        args = []
-        for arg, dtype in zip(node.args, dtypes, strict=True):
-            args.append(self.value(arg, dtype, row, step))
-        if OPERATIONS[node.op].is_cast:
-            return convert(args[0], dtypes[0], node.op)
-        if OPERATIONS[node.op].is_comparison and dtypes == ("int64", "uint64"):
-            return _exact_comparison(node.op, args[0], args[1])
-        if OPERATIONS[node.op].is_comparison and dtypes == ("uint64", "int64"):
-            return _exact_comparison(MIRRORED_COMPARISONS[node.op], args[1], args[0])
-        return operation(node, dtypes[-1], args)
-
-    def read(self, array: int, row: int, step: int) -> str:
+    def load(self, array: int, row: int, step: int) -> str:
         """Return the text that reads an element of an array; {v} in it is the lane."""
         if self.nest.reads[array].counts:
             return self.counted_value(array, row, step)
@@ -227,10 +185,10 @@ class Lanes:
     def counted_value(self, array: int, row: int, step: int) -> str:
         """Return the text that computes a value of a Counter; {v} in it is the lane."""
         index_of = self.loop_indices(row, step)
-        terms = [f"A{array}_0"]
+        terms = [f"array{array}"]
         loops = self.nest.reads[array].loops
         for loop in loops:
-            terms.append(f"{index_of[loop]} * S{array}_{loop}")
+            terms.append(f"{index_of[loop]} * stride{array}_{loop}")
         first = self.keep(f"({' + '.join(terms)}) // {COUNTER_STEP}", False)
         return f"{first} + {{v}}" if self.nest.lane in loops else first
 
@@ -252,19 +210,19 @@ class Lanes:
         access = (*nest.reads, nest.out)[array]
         itemsize = np.dtype(access.dtype).itemsize
         index_of = self.loop_indices(row, step)
-        steps = [f"{index_of[loop]}, S{array}_{loop}" for loop in access.loops]
+        steps = [f"{index_of[loop]}, stride{array}_{loop}" for loop in access.loops]
         lane_terms = []
         if nest.lane in access.loops:
-            apart = "" if access.dense else f" * (S{array}_{nest.lane} // {itemsize})"
+            apart = "" if access.dense else f" * (stride{array}_{nest.lane} // {itemsize})"
             lane_terms.append("{v}" + apart)
         for k, gather in enumerate(access.gathers):
             depends_on_lane = nest.lane in self.uses(gather)
             index = self.gathered_index(array, k, gather, depends_on_lane, row, step)
             if depends_on_lane:
-                lane_terms.append(f"{index} * (J{array}_{k} // {itemsize})")
+                lane_terms.append(f"{index} * (gather_stride{array}_{k} // {itemsize})")
             else:
-                steps.append(f"{index}, J{array}_{k}")
-        arguments = [DTYPES[access.dtype].numba_stored, f"A{array}_0", *steps]
+                steps.append(f"{index}, gather_stride{array}_{k}")
+        arguments = [DTYPES[access.dtype].numba_stored, f"array{array}", *steps]
         pointer = self.keep(f"at({', '.join(arguments)})", False)
         return pointer, " + ".join(lane_terms) or "0"
 
@@ -276,10 +234,10 @@ class Lanes:
         if self.nest.place is not None and gather == Arg(self.nest.place):
             return index  # the kernel computes nothing for other places
         lines = self.inside if depends_on_lane else self.before
-        least = f"L{array}_{k}"
-        greatest = f"H{array}_{k}"
+        least = f"lowest{array}_{k}"
+        greatest = f"highest{array}_{k}"
         lines.append(f"{least} = pick({index} < {least}, {index}, {least})")
         lines.append(f"{greatest} = pick({index} > {greatest}, {index}, {greatest})")
         # Nothing is read out of bounds, whatever the index; a negative one becomes a huge number.
-        in_range = f"uint64({index}) < uint64(N{array}_{k})"
+        in_range = f"uint64({index}) < uint64(gather_extent{array}_{k})"
         return self.keep(f"pick({in_range}, {index}, 0)", depends_on_lane)

@@ -9,63 +9,51 @@ import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES, computed_dtype
-from einmpi.graph.einsum import EinSum, Scan
-from einmpi.graph.scalar import Number
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scan_blocks import BlockTotals
 from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.scans import find_scan, has_whole_blocks, scanned_dimension
 
 BLOCK_ELEMENTS = 2**17  # of a temporary, so that it stays in the cache
 
 
-def compute_scan(
-    scan: Scan, einsum: EinSum, operand: Array, out: Array, index: Mapping[str, Array]
-) -> None:
-    """Compute a scan into `out`.
+def prepare_scan(einsum: EinSum, index: Mapping[str, Array], dtype: str) -> PreparedCall | None:
+    """Return what computes a scan, or a pass of a scan in two passes; None for all else.
 
-    Parameters
-    ----------
-    scan
-        The labels of the scan, as `einsum.scan` has found them.
-    einsum
-        What to compute; its extents are those of the arrays.
-    operand, out
-        The arrays. The operand is never written to.
-    index
-        The global indices of a label's positions, for labels that do not start at 0.
+    `index` has the global indices of a label's positions, for labels that do not start at 0. The
+    output has this dtype. The first pass aggregates blocks, the second one scans inside of them.
     """
-    lines = [label for label in einsum.output if label != scan.along]
-    source = lines_first(operand, einsum.operands[0], lines)
-    target = lines_first(out, einsum.output, lines)
-    taken = index.get(scan.scanned)
-    wanted = index.get(scan.along)
-    counts = _counts(taken, wanted, source.shape[-1], target.shape[-1])
-    with np.errstate(all="ignore"):
-        scan_lines(
-            AGGREGATIONS[einsum.required_aggregation], source, target, counts, scan.masked, None
-        )
-
-
-def _counts(taken: Array | None, wanted: Array | None, values: int, results: int) -> Array | None:
-    """Return how many of the values at hand each result is the aggregate of.
-
-    `taken` and `wanted` are the indices of the values and of the results, None if these start at
-    0. Return None for the counts 1, 2, 3, … up to all values.
-    """
-    if taken is None and wanted is None and values == results:
+    totals = einsum.block_totals
+    if totals is not None and has_whole_blocks(einsum, totals, index, dtype):
+        return lambda operands, out: _compute_totals(einsum, totals, operands[0], out, index)
+    scan = find_scan(einsum, index, dtype)
+    if scan is None:
         return None
-    if taken is None:
-        taken = np.arange(values)
-    if wanted is None:
-        wanted = np.arange(results)
-    if np.array_equal(taken, wanted):
-        return None
-    return np.searchsorted(taken, wanted, side="right")
+    record = AGGREGATIONS[einsum.required_aggregation]
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        source = lines_first(operands[scan.values], einsum.operands[scan.values], scan.lines)
+        offsets = lines_first(operands[scan.offsets], einsum.operands[scan.offsets], scan.lines)
+        target = lines_first(out, einsum.output, scan.lines)
+        with np.errstate(all="ignore"):
+            for value, result, length, results, offset, counts in scan.segments:
+                scan_lines(
+                    record,
+                    source[..., value : value + length],
+                    target[..., result : result + results],
+                    counts,
+                    scan.masked,
+                    None if offset < 0 else offsets[..., offset],
+                )
+
+    return compute
 
 
 def lines_first(array: Array, entries: Sequence[object], lines: Sequence[str]) -> Array:
     """Return an array with the dimensions of the lines first, then the one that is scanned."""
     order = [entries.index(label) for label in lines]
-    (scanned,) = set(range(len(entries))) - set(order)
-    return array.transpose([*order, scanned])
+    return array.transpose([*order, scanned_dimension(entries, lines)])
 
 
 def scan_lines(
@@ -132,43 +120,10 @@ def scan_lines(
         target[..., first:last] = values
 
 
-# ---- scan blocks ---------------------------------------------------------------------------------
-#
-# Scans in two passes on CPUs: the total of each block, and the scan inside of blocks.
-
-
-def is_in_whole_blocks(einsum: EinSum, index: Mapping[str, Array], dtype: str) -> bool:
-    """Return whether this is a pass of a scan in two passes with all positions inside of blocks.
-
-    What takes the place of values that do not count must not change an aggregate.
-    """
-    form = einsum.block_totals or einsum.blocked_scan
-    if form is None or form.inside in index:
-        return False
-    is_whole = einsum.extent[form.inside] == form.blocks.longest
-    return is_whole and _is_neutral(einsum, form.masked, dtype)
-
-
-def _is_neutral(einsum: EinSum, masked: Number, dtype: str) -> bool:
-    record = AGGREGATIONS[einsum.required_aggregation]
-    return masked in (record.empty, record.neutral(np.dtype(dtype)))
-
-
-def compute_in_blocks(
-    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
+def _compute_totals(
+    einsum: EinSum, form: BlockTotals, operand: Array, out: Array, index: Mapping[str, Array]
 ) -> None:
-    """Compute a pass of a scan in two passes into `out`."""
-    with np.errstate(all="ignore"):
-        if einsum.block_totals is not None:
-            _compute_totals(einsum, operands[0], out, index)
-        else:
-            _compute_scan(einsum, operands, out, index)
-
-
-def _compute_totals(einsum: EinSum, operand: Array, out: Array, index: Mapping[str, Array]) -> None:
     """Compute the total of each block at hand."""
-    form = einsum.block_totals
-    assert form is not None
     record = AGGREGATIONS[einsum.required_aggregation]
     neutral = record.neutral(out.dtype)
     lines = [label for label in einsum.output if label != form.block]
@@ -179,38 +134,7 @@ def _compute_totals(einsum: EinSum, operand: Array, out: Array, index: Mapping[s
         first = form.blocks.first(block) - form.start
         end = form.blocks.first(block + 1) - form.start
         values = source[..., first:end]
-        target[..., place] = record.combine.reduce(
-            values, axis=-1, dtype=out.dtype, initial=neutral
-        )
-
-
-def _compute_scan(
-    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
-) -> None:
-    """Compute the scan inside of each block at hand, which begins with the total before it."""
-    form = einsum.blocked_scan
-    assert form is not None
-    record = AGGREGATIONS[einsum.required_aggregation]
-    lines = [label for label in einsum.output if label != form.along]
-    totals = lines_first(operands[0], einsum.operands[0], lines)
-    source = lines_first(operands[1], einsum.operands[1], lines)
-    target = lines_first(out, einsum.output, lines)
-    wanted = index.get(form.along, np.arange(einsum.extent[form.along]))
-    block_of = wanted * form.blocks.count // form.blocks.extent
-    starts = np.flatnonzero(np.diff(block_of, prepend=-1)).tolist()
-    for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
-        block = int(block_of[start])
-        first = form.blocks.first(block)
-        counts = wanted[start:stop] - first + 1  # of the values that each result aggregates
-        length = int(counts[-1])
-        is_whole = len(counts) == length
-        offsets = totals[..., block - 1 - form.offset_start] if block else None
-        place = first - form.start
-        scan_lines(
-            record,
-            source[..., place : place + length],
-            target[..., start:stop],
-            None if is_whole else counts,
-            form.masked,
-            offsets,
-        )
+        with np.errstate(all="ignore"):
+            target[..., place] = record.combine.reduce(
+                values, axis=-1, dtype=out.dtype, initial=neutral
+            )

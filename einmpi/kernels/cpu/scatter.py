@@ -22,13 +22,12 @@ from einmpi.kernels.cpu.broadcast import label_values, operand_values
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
     MIN_THREADED_VALUES,
+    JobTemplate,
     OperandView,
     check_gathers,
     even_ranges,
     indexed_array,
     is_addressable,
-    jobs_of,
-    kernel_of,
     operand_views,
     run_jobs,
     supports_compiled_loops,
@@ -36,12 +35,14 @@ from einmpi.kernels.cpu.compiled import (
 from einmpi.kernels.loop_nest import (
     Axis,
     BoundNest,
+    Counter,
     IndexedArray,
     Nest,
     accesses_of,
     axes_of,
     counted,
     gathered_dimensions,
+    outer_and_inner,
 )
 from einmpi.kernels.operands import (
     Array,
@@ -52,7 +53,7 @@ from einmpi.kernels.operands import (
     operands_read,
     part_of_array,
 )
-from einmpi.kernels.prepared import address_of, apply
+from einmpi.kernels.prepared import apply
 
 # ---- scatter loops -------------------------------------------------------------------------------
 #
@@ -161,20 +162,21 @@ def add_by_loops(scatter: Scatter, places: Sequence[Array], totals: Array, threa
         is_empty = any(dimension.extent == 0 for dimension in dimensions)
         if is_empty and ((places[0] >= 0) & (places[0] < extent)).any():
             raise IndexError("an index is out of range; this dimension has extent 0")
-    parameters = bound.values.copy()
-    parameters[bound.position["K", 0, 1]] = extent
-    parameters[bound.addresses] = [address_of(view.array) for view in views] + [address_of(totals)]
     values = prod(axis.extent for axis in bound.axes)
     used_threads = threads if values >= MIN_THREADED_VALUES else 1
     lane = bound.nest.lane
     lanes = bound.axes[lane].extent
+    own_places = bound.position["first_place"]
     if lanes >= used_threads * MIN_SHARED_LANES:
-        jobs = jobs_of(parameters, 2 * lane, even_ranges(0, lanes, used_threads))
+        template = JobTemplate(bound, 2 * lane, even_ranges(0, lanes, used_threads))
+        template.jobs[:, own_places + 1] = extent
     else:
         pieces = max(1, min(used_threads, extent))
-        jobs = jobs_of(parameters, bound.position["K", 0, 0], even_ranges(0, extent, pieces))
-    run_jobs(kernel_of(bound.nest), jobs, threads)
-    check_gathers(bound, jobs)
+        template = JobTemplate(bound, own_places, even_ranges(0, extent, pieces))
+    template.place_views(views, ())
+    template.place(-1, totals, None)
+    run_jobs(template.kernel, template.jobs, threads)
+    check_gathers(bound, template.jobs)
 
 
 def bind_values(
@@ -184,8 +186,7 @@ def bind_values(
     einsum = scatter.einsum
     count = len(scatter.operands)
     lowered = _with_places(einsum, scatter.segments)
-    numbers = {label: counted(indices) for label, indices in scatter.index.items()}
-    views = operand_views(lowered, [*scatter.operands, *places], numbers)
+    views = operand_views(lowered, [*scatter.operands, *places], scatter.index)
     reads = tuple(indexed_array(*view) for view in views)
     entries: list[str | Scalar] = []  # of the totals: labels, and the operands with places
     for label in einsum.output:
@@ -208,9 +209,7 @@ def _bind_scatter(
     """
     arrays = (*reads, target)
     itemsizes = [np.dtype(array.dtype).itemsize for array in arrays]
-    axes = axes_of(arrays, einsum.extents)
-    aggregated = [axis for axis in axes if axis.aggregated]
-    outer = [axis for axis in axes if not axis.aggregated]
+    outer, aggregated = outer_and_inner(axes_of(arrays, einsum.extents))
     lane = Axis(1, False, (0,) * len(arrays))
     for axis in outer:
         has_one_place = not any(axis.strides[k] for k in places)
@@ -371,7 +370,7 @@ def scatter_places(scatter: Scatter) -> list[Array]:
         wanted = np.broadcast_to(np.asarray(apply(segments.indices[0], values, numbers)), shape)
         own = scatter.index.get(label)
         is_whole = np.can_cast(wanted.dtype, np.int64)
-        if is_whole and (own is None or _follow_one_another(own)):
+        if is_whole and (own is None or isinstance(counted(own), Counter)):
             whole = wanted.astype(np.int64, copy=False)
             return [whole if own is None else whole - own[0]]
     found = []
@@ -400,18 +399,13 @@ def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array,
     is_signed = wanted.dtype.kind in "bi"
     is_whole: Any = True if is_signed else whole == wanted
     first = 0 if own is None else int(own[0])
-    if own is None or _follow_one_another(own):
+    if own is None or isinstance(counted(own), Counter):
         # Most often every value has its place here; to find that out takes no temporary.
         if is_whole is True and whole.min() >= first and whole.max() < first + extent:
             return (whole if first == 0 else whole - first), True
         return whole - first, is_whole & (whole >= first) & (whole < first + extent)
     place = np.minimum(np.searchsorted(own, whole), extent - 1)
     return place, is_whole & (own[place] == whole)
-
-
-def _follow_one_another(indices: Array) -> bool:
-    """Return whether ascending indices have no gaps."""
-    return int(indices[-1]) - int(indices[0]) + 1 == len(indices)
 
 
 # ---- by numpy -----------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from einmpi.kernels.contraction import Contraction, Labels, Strides, size_of
 from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.capture import NO_REDUCED_PRECISION_SUMS
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import PreparedCall
-from einmpi.kernels.cuda.scalar_source import plain
 from einmpi.kernels.lowering import ArrayLayout, candidate_lowerings
+from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.scalar_text import plain
 
 # ---- batches -------------------------------------------------------------------------------------
 #
@@ -296,9 +296,11 @@ class MatrixProduct:
         """Return the call for arrays, of which generated kernels make copies if that is needed."""
         if not any(self.copies):
             left, right = self.positions
-            return lambda operands, target: self.multiply(
-                (operands[left].data.ptr, operands[right].data.ptr, target.data.ptr)
-            )
+
+            def in_place(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+                self.multiply((operands[left].data.ptr, operands[right].data.ptr, target.data.ptr))
+
+            return in_place
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             arrays = [*(operands[position] for position in self.positions), target]

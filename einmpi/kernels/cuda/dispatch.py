@@ -22,9 +22,7 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import (
     BLOCK_THREADS,
     PACK_BYTES,
-    LabelRuns,
     Options,
-    PreparedCall,
     WorkSplit,
     compile_kernel,
     is_in_place,
@@ -45,10 +43,11 @@ from einmpi.kernels.distances import (
     recognise_weighted_difference,
     squared_norms,
 )
+from einmpi.kernels.index_sets import LabelRuns
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.lowering import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
-from einmpi.kernels.prepared import PreparedCalls
+from einmpi.kernels.prepared import PreparedCall, PreparedCalls
 from einmpi.schedule.regions import indices, length, whole
 
 # ---- distance ------------------------------------------------------------------------------------
@@ -344,23 +343,20 @@ def _prepare_generated(
         layouts.append(_layout(view, view_entries))
         offsets.append(view.data.ptr - array.data.ptr)
         aligned = aligned and view.data.ptr % PACK_BYTES == 0
-    first_values = []  # of the operands that are counters
     index_arrays: list[DeviceArray] = []  # empty for counters
-    for number, label in enumerate(labels, len(operands)):
+    for label in labels:
         runs = dict(options.runs).get(label, whole(einsum.extent[label]))
-        if len(runs) == 1:
-            first_values.append((number, runs[0][0]))
-        else:
-            aligned = False
-        index_arrays.append(driver.cupy().asarray(indices(runs if len(runs) > 1 else ())))
-        layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
+        is_counter = len(runs) == 1
+        aligned = aligned and is_counter
+        index_arrays.append(driver.cupy().asarray(indices(() if is_counter else runs)))
+        first = runs[0][0] if is_counter else None
+        layouts.append(IndexedArray("int64", (length(runs),), (1,), (label,), first))
     problem = Problem(
         function,
         tuple(layouts),
         _layout(target, einsum.output),
         einsum.aggregation,
         einsum.extents,
-        tuple(first_values),
         aligned,
     )
     split = split_of(problem)
@@ -379,7 +375,8 @@ def _prepare_generated(
 
 
 def _layout(array: DeviceArray, entries: IndexEntries) -> IndexedArray:
-    return IndexedArray(array.dtype.name, array.shape, array.strides, entries)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return IndexedArray(array.dtype.name, array.shape, strides, entries)
 
 
 # Calls a kernel with the addresses of its operands, and a target.

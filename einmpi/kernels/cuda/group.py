@@ -6,14 +6,13 @@ A team of threads owns a row. Tensors between the vertices of the group stay in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Scalar, rebuild
+from einmpi.graph.scalar import Arg, IndexEntries, Scalar, rebuild
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda import capture
 from einmpi.kernels.cuda.driver import DeviceArray
@@ -26,12 +25,12 @@ from einmpi.kernels.cuda.nest import (
     is_in_place,
     prepare_launch,
 )
-from einmpi.kernels.loop_nest import Access
+from einmpi.kernels.loop_nest import Access, Axis, stride_by_entry
 from einmpi.kernels.operands import number_operands
 from einmpi.kernels.updates import changes_a_part
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.groups import GroupingRule
-from einmpi.schedule.regions import names_of
+from einmpi.schedule.regions import Slot, names_of
 
 # ---- group split ---------------------------------------------------------------------------------
 #
@@ -115,14 +114,13 @@ def team_size(values: int) -> int:
     return team
 
 
-@dataclass(frozen=True)
-class _Read:
-    """An array, or a loop counter, that a group reads."""
+class _GroupArray(NamedTuple):
+    """An array that a group reads or writes, or a loop counter that it reads."""
 
     slot: str  # "" for a counter
     dtype: str
-    first: int  # the first value of a counter
     strides: tuple[int, ...]  # along rows and inside dimensions, in elements
+    first: int | None = None  # the first value of a counter
 
 
 @dataclass(frozen=True)
@@ -135,79 +133,70 @@ class GroupSplit:
     blocks: int
 
 
-@dataclass
-class _GroupCollector:
-    """Collects the stages, reads and outputs of a group, kernel by kernel."""
+class _GroupParts(NamedTuple):
+    """The stages of a group, and its arrays."""
 
-    kernels: Sequence[Kernel]
-    rows: Sequence[Sequence[str]]
-    dimensions: Sequence[Sequence[str]]
-    slot_strides: Mapping[str, tuple[int, ...]]  # in bytes
-    inner_slots: set[str]  # that only the group uses
-    makers: dict[str, int] = field(default_factory=dict)  # slot → number of the kernel
-    reads: dict[_Read, int] = field(default_factory=dict)  # with their numbers
-    stages: list[Stage] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)  # kernels whose results are stored
-    output_strides: list[tuple[int, ...]] = field(default_factory=list)
+    stages: list[Stage]
+    reads: dict[_GroupArray, int]  # with their numbers; equal reads of several kernels are one
+    writes: dict[int, _GroupArray]  # by the numbers of the kernels whose results are stored
 
-    def add(self, number: int) -> None:
-        """Add the kernel with this number, which must be the next one."""
-        kernel = self.kernels[number]
+
+def _parts_of(
+    kernels: Sequence[Kernel],
+    rows: Sequence[Sequence[str]],
+    dimensions: Sequence[Sequence[str]],
+    slot_strides: Mapping[str, tuple[int, ...]],
+    inner_slots: Sequence[str],
+) -> _GroupParts:
+    """Return stages and arrays; `slot_strides` are in bytes, `inner_slots` only the group uses."""
+    makers: dict[str, int] = {}  # slot → number of the kernel
+    parts = _GroupParts([], {}, {})
+    for number, kernel in enumerate(kernels):
         einsum = kernel.einsum
+        loops = [labels[number] for labels in (*rows, *dimensions)]
         function, indices, labels = number_operands(einsum)
-        args = []
+        args: list[Arg] = []
         for slot, index in zip(kernel.operands, indices, strict=False):
-            if slot.name in self.makers:
-                args.append(Arg(self.makers[slot.name]))
-            else:
-                strides = self.strides_of(number, index, slot.name, slot.dtype)
-                args.append(self.arg_of(_Read(slot.name, slot.dtype, 0, strides)))
+            if slot.name in makers:
+                args.append(Arg(makers[slot.name]))
+                continue
+            read = _array_along(slot, index, loops, slot_strides)
+            args.append(Arg(len(kernels) + parts.reads.setdefault(read, len(parts.reads))))
         for label in labels:
             runs = dict(kernel.index).get(label)
-            first = runs[0][0] if runs else 0
-            strides = tuple(int(name == label) for name in self.loop_labels(number))
-            args.append(self.arg_of(_Read("", "int64", first, strides)))
-        self.makers[kernel.target.name] = number
-        self.stages.append(self.stage_of(number, einsum, function, args))
-        if kernel.target.name not in self.inner_slots:
-            target = kernel.target
-            strides = self.strides_of(number, einsum.output, target.name, target.dtype)
-            self.outputs.append(number)
-            self.output_strides.append(strides)
-
-    def stage_of(self, number: int, einsum: EinSum, function: Scalar, args: Sequence[Arg]) -> Stage:
-        """Return the stage of a kernel, whose function reads `args` instead of its operands."""
-
-        def renumbered(leaf: Scalar) -> Scalar:
-            return args[leaf.position] if isinstance(leaf, Arg) else leaf
-
-        row_labels = {labels[number] for labels in self.rows}
-        return Stage(
-            rebuild(function, renumbered),
+            strides = tuple(int(name == label) for name in loops)
+            read = _GroupArray("", "int64", strides, runs[0][0] if runs else 0)
+            args.append(Arg(len(kernels) + parts.reads.setdefault(read, len(parts.reads))))
+        makers[kernel.target.name] = number
+        stage = Stage(
+            _with_args(function, args),
             einsum.aggregation if einsum.aggregated else None,
-            self.kernels[number].target.dtype,
-            any(label not in row_labels for label in einsum.output),
+            kernel.target.dtype,
+            any(label not in loops[: len(rows)] for label in einsum.output),
         )
+        parts.stages.append(stage)
+        if kernel.target.name not in inner_slots:
+            parts.writes[number] = _array_along(kernel.target, einsum.output, loops, slot_strides)
+    return parts
 
-    def arg_of(self, read: _Read) -> Arg:
-        """Return the Arg of a read; equal reads of several kernels are one."""
-        return Arg(len(self.kernels) + self.reads.setdefault(read, len(self.reads)))
 
-    def loop_labels(self, number: int) -> list[str]:
-        """Return the labels of a kernel for the rows, then for the inside dimensions."""
-        return [labels[number] for labels in (*self.rows, *self.dimensions)]
+def _with_args(function: Scalar, args: Sequence[Arg]) -> Scalar:
+    """Return a function that reads `args` instead of its operands."""
 
-    def strides_of(
-        self, number: int, index: Sequence[Any], slot: str, dtype: str
-    ) -> tuple[int, ...]:
-        """Return the strides of a slot along the loops, in elements."""
-        itemsize = np.dtype(dtype).itemsize
-        strides = []
-        for name in self.loop_labels(number):
-            dimensions = zip(self.slot_strides[slot], index, strict=True)
-            step = sum(stride for stride, entry in dimensions if entry == name)
-            strides.append(step // itemsize)
-        return tuple(strides)
+    def renumbered(leaf: Scalar) -> Scalar:
+        return args[leaf.position] if isinstance(leaf, Arg) else leaf
+
+    return rebuild(function, renumbered)
+
+
+def _array_along(
+    slot: Slot, entries: IndexEntries, loops: Sequence[str], strides: Mapping[str, tuple[int, ...]]
+) -> _GroupArray:
+    """Return the array of a slot, with its strides along loops."""
+    table = stride_by_entry(entries, strides[slot.name])
+    itemsize = np.dtype(slot.dtype).itemsize
+    along = tuple(table.get(label, 0) // itemsize for label in loops)
+    return _GroupArray(slot.name, slot.dtype, along)
 
 
 def split_group(
@@ -222,47 +211,31 @@ def split_group(
     dimensions = inside_dimensions(kernels, rows)
     if dimensions is None:
         return None
-    inner_slots = set(names_of(step.inner))
-    collector = _GroupCollector(kernels, rows, dimensions, slot_strides, inner_slots)
-    for number in range(len(kernels)):
-        collector.add(number)
-    reads = list(collector.reads)
-    counters = tuple(number for number, read in enumerate(reads) if not read.slot)
+    parts = _parts_of(kernels, rows, dimensions, slot_strides, names_of(step.inner))
+    arrays = [*parts.reads, *parts.writes.values()]
     extents = extents_of(kernels, [*rows, *dimensions])
-    strides = [read.strides for read in reads] + collector.output_strides
-    dtypes = [read.dtype for read in reads]
-    dtypes += [collector.stages[number].dtype for number in collector.outputs]
-    pack = 1
-    if aligned:
-        pack = _pack_size(strides, dtypes, counters, extents, len(rows))
+    pack = _pack_size(arrays, extents, len(rows)) if aligned else 1
     # From here on the last loop counts packs.
     extents[-1] //= pack
-    for array, own in enumerate(strides):
-        if array not in counters:
-            strides[array] = (*own[:-1], own[-1] * pack)
     positions = prod(extents[len(rows) :])
     team = team_size(positions * pack)
     largest_offset = prod(extents)
-    for own in strides:
-        offset = 0
-        for stride, extent in zip(own, extents, strict=True):
-            offset += abs(stride) * extent
-        largest_offset = max(largest_offset, offset)
+    strides = []
     accesses = []
-    for read in reads:
-        loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
-        accesses.append(Access(read.dtype, loops, False))
-    writes = []
-    for number in collector.outputs:
-        stage = collector.stages[number]
-        loops = tuple(range(len(extents) if stage.inside else len(rows)))
-        writes.append(Access(stage.dtype, loops, False))
+    for array in arrays:
+        is_counter = array.first is not None
+        *others, last = array.strides
+        own = (*others, last if is_counter else last * pack)
+        strides.append(own)
+        reach = sum(abs(stride) * extent for stride, extent in zip(own, extents, strict=True))
+        largest_offset = max(largest_offset, reach)
+        loops = tuple(loop for loop, stride in enumerate(own) if stride)
+        accesses.append(Access(array.dtype, loops, False, counts=is_counter))
     nest = GroupNest(
-        stages=tuple(collector.stages),
-        reads=tuple(accesses),
-        writes=tuple(writes),
-        counters=counters,
-        outputs=tuple(collector.outputs),
+        stages=tuple(parts.stages),
+        reads=tuple(accesses[: len(parts.reads)]),
+        writes=tuple(accesses[len(parts.reads) :]),
+        outputs=tuple(parts.writes),
         row_loops=len(rows),
         loops=len(extents),
         team=team,
@@ -270,35 +243,31 @@ def split_group(
         pack=pack,
         wide=largest_offset >= WIDE_OFFSET,
     )
-    slots = [read.slot for read in reads]
-    slots += [kernels[number].target.name for number in collector.outputs]
-    first_values = {number: reads[number].first for number in counters}
-    arguments = nest.arguments(extents, list(zip(*strides, strict=True)), first_values)
+    slots = [array.slot for array in arrays]
+    first_values = {k: array.first for k, array in enumerate(arrays) if array.first is not None}
+    axes = []
+    for extent, along in zip(extents, zip(*strides, strict=True), strict=True):
+        axes.append(Axis(extent, False, along))
+    arguments = nest.arguments(axes, first_values)
     blocks = -(-prod(extents[: len(rows)]) // nest.teams)
     return GroupSplit(nest, tuple(slots), arguments, blocks)
 
 
-def _pack_size(
-    strides: Sequence[Sequence[int]],
-    dtypes: Sequence[str],
-    counters: Sequence[int],
-    extents: Sequence[int],
-    row_loops: int,
-) -> int:
+def _pack_size(arrays: Sequence[_GroupArray], extents: Sequence[int], row_loops: int) -> int:
     """Return how many neighbours a thread reads at once: 16 bytes, if every array has them."""
     used = []  # arrays with values inside a row
-    for array, own in enumerate(strides):
-        if array not in counters and any(own[row_loops:]):
+    for array in arrays:
+        if array.first is None and any(array.strides[row_loops:]):
             used.append(array)
     is_one_loop = len(extents) == row_loops + 1
-    if not used or not is_one_loop or any(strides[array][-1] != 1 for array in used):
+    if not used or not is_one_loop or any(array.strides[-1] != 1 for array in used):
         return 1
-    widest = max(np.dtype(dtypes[array]).itemsize for array in used)
+    widest = max(np.dtype(array.dtype).itemsize for array in used)
     pack = min(8, PACK_BYTES // widest)
     # A pack must begin at a multiple of its size in every row.
     steps = [extents[-1]]
     for array in used:
-        steps += strides[array][:-1]
+        steps += array.strides[:-1]
     while pack > 1 and any(step % pack for step in steps):
         pack //= 2
     return pack

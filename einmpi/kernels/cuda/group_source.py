@@ -85,7 +85,7 @@ def group_source(nest: GroupNest) -> str:
     add_loop_indices(text, "flat", rows)
     unread: set[int] = set()  # reads to be kept in registers that no stage has read yet
     for read in range(len(nest.reads)):
-        if read not in nest.counters and nest.is_inside(read) and nest.is_kept(read):
+        if not nest.reads[read].counts and nest.is_inside(read) and nest.is_kept(read):
             unread.add(read)
             text.add(f"{COMPUTED[nest.reads[read].dtype]} kept{read}[{nest.values_per_thread}];")
     for number in range(len(nest.stages)):
@@ -193,7 +193,7 @@ class _StageWriter:
         )
         add_loop_indices(self.text, "deep", range(nest.row_loops, nest.loops))
         for read in sorted(_reads_of(nest, self.number)):
-            if read in nest.counters or not nest.is_inside(read):
+            if nest.reads[read].counts or not nest.is_inside(read):
                 continue
             if nest.is_kept(read) and read not in self.unread:
                 continue  # an earlier stage has kept it
@@ -236,7 +236,7 @@ def _read_text(nest: GroupNest, unread: set[int], part: int, position: int) -> s
             return f"stage{position}[{register}]"
         return f"stage{position}"
     read = position - len(nest.stages)
-    if read in nest.counters:
+    if nest.reads[read].counts:
         return counter_text(read, nest.reads[read].loops, nest.loops - 1, nest.pack, str(part))
     if not nest.is_inside(read):
         return f"load(array{read}[{offset_text(nest, read)}])"

@@ -6,17 +6,17 @@ them. Extents, strides and addresses are arguments, so one compiled text serves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from einmpi.graph.scalar import Number, Scalar
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.loop_nest import Access, GatheredDimension
+from einmpi.kernels.index_sets import LabelRuns
+from einmpi.kernels.loop_nest import Access, Axis, GatheredDimension, loop_arguments
 from einmpi.process.startup import COMPILING, first_use
-from einmpi.schedule.regions import Runs
 
 BLOCK_THREADS = 256  # threads of a block, in every kernel that computes one vertex
 WARP_THREADS = 32  # threads that exchange values without a barrier
@@ -57,7 +57,6 @@ class Nest:
 
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    counters: tuple[int, ...]  # reads that are not arrays: the value of a loop counter
     loops: int
     wide: bool  # offsets need 64 bits
     checked: tuple[tuple[int, int], ...] = ()  # gathers whose index may be out of range
@@ -69,20 +68,18 @@ class Nest:
     def parameters(self) -> list[str]:
         """Return the names of the kernel's arguments in order.
 
-        `array0` is the address of an array. `extent0`, `multiplier0` and `shift0` belong to a loop
-        (see `divider`), `stride0_1` to an array and a loop, `gather_stride0_1` and
-        `gather_extent0_1` to an array and one of its gathered dimensions. `first0` is where a loop
-        counter that is read begins. `report` is the buffer that tells of indices out of range, and
-        `wants_range` asks for the range of these indices.
+        `array0` is the address of an array, `first0` where a loop counter that is read begins.
+        `multiplier0` and `shift0` belong to a loop (see `divider`). `report` is the buffer that
+        tells of indices out of range, and `wants_range` asks for the range of these indices. The
+        other names are those of `loop_arguments`.
         """
-        numbers = range(len(self.arrays))
-        names = [f"array{array}" for array in numbers if array not in self.counters]
+        names = [f"array{k}" for k, access in enumerate(self.arrays) if not access.counts]
         if self.checked:
             names += ["report", "wants_range"]
         for loop in range(self.loops):
             names += [f"extent{loop}", f"multiplier{loop}", f"shift{loop}"]
         for array, access in enumerate(self.arrays):
-            if array in self.counters:
+            if access.counts:
                 names.append(f"first{array}")
             else:
                 names += [f"stride{array}_{loop}" for loop in access.loops]
@@ -94,28 +91,19 @@ class Nest:
 
     def arguments(
         self,
-        extents: Sequence[int],
-        strides: Sequence[Sequence[int]],
+        axes: Sequence[Axis],
         first_values: Mapping[int, int],
         gathered: Sequence[Sequence[GatheredDimension]] = (),
     ) -> dict[str, int]:
         """Return the arguments by name, without addresses.
 
-        `strides` are those of all arrays for each loop, `first_values` belong to the counters. All
-        strides are in elements.
+        `first_values` belong to the counters. All strides are in elements.
         """
-        found = {"report": 0, "wants_range": 0}
-        for loop, extent in enumerate(extents):
-            found[f"extent{loop}"] = extent
-            found[f"multiplier{loop}"], found[f"shift{loop}"] = divider(extent, self.wide)
-            for array, stride in enumerate(strides[loop]):
-                found[f"stride{array}_{loop}"] = stride
+        found = loop_arguments(axes, gathered) | {"report": 0, "wants_range": 0}
+        for loop, axis in enumerate(axes):
+            found[f"multiplier{loop}"], found[f"shift{loop}"] = divider(axis.extent, self.wide)
         for array, first in first_values.items():
             found[f"first{array}"] = first
-        for array, dimensions in enumerate(gathered):
-            for number, dimension in enumerate(dimensions):
-                found[f"gather_stride{array}_{number}"] = dimension.stride
-                found[f"gather_extent{array}_{number}"] = dimension.extent
         return found
 
 
@@ -212,9 +200,6 @@ EXACT_OPTIONS = ("-std=c++17", "--fmad=false")
 FAST_OPTIONS = ("-std=c++17", "--use_fast_math")
 
 Grid = tuple[tuple[int, int], tuple[int]]  # blocks in both directions, threads of a block
-PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]
-# For labels whose values are used: the indices that positions along the label stand for.
-LabelRuns: TypeAlias = tuple[tuple[str, Runs], ...]
 
 
 class Options(NamedTuple):

@@ -13,7 +13,15 @@ import numpy as np
 from einmpi.graph.index_arithmetic import Interval, interval_of
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, rebuild, walk
 from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, WorkSplit
-from einmpi.kernels.loop_nest import Access, Axis, GatheredDimension, IndexedArray, axes_of
+from einmpi.kernels.loop_nest import (
+    Axis,
+    GatheredDimension,
+    IndexedArray,
+    accesses_of,
+    axes_of,
+    gathered_dimensions,
+    outer_and_inner,
+)
 
 BUSY_THREADS = 2**18  # threads that keep a large GPU busy
 BUSY_BLOCKS = 1024  # blocks that do so
@@ -27,41 +35,21 @@ def size_of(axes: Iterable[Axis]) -> int:
     return prod(axis.extent for axis in axes)
 
 
-def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
-    """Return the loops of the output, and the aggregated loops."""
-    outer = []
-    inner = []
-    for axis in axes:
-        if axis.aggregated:
-            inner.append(axis)
-        else:
-            outer.append(axis)
-    return outer, inner
-
-
 @dataclass(frozen=True)
 class Problem:
-    """An EinSum with the layouts of its arrays. The output is the last array."""
+    """An EinSum with the layouts of its arrays, strides in elements. The output is the last."""
 
     function: Scalar
     layouts: tuple[IndexedArray, ...]  # of the operands
     target: IndexedArray
     aggregation_as_written: str | None
     extents: tuple[tuple[str, int], ...]
-    # Operands that are not arrays but count the values of a label, and where these begin.
-    first_values: tuple[tuple[int, int], ...]
     aligned: bool  # every array begins at a multiple of PACK_BYTES
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """The loops, with strides in elements."""
-        arrays = (*self.layouts, self.target)
-        sizes = [self.itemsize(array) for array in range(len(arrays))]
-        axes = []
-        for axis in axes_of(arrays, self.extents):
-            strides = [stride // size for stride, size in zip(axis.strides, sizes, strict=True)]
-            axes.append(axis._replace(strides=tuple(strides)))
-        return tuple(axes)
+        """The loops."""
+        return tuple(axes_of((*self.layouts, self.target), self.extents))
 
     @cached_property
     def aggregation(self) -> str | None:
@@ -71,21 +59,17 @@ class Problem:
 
     @cached_property
     def gathered(self) -> tuple[tuple[GatheredDimension, ...], ...]:
-        """The dimensions of each operand that an expression indexes; strides in elements."""
-        found = []
-        for operand, layout in enumerate(self.layouts):
-            dimensions = []
-            for entry, stride, extent in zip(
-                layout.index, layout.strides, layout.shape, strict=True
-            ):
-                if not isinstance(entry, str):
-                    dimensions.append(GatheredDimension(stride // self.itemsize(operand), extent))
-            found.append(tuple(dimensions))
-        return tuple(found)
+        """The dimensions of each operand that an expression indexes."""
+        return tuple(map(gathered_dimensions, self.layouts))
 
     @cached_property
-    def counters(self) -> tuple[int, ...]:
-        return tuple([operand for operand, _ in self.first_values])
+    def counters(self) -> dict[int, int]:
+        """The operands that are not arrays but count values of a label, and where these begin."""
+        found = {}
+        for operand, layout in enumerate(self.layouts):
+            if layout.first is not None:
+                found[operand] = layout.first
+        return found
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -109,26 +93,20 @@ class Problem:
         `special` is what the nest has in this scheme alone.
         """
         outer, inner = outer_and_inner(axes)
-        accesses = []
-        for array, layout in enumerate((*self.layouts, self.target)):
-            loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[array])
-            accesses.append(Access(layout.dtype, loops, False, gathers_in(layout.index)))
+        *reads, out = accesses_of((*self.layouts, self.target), axes)
         fields = {"function": self.function, **special}
         nest = CudaNest(
             scheme=scheme,
-            reads=tuple(accesses[:-1]),
-            writes=(accesses[-1],),
+            reads=tuple(reads),
+            writes=(out,),
             aggregation=self.aggregation,
             output_loops=len(outer),
             loops=len(axes),
             wide=self.needs_wide_offsets(axes),
-            counters=self.counters,
             checked=self.checked_gathers,
             **fields,
         )
-        extents = [axis.extent for axis in axes]
-        strides = [axis.strides for axis in axes]
-        arguments = nest.arguments(extents, strides, dict(self.first_values), self.gathered)
+        arguments = nest.arguments(axes, self.counters, self.gathered)
         results = size_of(outer)
         arguments["part_length"] = -(-size_of(inner) // parts)
         arguments["part_stride"] = results if nest.lane_is_aggregated else results * nest.pack
@@ -139,7 +117,7 @@ class Problem:
     def checked_gathers(self) -> tuple[tuple[int, int], ...]:
         """The gathered dimensions, as (operand, number), whose index may be out of range."""
         ranges = {}
-        for operand, first in self.first_values:
+        for operand, first in self.counters.items():
             (extent,) = self.layouts[operand].shape
             ranges[operand] = first, first + extent - 1
         checked = []
@@ -163,7 +141,7 @@ class Problem:
         if (operand, 0) in self.checked_gathers:
             return False
         (entry,) = gathers_in(self.layouts[operand].index)
-        for counter, first in self.first_values:
+        for counter, first in self.counters.items():
             if lane.strides[counter] and moves_in_packs(entry, counter, first, pack):
                 return True
         return False

@@ -6,22 +6,18 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Scalar, rebuild
-from einmpi.kernels import updates
+from einmpi.kernels import row_writes
 from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.device_functions import DEVICE
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import PreparedCall, compile_kernel
-from einmpi.kernels.cuda.scalar_source import kind_of
-from einmpi.kernels.updates import PlacedRows, find_placed_rows
+from einmpi.kernels.cuda.nest import compile_kernel
+from einmpi.kernels.index_sets import LabelRuns
+from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.updates import PlacedRows
 from einmpi.schedule.compute import Kernel
-from einmpi.schedule.regions import one_run
 
 Compute = Callable[[EinSum, Sequence[DeviceArray], DeviceArray, Any], None]  # a whole kernel
-ArrayOf = Callable[[Sequence[DeviceArray]], DeviceArray]  # an array, given the operands
 
 _BLOCK_THREADS = 256
 _MOST_BLOCKS = 4096
@@ -38,102 +34,16 @@ _ELEMENTS = {
 def prepare_row_writes(
     kernel: Kernel, operands: Sequence[DeviceArray], target: DeviceArray, compute: Compute
 ) -> PreparedCall | None:
-    """Return a kernel that is written over one of its operands as a write of some of its rows.
-
-    It is for arrays that are stored as these are. None if it may change more than that.
-    """
+    """Return a kernel that is written over one of its operands as a write of some of its rows."""
     capture.prepare_calls()
-    rows = find_placed_rows(kernel.einsum)
-    if rows is None or kernel.select or 0 in kernel.einsum.bound:
-        return None
-    runs = dict(kernel.index).get(rows.label, one_run(0, kernel.einsum.extent[rows.label]))
-    if len(runs) != 1:
-        return None
-    places_of = _prepare_places(rows, kernel, operands, compute)
-    if places_of is None:
-        return None
-    values_of = _prepare_values(rows, kernel, operands, target, compute)
-    if values_of is None:
-        return None
-    launch = _prepare_write(rows, kernel.einsum, places_of(operands), values_of(operands), target)
-    if launch is None:
-        return None
-    start, stop = runs[0]
 
-    def write(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        launch(places_of(operands), values_of(operands), target, start, stop)
+    def prepare(
+        einsum: EinSum, _operands: Sequence[DeviceArray], _out: DeviceArray, runs: LabelRuns
+    ) -> PreparedCall:
+        return lambda operands, out: compute(einsum, operands, out, runs)
 
-    return write
-
-
-def _prepare_places(
-    rows: PlacedRows, kernel: Kernel, operands: Sequence[DeviceArray], compute: Compute
-) -> ArrayOf | None:
-    """Return what gives the index of each row as int64; None if it may be no whole number."""
-    dtypes = [array.dtype.name for array in operands]
-    if np.dtype(kind_of(rows.place, dtypes)).kind not in "biu":
-        return None
-    entries = kernel.einsum.operands
-    if isinstance(rows.place, Arg):
-        number = rows.place.position
-        if entries[number] == rows.place_labels and operands[number].dtype == np.int64:
-            return lambda operands: operands[number]
-
-    def renumber(node: Scalar) -> Scalar:
-        return Arg(rows.place_operands.index(node.position)) if isinstance(node, Arg) else node
-
-    extent = kernel.einsum.extent
-    einsum = EinSum(
-        rows.place_labels,
-        tuple(entries[position] for position in rows.place_operands),
-        Call("int64", (rebuild(rows.place, renumber),)),
-        None,
-        (),
-        tuple((label, extent[label]) for label in rows.place_labels),
-    )
-    return _computed(einsum, rows.place_operands, np.dtype(np.int64), (), compute)
-
-
-def _prepare_values(
-    rows: PlacedRows,
-    kernel: Kernel,
-    operands: Sequence[DeviceArray],
-    target: DeviceArray,
-    compute: Compute,
-) -> ArrayOf | None:
-    """Return what gives the values of all rows, given the operands of the kernel.
-
-    None if they have to be computed and take too much memory.
-    """
-    einsum = rows.value
-    # What reads the array that is written to has to be computed before.
-    if einsum.function == Arg(0) and rows.operand not in rows.value_operands:
-        (number,) = rows.value_operands
-        is_stored = einsum.operands == (einsum.output,) and operands[number].dtype == target.dtype
-        if is_stored:
-            return lambda operands: operands[number]
-    if prod(einsum.bound) * target.itemsize > updates.MOST_VALUE_BYTES:
-        return None
-    numbers = einsum.labels_as_numbers
-    index = tuple((label, runs) for label, runs in kernel.index if label in numbers)
-    return _computed(einsum, rows.value_operands, target.dtype, index, compute)
-
-
-def _computed(
-    einsum: EinSum, positions: Sequence[int], dtype: np.dtype[Any], index: Any, compute: Compute
-) -> ArrayOf:
-    """Return what computes an EinSum of some of the operands."""
-    cupy = driver.cupy()
-
-    def computed(operands: Sequence[DeviceArray]) -> DeviceArray:
-        found = cupy.empty(einsum.bound, dtype)
-        compute(einsum, [operands[position] for position in positions], found, index)
-        return found
-
-    return computed
-
-
-# ---- the kernel ----------------------------------------------------------------------------------
+    device = row_writes.RowDevice(driver.cupy().empty, prepare, _prepare_write)
+    return row_writes.prepare_row_writes(kernel, operands, target, device)
 
 
 def _prepare_write(
@@ -142,7 +52,7 @@ def _prepare_write(
     places: DeviceArray,
     values: DeviceArray,
     target: DeviceArray,
-) -> Callable[..., None] | None:
+) -> row_writes.Write | None:
     """Return what writes the rows from a start to a stop, which are those of the target.
 
     The elements of all rows are nested loops, with a step of each loop in every array. Return None

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
@@ -18,19 +16,20 @@ from einmpi.graph.scalar import Number
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.nest import BLOCK_THREADS, PreparedCall, compile_kernel
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, compile_kernel
 from einmpi.kernels.cuda.scalar_source import (
     COMPUTED,
-    HALVES,
     STORED,
     convert,
     number,
     operation,
-    plain,
     stored,
 )
 from einmpi.kernels.cuda.source_parts import KernelText
-from einmpi.schedule.regions import Runs, indices, whole
+from einmpi.kernels.prepared import PreparedCall
+from einmpi.kernels.scalar_text import computed, plain
+from einmpi.kernels.scans import Ints, LineScan, Segment, find_scan, scanned_dimension
+from einmpi.schedule.regions import Runs, indices
 
 # ---- scan source ---------------------------------------------------------------------------------
 #
@@ -301,32 +300,6 @@ MOST_BLOCKS = 2**31 - 1  # of one launch
 LINES_FOR_ALL_THREADS = 2**13
 SHORT_LINE_VALUES = 512  # for which a block of threads would be too much
 
-Ints = npt.NDArray[np.int64]
-
-
-class _Segment(NamedTuple):
-    """Values of a line that follow one another, and where their results go."""
-
-    first_value: int
-    first_result: int
-    length: int
-    offset: int  # the index of what the segment begins with; −1 for nothing
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """A scan: its lines, and the segments of a line."""
-
-    lines: tuple[str, ...]
-    segments: tuple[_Segment, ...]
-    values: int  # operands
-    offsets: int
-    values_dimension: int
-    offsets_dimension: int
-    result_dimension: int
-    masked: Number
-    first_results: Ints | None  # of each value; None where results are in the places of values
-
 
 def prepare_scan(
     einsum: EinSum,
@@ -335,115 +308,60 @@ def prepare_scan(
     index: Sequence[tuple[str, Runs]],
 ) -> PreparedCall | None:
     """Return the call that computes a scan; None if the EinSum is none, or has too many lines."""
-    problem = _plain_scan(einsum, dict(index)) or _scan_in_blocks(einsum, dict(index))
-    if problem is None or einsum.aggregation is None:
+    if einsum.aggregation is None:
         return None
     record = AGGREGATIONS[einsum.aggregation]
     result = target.dtype.name
-    total = result
+    total = computed(result)
     if record.is_rounded:
         total = DTYPES[result].accumulator
-    elif result in HALVES:
-        total = "float32"
-    neutral = record.neutral(np.dtype(plain(total)))
-    is_neutral = problem.masked in (record.empty, neutral)
-    if einsum.blocked_scan is not None and not is_neutral:
+    scan = find_scan(einsum, {label: indices(runs) for label, runs in index}, plain(total))
+    if scan is None:
         return None
+    is_plain = einsum.scan is not None
+    if not is_plain and any(segment.counts is not None for segment in scan.segments):
+        return None
+    neutral = record.neutral(np.dtype(plain(total)))
+    is_neutral = scan.masked in (record.empty, neutral)
     text = ScanText(
         einsum.aggregation,
-        operands[problem.values].dtype.name,
-        operands[problem.offsets].dtype.name,
+        operands[scan.values].dtype.name,
+        operands[scan.offsets].dtype.name,
         total,
         result,
         neutral,
-        None if is_neutral else problem.masked,
-        len(problem.lines),
-        problem.first_results is not None,
+        None if is_neutral else scan.masked,
+        len(scan.lines),
+        scan.segments[0].counts is not None,
     )
-    return _prepare_launches(einsum, problem, text, operands, target)
-
-
-def _plain_scan(einsum: EinSum, runs: dict[str, Runs]) -> _Problem | None:
-    """Return a scan of whole lines, or of what a rank has of them."""
-    scan = einsum.scan
-    if scan is None:
-        return None
-    taken = runs.get(scan.scanned, whole(einsum.extent[scan.scanned]))
-    wanted = runs.get(scan.along, whole(einsum.extent[scan.along]))
-    first_results = None
-    if taken != wanted:
-        counts = np.searchsorted(indices(taken), indices(wanted), side="right")
-        first_results = np.searchsorted(counts, np.arange(1, len(indices(taken)) + 2))
-    lines = tuple(label for label in einsum.output if label != scan.along)
-    return _Problem(
-        lines,
-        (_Segment(0, 0, einsum.extent[scan.scanned], -1),),
-        values=0,
-        offsets=0,
-        values_dimension=einsum.operands[0].index(scan.scanned),
-        offsets_dimension=0,
-        result_dimension=einsum.output.index(scan.along),
-        masked=scan.masked,
-        first_results=first_results,
-    )
-
-
-def _scan_in_blocks(einsum: EinSum, runs: dict[str, Runs]) -> _Problem | None:
-    """Return the second pass of a scan in two passes; None where it does not have whole blocks."""
-    form = einsum.blocked_scan
-    if form is None or form.inside in runs:
-        return None
-    if einsum.extent[form.inside] != form.blocks.longest:
-        return None
-    wanted = indices(runs.get(form.along, whole(einsum.extent[form.along])))
-    block_of = wanted * form.blocks.count // form.blocks.extent
-    starts = np.flatnonzero(np.diff(block_of, prepend=-1)).tolist()
-    segments = []
-    for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
-        block = int(block_of[start])
-        first = form.blocks.first(block)
-        length = stop - start
-        if int(wanted[start]) != first or int(wanted[stop - 1]) != first + length - 1:
-            return None
-        offset = block - 1 - form.offset_start if block else -1
-        segments.append(_Segment(first - form.start, start, length, offset))
-    lines = tuple(label for label in einsum.output if label != form.along)
-    return _Problem(
-        lines,
-        tuple(segments),
-        values=1,
-        offsets=0,
-        values_dimension=form.dimension,
-        offsets_dimension=form.offset_dimension,
-        result_dimension=einsum.output.index(form.along),
-        masked=form.masked,
-        first_results=None,
-    )
+    return _prepare_launches(einsum, scan, text, operands, target)
 
 
 def _prepare_launches(
     einsum: EinSum,
-    problem: _Problem,
+    scan: LineScan,
     text: ScanText,
     operands: Sequence[DeviceArray],
     target: DeviceArray,
 ) -> PreparedCall | None:
     """Return the call that launches the kernels; None if there are too many blocks."""
-    values = operands[problem.values]
-    pieces, segments = _tables(problem.segments)
+    values = operands[scan.values]
+    pieces, segments = _tables(scan.segments)
     chunks = len(pieces)
-    line_count = prod(einsum.extent[label] for label in problem.lines)
+    line_count = prod(einsum.extent[label] for label in scan.lines)
     if line_count * max(chunks, len(segments)) > MOST_BLOCKS:
         return None
-    numbers = _arguments(einsum, problem, operands, target)
+    numbers = _arguments(einsum, scan, operands, target)
     numbers |= {"chunks": chunks, "segments_per_line": len(segments), "lines": line_count}
     arguments = [numbers[name] for name in parameter_names(text)]
     cupy = driver.cupy()
     tables = [cupy.asarray(pieces.reshape(-1)), cupy.asarray(segments.reshape(-1))]
-    if problem.first_results is not None:
-        tables.append(cupy.asarray(problem.first_results))
-    longest = max(segment.length for segment in problem.segments)
-    suits_threads = longest < SHORT_LINE_VALUES or _lines_are_neighbours(einsum, problem, values)
+    counts = scan.segments[0].counts
+    if counts is not None:  # the first result of each value
+        numbers_of_values = np.arange(1, scan.segments[0].length + 2)
+        tables.append(cupy.asarray(np.searchsorted(counts, numbers_of_values)))
+    longest = max(segment.length for segment in scan.segments)
+    suits_threads = longest < SHORT_LINE_VALUES or _lines_are_neighbours(einsum, scan, values)
     if suits_threads and line_count >= LINES_FOR_ALL_THREADS:
         total_count = 0
         launches = [("lines", -(-line_count // BLOCK_THREADS))]
@@ -460,9 +378,9 @@ def _prepare_launches(
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         totals = cupy.empty(total_count, text.total)
-        arrays = [operands[problem.values], operands[problem.offsets], totals, target, *tables]
+        arrays = [operands[scan.values], operands[scan.offsets], totals, target, *tables]
         addresses = [array.data.ptr for array in arrays]
-        if problem.first_results is None:
+        if counts is None:
             addresses.append(0)
         for kernel, blocks in kernels:
             kernel((blocks, 1), (BLOCK_THREADS,), (*addresses, *arguments))
@@ -470,7 +388,7 @@ def _prepare_launches(
     return call
 
 
-def _tables(segments: Sequence[_Segment]) -> tuple[Ints, Ints]:
+def _tables(segments: Sequence[Segment]) -> tuple[Ints, Ints]:
     """Return the numbers of all chunks, and those of all segments, as the kernels read them."""
     chunk_rows: list[tuple[int, int, int, int]] = []
     segment_rows = []
@@ -480,39 +398,39 @@ def _tables(segments: Sequence[_Segment]) -> tuple[Ints, Ints]:
             length = min(CHUNK_VALUES, segment.length - start)
             first_value = segment.first_value + start
             chunk_rows.append((first_value, segment.first_result + start, length, start))
-        segment_rows.append((*segment, first_chunk, len(chunk_rows) - first_chunk))
+        chunks = first_chunk, len(chunk_rows) - first_chunk
+        segment_rows.append((*segment[:3], segment.offset, *chunks))
     return np.array(chunk_rows, np.int64), np.array(segment_rows, np.int64)
 
 
 def _arguments(
     einsum: EinSum,
-    problem: _Problem,
+    scan: LineScan,
     operands: Sequence[DeviceArray],
     target: DeviceArray,
 ) -> dict[str, int]:
     """Return extents and strides, in elements, by the names of the kernels' arguments."""
-    found = {f"extent{d}": einsum.extent[label] for d, label in enumerate(problem.lines)}
+    found = {f"extent{d}": einsum.extent[label] for d, label in enumerate(scan.lines)}
     arrays = {
-        "values": (operands[problem.values], problem.values, problem.values_dimension),
-        "offsets": (operands[problem.offsets], problem.offsets, problem.offsets_dimension),
-        "result": (target, len(operands), problem.result_dimension),
+        "values": (operands[scan.values], einsum.operands[scan.values]),
+        "offsets": (operands[scan.offsets], einsum.operands[scan.offsets]),
+        "result": (target, einsum.output),
     }
-    indices = (*einsum.operands, einsum.output)
-    for name, (array, operand, dimension) in arrays.items():
+    for name, (array, entries) in arrays.items():
         strides = [stride // array.itemsize for stride in array.strides]
-        if name == "offsets" and problem.offsets == problem.values:
+        if name == "offsets" and scan.offsets == scan.values:
             strides = [0] * len(strides)  # there are none
-        found[f"{name}_step"] = strides[dimension]
-        for line, label in enumerate(problem.lines):
-            found[f"{name}_stride{line}"] = strides[indices[operand].index(label)]
+        found[f"{name}_step"] = strides[scanned_dimension(entries, scan.lines)]
+        for line, label in enumerate(scan.lines):
+            found[f"{name}_stride{line}"] = strides[entries.index(label)]
     return found
 
 
-def _lines_are_neighbours(einsum: EinSum, problem: _Problem, values: DeviceArray) -> bool:
+def _lines_are_neighbours(einsum: EinSum, scan: LineScan, values: DeviceArray) -> bool:
     """Return whether the values of neighbouring lines are nearer than those of one line."""
-    along = abs(values.strides[problem.values_dimension])
-    for label in problem.lines:
-        place = einsum.operands[problem.values].index(label)
-        if einsum.extent[label] > 1 and abs(values.strides[place]) < along:
+    entries = einsum.operands[scan.values]
+    along = abs(values.strides[scanned_dimension(entries, scan.lines)])
+    for label in scan.lines:
+        if einsum.extent[label] > 1 and abs(values.strides[entries.index(label)]) < along:
             return True
     return False

@@ -18,8 +18,8 @@ from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import WorkSplit
 from einmpi.kernels.cuda.problem import Problem
-from einmpi.kernels.cuda.scalar_source import kind_of
 from einmpi.kernels.cuda.work_split import split_runs
+from einmpi.kernels.scalar_text import kind_of
 from einmpi.schedule.regions import Runs, indices
 
 SORTED_LABEL = "values, sorted"  # no label of a program can look like this

@@ -22,6 +22,7 @@ from einmpi.kernels.cuda.scalar_source import (
     weight_of,
     width_of,
 )
+from einmpi.kernels.loop_nest import role_of
 
 # Arguments that are not offsets into an array keep 64 bits.
 LONG_ROLES = ("multiplier", "shift", "first", "wants_range", "gather_extent")
@@ -59,7 +60,7 @@ def whole_text(nest: Nest, text: KernelText, threads: int) -> str:
     arguments = []
     conversions = []
     for name in nest.parameters():
-        role = name.rstrip("0123456789_")
+        role = role_of(name)
         if role == "array":
             array = int(name.removeprefix(role))
             const = "const " if array < len(nest.reads) else ""
@@ -130,7 +131,7 @@ def steps_of(
         shared = from_shared_memory(read)
         if shared is not None:
             return shared
-        if read in nest.counters:
+        if nest.reads[read].counts:
             return counter_text(read, nest.reads[read].loops, lane, nest.pack, part)
         if read in nest.packed:
             return f"load(pack{read}.at[{part}])"
@@ -251,7 +252,9 @@ def add_tile(nest: CudaNest, text: KernelText) -> None:
     """)
     with text.block(f"for (I j = begin; j < end; j += {depth})"):
         text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
-        if fold.repeats:  # beyond the end the last value is taken again, which changes nothing
+        if (
+            fold.rule.is_idempotent
+        ):  # beyond the end the last value is taken again, which changes nothing
             text.add(whole_step)
         else:
             with text.block(f"if (j + {depth} <= end)"):

@@ -28,12 +28,12 @@ from einmpi.kernels.cuda.problem import (
     MAX_REPEATED_WEIGHT,
     SHARED_MEMORY_BYTES,
     Problem,
-    outer_and_inner,
     size_of,
 )
-from einmpi.kernels.cuda.scalar_source import kind_of, weight_of, width_of
+from einmpi.kernels.cuda.scalar_source import weight_of, width_of
 from einmpi.kernels.cuda.source_parts import TILE_THREADS
-from einmpi.kernels.loop_nest import Axis
+from einmpi.kernels.loop_nest import Axis, outer_and_inner
+from einmpi.kernels.scalar_text import kind_of
 
 # ---- split ---------------------------------------------------------------------------------------
 #

@@ -2,32 +2,260 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.lower_bound.charges import Charging, Limit, Part
-from einmpi.planner.lower_bound.kept import (
+from einmpi.planner.lower_bound.parts import (
     MOST_WAYS,
     MOST_WORDS,
+    Charges,
     Ints,
     Role,
     Ways,
     count_of_ways,
     grids,
+    least_words,
     most_kept,
     part_counts,
     role_of,
     ways_of_grid,
     ways_to_cut,
 )
-from einmpi.planner.lower_bound.parts import Charges, least_words
 from einmpi.planner.repetition import vertices_alike
+
+# ---- linear program ------------------------------------------------------------------------------
+#
+# Linear programs with many columns, of which few are needed: the simplex method.
+#
+# Only sums and products of single elements are used, so that results are the same on every
+# machine.
+
+
+Floats = npt.NDArray[np.float64]
+
+TOLERANCE = 1e-9  # costs are about 1
+PIVOTS_FOR_EACH_ROW = 30  # a search that takes longer ends before the minimum
+
+
+class Columns(NamedTuple):
+    """Columns of a program and their costs."""
+
+    entries: Floats  # a column for each
+    costs: Floats
+
+
+class Basis:
+    """A solution with one column for each row, and the prices of the rows that follow from it."""
+
+    def __init__(self, inverse: Floats, right_side: Floats, costs: Floats) -> None:
+        self.inverse = inverse  # of the matrix of the columns in use
+        self.amounts = _times(inverse, right_side)  # of each of these columns
+        self.prices = _times(inverse.T, costs)  # of the rows
+
+    def enter(self, column: Floats, reduced_cost: float) -> None:
+        """Use as much of a column as possible, in place of the one that is used up first."""
+        direction = _times(self.inverse, column)
+        usable = direction > TOLERANCE
+        assert usable.any(), "the costs have a minimum"
+        ratios = np.full(len(direction), np.inf)
+        ratios[usable] = self.amounts[usable] / direction[usable]
+        row = int(ratios.argmin())
+        amount = ratios[row]
+        self.amounts = np.maximum(0.0, self.amounts - amount * direction)
+        self.amounts[row] = amount
+        pivot_row = self.inverse[row] / direction[row]
+        self.inverse = self.inverse - direction[:, None] * pivot_row
+        self.inverse[row] = pivot_row
+        self.prices = self.prices + reduced_cost * pivot_row
+
+
+def find_prices(basis: Basis, columns: Columns, more: Callable[[Floats], Columns]) -> Floats:
+    """Return the prices of the rows when the columns in use cost least.
+
+    `more` returns columns that may be cheaper at the given prices, and none if there are none.
+    """
+    pivots = PIVOTS_FOR_EACH_ROW * len(basis.amounts)
+    while True:
+        while pivots:
+            # What one unit of each column costs, less the prices of what it gives.
+            reduced = columns.costs - (columns.entries * basis.prices[:, None]).sum(axis=0)
+            cheapest = int(reduced.argmin())
+            if reduced[cheapest] > -TOLERANCE:
+                break
+            basis.enter(columns.entries[:, cheapest], float(reduced[cheapest]))
+            pivots -= 1
+        new = more(basis.prices)
+        if not pivots or not len(new.costs):
+            return basis.prices
+        entries = np.concatenate([columns.entries, new.entries], axis=1)
+        columns = Columns(entries, np.concatenate([columns.costs, new.costs]))
+
+
+def _times(matrix: Floats, vector: Floats) -> Floats:
+    product: Floats = (matrix * vector).sum(axis=1)
+    return product
+
+
+# Amounts that could be zero get a little, each a different one: otherwise the search could go round
+# in circles.
+PERTURBATION = 1e-7
+
+
+class Part(NamedTuple):
+    """A vertex of a graph, or two that are taken as one."""
+
+    charges: tuple[int | None, ...]  # the number of the charge for each operand; None: no charge
+    charges_for_result: tuple[int, ...]  # those of the readers of its result
+    ways: Ways
+    times: int  # that it occurs
+
+
+class Limit(NamedTuple):
+    """The charges for one tensor: together they are at most its elements."""
+
+    charges: tuple[int, ...]
+    elements: int
+
+
+@dataclass(frozen=True)
+class Charging:
+    """The parts of a graph, and the limits of what they charge."""
+
+    parts: Sequence[Part]
+    limits: Sequence[Limit]
+    charges: int  # how many there are
+
+    def bound(self, words: Sequence[int], fraction: int) -> int:
+        """Return the least that moves, given what each charge is, all in fractions of a word."""
+        total = 0
+        for part in self.parts:
+            total += part.times * int(_moved(part, words, part.ways.words * fraction).min())
+        return total
+
+    def best(self, fraction: int) -> list[int]:
+        """Return charges, in fractions of a word, with which the bound is highest or nearly so."""
+        if not self.charges:
+            return []
+        program = _Program(self)
+        prices = find_prices(program.start(), program.fixed_columns(), program.cheaper_ways)
+        wanted = prices[len(self.parts) :] * program.scale * fraction
+        return self._within_limits([max(0, round(charge)) for charge in wanted.tolist()], fraction)
+
+    def _within_limits(self, wanted: Sequence[int], fraction: int) -> list[int]:
+        """Return charges that keep the limits: rounding may have made them a little too high."""
+        words = list(wanted)
+        for limit in self.limits:
+            for charge, times in Counter(limit.charges).items():
+                others = sum(words[other] for other in limit.charges if other != charge)
+                most = (limit.elements * fraction - others) // times
+                words[charge] = max(0, min(words[charge], most))
+        return words
+
+
+def _moved(part: Part, charged: Sequence[Any] | Floats, words: npt.NDArray[Any]) -> Any:
+    """Return what a part moves in each way to cut it: `words`, and what it is charged for copies.
+
+    Copies of the result that ranks have computed themselves are subtracted: readers charge for all
+    copies but one.
+    """
+    moved = words - sum(charged[charge] for charge in part.charges_for_result) * part.ways.spare
+    for charge, copies in zip(part.charges, part.ways.copies.T, strict=True):
+        if charge is not None:
+            moved = moved + charged[charge] * copies
+    return moved
+
+
+class _Program:
+    """The linear program in its dual form.
+
+    Each part has a mixture of ways to be cut: one row says that its shares add up. Of each tensor
+    an amount moves: for each charge, a row says that this is enough for the copies that the
+    reader's mixture needs, less those that the maker's mixture has to spare. The words that move
+    are minimised, and the price of a row of the second kind is the charge.
+    """
+
+    def __init__(self, charging: Charging) -> None:
+        self.charging = charging
+        self.parts = len(charging.parts)
+        self.rows = self.parts + charging.charges
+        self.scale = float(max(1, *(limit.elements for limit in charging.limits)))
+
+    def column(self, number: int, way: int) -> Floats:
+        """Return the column of one way to cut a part."""
+        part = self.charging.parts[number]
+        column = np.zeros(self.rows)
+        column[number] = 1
+        for charge, copies in zip(part.charges, part.ways.copies[way].tolist(), strict=True):
+            if charge is not None:
+                column[self.parts + charge] -= copies
+        for charge in part.charges_for_result:
+            column[self.parts + charge] += part.ways.spare[way]
+        return column
+
+    def start(self) -> Basis:
+        """Return the solution in which all ranks compute everything, so that only inputs move.
+
+        For the start, each charge has a column of its own for the amount that moves. Its cost is
+        the highest charge, so that it changes nothing.
+        """
+        parts = self.parts
+        ways = [int(part.ways.spare.argmax()) for part in self.charging.parts]
+        computing = np.column_stack([self.column(number, way) for number, way in enumerate(ways)])
+        counts = np.array([part.times for part in self.charging.parts], float)
+        little = PERTURBATION * (1 + np.arange(self.charging.charges) / self.charging.charges)
+        missing = little - (computing[parts:] * counts).sum(axis=1)
+        signs = np.where(missing > 0, 1.0, -1.0)
+
+        inverse = np.eye(self.rows)
+        inverse[parts:, :parts] = -signs[:, None] * computing[parts:]
+        inverse[parts:, parts:] = np.diag(signs)
+        costs = np.zeros(self.rows)
+        for number, way in enumerate(ways):
+            costs[number] = self.charging.parts[number].ways.words[way] / self.scale
+        highest = np.ones(self.charging.charges)  # each charge if it were the only one
+        for limit in self.charging.limits:
+            for charge in limit.charges:
+                highest[charge] = min(highest[charge], limit.elements / self.scale)
+        costs[parts:] = np.where(signs > 0, highest, 0.0)
+        return Basis(inverse, np.concatenate([counts, little]), costs)
+
+    def fixed_columns(self) -> Columns:
+        """Return a column for the amount that moves of each tensor, and one for each surplus."""
+        amounts = np.zeros((self.rows, len(self.charging.limits)))
+        costs = np.zeros(len(self.charging.limits) + self.charging.charges)
+        for number, limit in enumerate(self.charging.limits):
+            costs[number] = limit.elements / self.scale
+            for charge in limit.charges:
+                amounts[self.parts + charge, number] += 1
+        surplus = -np.eye(self.rows)[:, self.parts :]
+        return Columns(np.concatenate([amounts, surplus], axis=1), costs)
+
+    def cheaper_ways(self, prices: Floats) -> Columns:
+        """Return, for each part, the way that costs least at these prices, if that is less."""
+        columns = [np.zeros((self.rows, 0))]
+        costs = []
+        for number, part in enumerate(self.charging.parts):
+            moved = _moved(part, prices[self.parts :], part.ways.words / self.scale)
+            way = int(moved.argmin())
+            if moved[way] < prices[number] - TOLERANCE:
+                columns.append(self.column(number, way)[:, None])
+                costs.append(part.ways.words[way] / self.scale)
+        return Columns(np.concatenate(columns, axis=1), np.array(costs))
+
+
+# ---- the bound -----------------------------------------------------------------------------------
+#
+# The lower bound on the words that any plan of a graph moves (docs/lower_bound.md).
+
 
 # ---- outer products ------------------------------------------------------------------------------
 #
@@ -139,16 +367,8 @@ class _Unit(NamedTuple):
     """A vertex, or an outer product and its reader."""
 
     result: str
-    reads: tuple[tuple[Read, str], ...]  # with the tensor that is read
+    reads: tuple[Read, ...]
     ways: Ways
-
-
-class _Joined(NamedTuple):
-    """Some units of a graph, and what they charge."""
-
-    charging: Charging
-    charge_of: Mapping[Read, int]  # its number
-    tensor_of: Mapping[Read, str]
 
 
 def lower_bound_words(
@@ -166,12 +386,12 @@ def lower_bound_words(
     total = 0
     charged: dict[Read, float] = {}
     of_tensors: dict[str, float] = {}
-    for joined in _charging(graph, ranks, resident):
-        charges = joined.charging.best(fraction)
-        total += max(0, joined.charging.bound(charges, fraction))
-        for read, number in joined.charge_of.items():
+    for charging, charge_of in _charging(graph, ranks, resident):
+        charges = charging.best(fraction)
+        total += max(0, charging.bound(charges, fraction))
+        for read, number in charge_of.items():
             charged[read] = charges[number] / fraction
-            name = joined.tensor_of[read]
+            name = _tensor(graph, read)
             of_tensors[name] = of_tensors.get(name, 0.0) + charged[read]
     bound = -(-total // fraction)  # words are whole numbers
     if words is None or bound >= words:
@@ -190,6 +410,15 @@ def _finest_fraction(graph: EinGraph, ranks: int) -> int:
     return min(FINEST_FRACTION, MOST_WORDS // max(1, ranks * largest * terms))
 
 
+# Some units of a graph with what they charge, and the number of the charge for each operand.
+_Joined = tuple[Charging, Mapping[Read, int]]
+
+
+def _tensor(graph: EinGraph, read: Read) -> str:
+    reader, operand = read
+    return graph[reader].inputs[operand]
+
+
 def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[_Joined]:
     """Yield the parts of a graph with what they may charge, all at once or piece by piece.
 
@@ -198,18 +427,22 @@ def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterato
     input that an earlier piece reads.
     """
     units = list(_units(graph, ranks))
-    free = {*resident, *_partly_read(graph)}
+    free = set(resident)
+    for vertex in graph.computed:
+        for operand, name in enumerate(vertex.inputs):
+            if vertex.computed_einsum.has_arithmetic(operand):
+                free.add(name)  # a vertex may need only a part of it
     made = {unit.result for unit in units}
     free |= {vertex.name for vertex in graph.computed if vertex.name not in made}
     if _rows(units) > MOST_ROWS:
         alike = vertices_alike(graph, dict.fromkeys(free, "free"))
-        whole = _joined(graph, units, free, alike)
-        if len(whole.charging.parts) + whole.charging.charges <= MOST_ROWS:
-            yield whole
+        charging, charge_of = _joined(graph, units, free, alike)
+        if len(charging.parts) + charging.charges <= MOST_ROWS:
+            yield charging, charge_of
             return
     read_before: set[str] = set()
     for piece in _pieces(units):
-        read_here = {name for unit in piece for _, name in unit.reads}
+        read_here = {_tensor(graph, read) for unit in piece for read in unit.reads}
         made_here = {unit.result for unit in piece}
         not_charged = set(free)
         for name in read_here:
@@ -238,14 +471,6 @@ def _pieces(units: Sequence[_Unit]) -> Iterator[Sequence[_Unit]]:
     yield units[start:]
 
 
-def _partly_read(graph: EinGraph) -> Iterator[str]:
-    """Yield tensors of which a vertex may need only a part, by index arithmetic."""
-    for vertex in graph.computed:
-        for operand, name in enumerate(vertex.inputs):
-            if vertex.computed_einsum.has_arithmetic(operand):
-                yield name
-
-
 def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
     """Yield the vertices of a graph; outer products together with their readers."""
     vertices: dict[str, Vertex] = {}
@@ -260,8 +485,8 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
     for name, vertex in vertices.items():
         if name in product_of:
             product = product_of[name]
-            others = [read for read in _reads(vertex) if read[1] != product.name]
             operand = vertex.inputs.index(product.name)
+            others = [read for read in _reads(vertex) if read[1] != operand]
             ways = joint_ways(product.computed_einsum, vertex.computed_einsum, operand, ranks)
             yield _Unit(name, (*_reads(product), *others), ways)
         elif name not in reader_of:
@@ -269,8 +494,8 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
             yield _Unit(name, _reads(vertex), ways)
 
 
-def _reads(vertex: Vertex) -> tuple[tuple[Read, str], ...]:
-    return tuple(((vertex.name, at), name) for at, name in enumerate(vertex.inputs))
+def _reads(vertex: Vertex) -> tuple[Read, ...]:
+    return tuple((vertex.name, operand) for operand in range(len(vertex.inputs)))
 
 
 def _joined(
@@ -282,19 +507,18 @@ def _joined(
     """
     numbers: dict[Read, int] = {}
     charge_of: dict[Read, int] = {}
-    tensor_of: dict[Read, str] = {}
     charges_for: dict[str, list[int]] = {}
     charges_of: list[tuple[int | None, ...]] = []
     for unit in units:
         charges: list[int | None] = []
-        for (reader, operand), name in unit.reads:
+        for reader, operand in unit.reads:
             charge = None
+            name = graph[reader].inputs[operand]
             if name not in free:
                 model = alike.get(reader, reader), operand
                 charge = numbers.setdefault(model, len(numbers))
                 charges_for.setdefault(name, []).append(charge)
                 charge_of[reader, operand] = charge
-                tensor_of[reader, operand] = name
             charges.append(charge)
         charges_of.append(tuple(charges))
 
@@ -308,5 +532,4 @@ def _joined(
     limits: dict[Limit, None] = {}
     for name, charged in charges_for.items():
         limits[Limit(tuple(sorted(charged)), graph[name].elements)] = None
-    charging = Charging(list(parts.values()), list(limits), len(numbers))
-    return _Joined(charging, charge_of, tensor_of)
+    return Charging(list(parts.values()), list(limits), len(numbers)), charge_of

@@ -15,8 +15,7 @@ from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import Needed
-from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
+from einmpi.planner.moving.halo import HALO_NEIGHBOURS, Needed, halo_words, indices_by_digits
 from einmpi.planner.paper import Cost
 
 # ---- volume --------------------------------------------------------------------------------------
@@ -28,6 +27,7 @@ from einmpi.planner.paper import Cost
 
 Ints = npt.NDArray[np.int64]
 Number = TypeVar("Number", int, Ints)  # of one pair of layouts, or of all pairs at once
+Turn = tuple[int, int, int]  # an axis, the dimension that it cuts before and afterwards
 AxisPair = tuple[int, int, int]  # length of an axis, its symbol in the source and in the target
 
 
@@ -154,38 +154,53 @@ def sharing_on_nodes(products: Factors[Any], between: Factors[Any]) -> Any:
     return products.replicas // np.where(between.partials > 1, 1, between.replicas)
 
 
-def moved_words(
-    mesh: Mesh, bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]
-) -> tuple[int, int]:
-    """Return (words that all ranks together receive, those of them that come from other nodes).
+class Flow(NamedTuple):
+    """What moves along an edge, in words or bytes, and the ranks that exchange something.
 
-    `sources` and `targets` are the symbols of each axis before and after.
+    Of one pair of layouts, or of all pairs at once.
     """
-    ndim = len(bound)
-    elements = prod(bound)
-    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    turns = []
-    for axis, (_, source, target) in enumerate(axes):
-        if source != target and source < ndim and target < ndim:
-            turns.append((axis, source, target))
-    turns_between = [turn for turn in turns if turn[0] < mesh.node_axes]
 
-    every = axes_factors(axes, ndim)
-    between = axes_factors(axes[: mesh.node_axes], ndim)
-    kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
-    kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(turns_between))
-    total = received(every, elements, kept, sharing_on_nodes(every, between))
-    crossing = received(between, elements, kept_on_nodes)
-    return int(total), int(crossing)
+    total: Any  # that all ranks together receive
+    between: Any  # of it: from other nodes
+    peers: Any  # ranks in an exchange
+    nodes: Any  # on which they lie
+
+
+def input_flow(every: Factors[Any], between: Factors[Any], amount: int) -> Flow:
+    """Return what moves of an input, which is stored once: every copy but the first."""
+    copies, nodes = every.target, between.target
+    return Flow((copies - 1) * amount, (nodes - 1) * amount, copies, nodes)
+
+
+def computed_flow(
+    every: Factors[Any], between: Factors[Any], amount: int, kept: Any, kept_on_nodes: Any
+) -> Flow:
+    """Return what moves of a computed tensor, given what stays on its rank and on its node."""
+    if between is NO_AXES:  # as in searches on one node
+        return Flow(received(every, amount, kept), 0, every.peers, 1)
+    total = received(every, amount, kept, sharing_on_nodes(every, between))
+    return Flow(total, received(between, amount, kept_on_nodes), every.peers, between.peers)
+
+
+def halo_flow(
+    mesh: Mesh,
+    needed: Needed,
+    layouts: Sequence[Sequence[int]],
+    states: Sequence[Sequence[int]],
+    most_ranks: int,
+) -> Flow:
+    """Return the words that ranks need by index arithmetic and do not have, for all pairs."""
+    total, between = halo_words(mesh, needed, layouts, states, most_ranks)
+    inside = np.where(total > 0, HALO_NEIGHBOURS, 1)
+    nodes = np.where(between > 0, HALO_NEIGHBOURS, 1)
+    return Flow(total, between, inside * nodes, nodes)
 
 
 # ---- extents that do not divide -----------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
-def kept_elements(
-    mesh: Mesh, bound: tuple[int, ...], turns: tuple[tuple[int, int, int], ...]
-) -> int:
+def kept_elements(mesh: Mesh, bound: tuple[int, ...], turns: tuple[Turn, ...]) -> int:
     """Return the elements that stay on their rank when axes turn.
 
     A turn is (axis, the dimension it cuts before, the dimension it cuts after). An element stays
@@ -197,7 +212,7 @@ def kept_elements(
     for dimension, extent in enumerate(bound):
         cutting = tuple(axis for axis, *pair in turns if dimension in pair)
         shape = [mesh.factors[axis] if axis in cutting else 1 for axis, _, _ in turns]
-        kept = kept * _indices_by_digits(mesh, extent, cutting).reshape(shape)
+        kept = kept * indices_by_digits(mesh, extent, cutting).reshape(shape)
     return int(kept.sum())
 
 
@@ -229,111 +244,72 @@ def kept_elements_table(
     return np.array(kept, np.int64)[which.reshape(codes.shape)]
 
 
-@lru_cache(maxsize=4096)
-def _indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
-    """Return how many indices of a dimension have each combination of digits on some axes.
-
-    On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
-    axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
-    """
-    window_of = {}
-    for window in mesh.windows(extent):
-        for axis in window:
-            window_of[axis] = window
-    blocks_of = {}  # axis → fine blocks that its window divides the dimension into
-    borders = [np.array([0, extent])]
-    for axis in axes:
-        blocks = prod(mesh.factors[other] for other in window_of[axis])
-        blocks_of[axis] = blocks
-        borders.append(-(-np.arange(blocks + 1) * extent // blocks))
-    # From one border to the next, all indices have the same digits.
-    starts = np.unique(np.concatenate(borders))
-    combination = np.zeros(len(starts) - 1, np.int64)
-    for axis in axes:
-        block = starts[:-1] * blocks_of[axis] // extent
-        window = window_of[axis]
-        later = prod(mesh.factors[other] for other in window[window.index(axis) + 1 :])
-        digit = block // later % mesh.factors[axis]
-        combination = combination * mesh.factors[axis] + digit
-    combinations = prod(mesh.factors[axis] for axis in axes)
-    found = np.bincount(combination, np.diff(starts), combinations)
-    return found.astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Traffic:
-    """What moves along an edge: words over all ranks, and the ranks that exchange something."""
+    """What moves along an edge of a plan: words over all ranks."""
 
     words: Cost  # copies for a join, partial results, and what is cut along other dimensions
-    between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
-    peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
+    between: tuple[int, int]  # words between nodes: of the combined ones, of the others
+    peers: tuple[int, int]  # ranks in an exchange: inside a node, between nodes
 
 
 def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
     """Return what an edge moves, given the symbols of each axis at its ends, the source first."""
-    targets = [edge.target_symbols[symbol] for symbol in cuts[-1]]
+    targets = tuple([edge.target_symbols[symbol] for symbol in cuts[-1]])
     if edge.source is None:
-        return _input_traffic(mesh, edge, targets)
-    sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
-    if edge.needed is not None:
-        return _halo_traffic(mesh, edge.needed, tuple(sources), tuple(cuts[-1]))
-    return _computed_traffic(mesh, edge.bound, tuple(sources), tuple(targets))
+        return traffic(mesh, edge.bound, None, targets)
+    sources = tuple([edge.source_symbols[symbol] for symbol in cuts[0]])
+    if edge.needed is None:
+        return traffic(mesh, edge.bound, sources, targets)
+    return traffic(mesh, edge.bound, sources, tuple(cuts[-1]), edge.needed)
 
 
 @lru_cache(maxsize=4096)  # layers repeat
-def _computed_traffic(
-    mesh: Mesh, bound: tuple[int, ...], sources: tuple[int, ...], targets: tuple[int, ...]
+def traffic(
+    mesh: Mesh,
+    bound: tuple[int, ...],
+    sources: tuple[int, ...] | None,
+    targets: tuple[int, ...],
+    needed: Needed | None = None,
 ) -> Traffic:
-    """Return what a computed tensor moves, given the symbols of each axis before and after."""
-    ndim = len(bound)
-    elements = prod(bound)
-    # Whether an axis goes from one dimension to another.
-    turns = any(
-        source != target and max(source, target) < ndim
-        for source, target in zip(sources, targets, strict=True)
-    )
-    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    every = axes_factors(axes, ndim)
-    between = axes_factors(axes[: mesh.node_axes], ndim)
-    total, crossing = moved_words(mesh, bound, sources, targets)
-    combined = min(total, (every.partials - 1) * elements)
-    rest = total - combined
-    crossing_combined = min(crossing, (between.partials - 1) * elements)
+    """Return what a tensor moves, given the symbols of each axis before, if any, and after."""
+    combined = crossing_combined = 0
+    turns: list[Turn] = []
+    if needed is not None:
+        assert sources is not None, "what is read with index arithmetic has a layout"
+        table = halo_flow(mesh, needed, [sources], [targets], mesh.ranks)
+        flow = Flow(*(amounts.item() for amounts in table))
+    else:
+        elements = prod(bound)
+        axes = tuple(zip(mesh.factors, sources or targets, targets, strict=True))
+        every = axes_factors(axes, len(bound))
+        between = axes_factors(axes[: mesh.node_axes], len(bound))
+        if sources is None:
+            flow = input_flow(every, between, elements)
+        else:
+            turns = _turns(bound, sources, targets)
+            on_nodes = [turn for turn in turns if turn[0] < mesh.node_axes]
+            kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
+            kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(on_nodes))
+            flow = computed_flow(every, between, elements, kept, kept_on_nodes)
+            combined = min(int(flow.total), (every.partials - 1) * elements)
+            crossing_combined = min(int(flow.between), (between.partials - 1) * elements)
+    rest = int(flow.total) - combined
+    nodes = int(flow.nodes)
     return Traffic(
         Cost(0 if turns else rest, combined, rest if turns else 0),
-        between=(crossing_combined, crossing - crossing_combined),
-        peers=(every.peers // between.peers, between.peers),
+        between=(crossing_combined, int(flow.between) - crossing_combined),
+        peers=(int(flow.peers) // nodes, nodes),
     )
 
 
-def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
-    """Return what an input moves that is stored once: every copy but the first."""
-    elements = prod(edge.bound)
-    copies = []
-    for length, target in zip(mesh.factors, targets, strict=True):
-        copies.append(length if target == edge.ndim else 1)
-    across = prod(copies[: mesh.node_axes])
-    inside = prod(copies[mesh.node_axes :])
-    return Traffic(
-        Cost((across * inside - 1) * elements, 0, 0),
-        between=(0, (across - 1) * elements),
-        peers=(inside, across),
-    )
-
-
-@lru_cache(maxsize=4096)  # layers repeat
-def _halo_traffic(
-    mesh: Mesh, needed: Needed, sources: tuple[int, ...], target_state: tuple[int, ...]
-) -> Traffic:
-    """Return what an operand with index arithmetic moves: what ranks need and do not have."""
-    dimension_or_none = (*range(len(needed.bound)), None)
-    label_or_none = (*(label for label, _ in needed.extents), None)
-    layout = [dimension_or_none[symbol] for symbol in sources]
-    state = [label_or_none[symbol] for symbol in target_state]
-    words, between = halo_words(mesh, needed, layout, state)
-    inside = HALO_NEIGHBOURS if words else 1
-    across = HALO_NEIGHBOURS if between else 1
-    return Traffic(Cost(words, 0, 0), between=(0, between), peers=(inside, across))
+def _turns(bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]) -> list[Turn]:
+    """Return the axes that go from one dimension to another."""
+    found = []
+    for axis, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        if source != target and max(source, target) < len(bound):
+            found.append((axis, source, target))
+    return found
 
 
 NOTHING = Cost(0, 0, 0)

@@ -1,16 +1,16 @@
-"""The memory that a rank needs for a graph with given cuts."""
+"""The memory that a rank needs for a graph with given cuts, and the cuts that need least."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner import pieces
 from einmpi.planner.chains import ChainSearch
-from einmpi.planner.donation import blocked_products, updatable_in_place
+from einmpi.planner.factor import Variable
 from einmpi.planner.memory import (
     LEAST_MESSAGE_BUFFER_BYTES,
     MESSAGE_BUFFER_BYTES,
@@ -18,32 +18,30 @@ from einmpi.planner.memory import (
     ROUNDING_BYTES,
     Cuts,
     FusedChain,
+    block_bytes,
+    least_bytes_of_pieces,
     longest_shares,
     on_a_rank,
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import is_inside, needed_of
-from einmpi.planner.moving.halo_counts import most_needed_bound
-from einmpi.planner.peak_memory import bytes_at_vertices, input_bytes, peak_bound
+from einmpi.planner.moving.halo import is_inside, most_needed_bound, needed_of
+from einmpi.planner.peak_memory import (
+    blocked_products,
+    bytes_at_vertices,
+    input_bytes,
+    peak_bound,
+    why_not_in_place,
+)
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import cuts_of
 from einmpi.planner.saving_memory.order import Constraints, other_orders
+from einmpi.planner.search import CutSearch, merged_shapes
+from einmpi.planner.solving.solver import Solver, Unreachable
+from einmpi.planner.states import Groups, Move, States, named
 
 # ---- least bytes ---------------------------------------------------------------------------------
 #
 # The least memory in which a rank can carry out a plan: most tensors are outside of it.
-
-
-def least_bytes(cut: Cuts, resident: Collection[str]) -> int:
-    """Return the least memory in which a rank can carry out a plan.
-
-    Everything but resident inputs is then kept outside of memory, and each vertex is computed in
-    the smallest pieces.
-    """
-    staying = sum(input_bytes(cut, resident).values())
-    pieces_of_vertices = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
-    return with_message_buffers(staying, max(pieces_of_vertices, default=0), cut.mesh.ranks)
 
 
 def least_bytes_of_vertex(cut: Cuts, vertex: Vertex) -> int:
@@ -52,7 +50,7 @@ def least_bytes_of_vertex(cut: Cuts, vertex: Vertex) -> int:
     tensors = [*(cut.graph[name] for name in vertex.inputs), vertex]
     bounds = [_bound_of_operand(cut, vertex, name) for name in vertex.inputs]
     itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-    return pieces.least_bytes(einsum, (*bounds, vertex.bound), itemsizes)
+    return least_bytes_of_pieces(einsum, (*bounds, vertex.bound), itemsizes)
 
 
 def with_message_buffers(staying: int, pieces_bytes: int, ranks: int) -> int:
@@ -164,12 +162,21 @@ class CutMemory:
         return sum(input_bytes(cut, self.resident).values())
 
     def least(self, cut: Cuts) -> int:
-        """Return the least memory in which these cuts can be carried out."""
-        return least_bytes(cut, self.resident)
+        """Return the least memory in which a rank can carry out these cuts.
+
+        Everything but resident inputs is then kept outside of memory, and each vertex is computed
+        in the smallest pieces.
+        """
+        pieces = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
+        return with_message_buffers(self.staying(cut), max(pieces, default=0), self.mesh.ranks)
 
     def updatable(self, cut: Cuts) -> dict[str, str]:
         """Return the inputs that can be updated in place, each with the output that it becomes."""
-        return updatable_in_place(cut, self.options.carry, self.options.nan_checked)
+        found = {}
+        for name, output in self.options.carry.items():
+            if not why_not_in_place(cut, name, output, self.options.nan_checked):
+                found[name] = output
+        return found
 
     def blocked(self, cut: Cuts, updatable: Mapping[str, str]) -> tuple[str, ...]:
         """Return the vertices that are computed block by block, together with the next one."""
@@ -224,7 +231,6 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
     assert options.memory is not None
     limit = options.memory
     graph = plan.graph
-    cut = cuts_of(plan)
     kept: list[str] = []
     waiting = [sorted(names, key=lambda name: graph.position[graph.consumers[name][0]])]
     for _ in range(MOST_TRIALS):
@@ -232,9 +238,112 @@ def inputs_that_fit(plan: Plan, options: Options, names: Sequence[str]) -> tuple
             break
         tried = waiting.pop()
         resident = (*plan.resident, *kept, *tried)
-        if CutMemory(graph, plan.mesh, options, resident).peak(cut) <= limit:
+        if CutMemory(graph, plan.mesh, options, resident).peak(plan) <= limit:
             kept += tried
         elif len(tried) > 1:
             half = len(tried) // 2
             waiting += [tried[half:], tried[:half]]  # the first half is tried next
     return tuple(kept)
+
+
+# ---- least memory --------------------------------------------------------------------------------
+#
+# The cuts with which a rank needs the least memory, when all that can be is kept outside of it.
+
+
+class _Choice(NamedTuple):
+    """A state of a variable."""
+
+    piece_bytes: int  # of the smallest pieces of the vertex
+    resident_bytes: int  # of all vertices, or tensors, that share the variable
+    state: tuple[int, ...]
+
+
+def least_memory_states(search: CutSearch) -> States:
+    """Return the states of the search's variables for which the least memory is lowest.
+
+    That memory is what stays, which is resident inputs, and either message buffers or the smallest
+    pieces of a vertex. What stays is a sum over variables, and the pieces are those of one vertex,
+    so each variable can be decided alone once it is known how large pieces may be.
+    """
+    choices = []
+    for variable in range(len(search.problem.variables)):
+        found = sorted(_choices(search, variable), key=lambda choice: choice[:2])
+        # Those that no other one beats: pieces grow, and resident bytes fall.
+        kept: list[_Choice] = []
+        for choice in found:
+            if not kept or choice.resident_bytes < kept[-1].resident_bytes:
+                kept.append(choice)
+        choices.append(kept)
+    largest_needed = max(of_variable[0].piece_bytes for of_variable in choices)
+    sizes = {largest_needed}
+    for of_variable in choices:
+        sizes.update(choice.piece_bytes for choice in of_variable)
+    best_bytes: int | None = None
+    best: list[_Choice] = []
+    for size in sorted(sizes):
+        if size < largest_needed:
+            continue
+        chosen = []
+        for of_variable in choices:
+            possible = [choice for choice in of_variable if choice.piece_bytes <= size]
+            chosen.append(possible[-1])
+        staying = sum(choice.resident_bytes for choice in chosen)
+        nbytes = with_message_buffers(staying, size, search.mesh.ranks)
+        if best_bytes is None or nbytes < best_bytes:
+            best_bytes = nbytes
+            best = chosen
+    return [choice.state for choice in best]
+
+
+def _choices(search: CutSearch, number: int) -> Iterator[_Choice]:
+    """Yield a choice for each size of the blocks that a rank may have of a variable."""
+    variable = search.problem.variables[number]
+    sharing = list(search.problem.number.values()).count(number)
+    seen = set()
+    for state in _states(search, number):
+        symbols = range(len(variable.extents))
+        shares = longest_shares(search.mesh, variable.extents, state, symbols)
+        if shares not in seen:
+            seen.add(shares)
+            piece, staying = _needs(search, variable, state)
+            yield _Choice(piece, sharing * staying, state)
+
+
+def _states(search: CutSearch, variable: int) -> Iterator[tuple[int, ...]]:
+    """Yield the states that a variable may have, on many axes with the axes merged."""
+    mesh = search.mesh
+    solver = Solver(search.problem, mesh, search.prescribed, search.fixed, across_windows=True)
+    uncut = solver.uncut()[variable]
+    if search.start is not None:
+        yield search.start[variable]
+    shapes: Sequence[Groups] = [solver.every_axis.groups]
+    if not search.exact_axes:
+        shapes = merged_shapes(mesh)
+    for shape in shapes:
+        move = Move(mesh, shape)
+        try:
+            rows = solver.rows(variable, move, uncut)
+        except Unreachable:
+            continue
+        for row in rows:
+            yield move.expand(row, uncut)
+
+
+def _needs(search: CutSearch, variable: Variable, state: tuple[int, ...]) -> tuple[int, int]:
+    """Return the bytes of the smallest pieces in a state, and of resident inputs."""
+    mesh = search.mesh
+    vertex = search.graph[variable.name]
+    if variable.kind == "tensor":
+        if vertex.name not in search.resident:
+            return 0, 0
+        return 0, block_bytes(vertex, mesh, named(state, range(len(variable.extents))))
+    labels = named(state, vertex.computed_einsum.labels)
+    whole: tuple[None, ...] = (None,) * len(mesh.factors)
+    layouts = dict.fromkeys(vertex.inputs, whole)
+    cut_vertex = Cuts(search.graph, mesh, {vertex.name: labels}, layouts)
+    staying = 0
+    for operand, name in enumerate(vertex.inputs):
+        if name in search.resident and ("tensor", name) not in search.problem.number:
+            staying += cut_vertex.block_bytes(name, cut_vertex.wanted(vertex.name, operand))
+    return least_bytes_of_vertex(cut_vertex, vertex), staying

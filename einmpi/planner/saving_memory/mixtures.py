@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
-from einmpi.planner.solving.move_costs import States
+from einmpi.planner.search import CutSearch
 from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, SharedTables, Solution, Solver
+from einmpi.planner.states import States
 
 # ---- trade offs ----------------------------------------------------------------------------------
 #
@@ -47,16 +47,37 @@ SMALLEST_DIFFERENCE = 100
 class PricedCuts:
     """The best cuts at one price of memory: states of all variables, and what they cost."""
 
-    states: States  # of the variables of `TradeOffs.problem`
+    states: States  # of the variables of `Mixtures.problem`
     cost: int  # of what moves, and with a measured machine of what is computed
     resident_bytes: int  # of resident inputs on a rank
     weighed_bytes: int  # of memory, as they are weighed in the search
     edge_costs: tuple[int, ...]
 
 
+# Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
+# its first vertices, which are several layers, and half its last ones.
+MOST_STARTS = 256
+# Of mixtures whose costs differ by less than this share, a thousandth, one is enough.
+SMALLEST_STEP = 1000
+
+Amounts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Cuts as in `cheap`, but after the vertex `start` and up to the vertex `end` as in `dear`."""
+
+    cheap: PricedCuts
+    dear: PricedCuts
+    start: int  # vertices are counted from 1
+    end: int
+    cost: int
+    resident_bytes: int
+
+
 @dataclass
-class TradeOffs:
-    """The cuts of one graph on one mesh that need less memory and move more."""
+class Mixtures:
+    """The cuts of one graph on one mesh that several prices of memory lead to, and mixtures."""
 
     search: CutSearch
 
@@ -143,33 +164,9 @@ class TradeOffs:
         """Return the cost of computing each variable; 0 where no machine was measured."""
         if not self.problem.rates:
             return [0] * len(states)
-        return [self.solver.work_cost(number, state) for number, state in enumerate(states)]
+        return [self.solver.own_cost(number, state) for number, state in enumerate(states)]
 
-
-# Vertices at which a part that is cut differently may begin: in a larger graph, half of these are
-# its first vertices, which are several layers, and half its last ones.
-MOST_STARTS = 256
-# Of mixtures whose costs differ by less than this share, a thousandth, one is enough.
-SMALLEST_STEP = 1000
-
-Amounts = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Cuts as in `cheap`, but after the vertex `start` and up to the vertex `end` as in `dear`."""
-
-    cheap: PricedCuts
-    dear: PricedCuts
-    start: int  # vertices are counted from 1
-    end: int
-    cost: int
-    resident_bytes: int
-
-
-@dataclass
-class Mixtures(TradeOffs):
-    """The cuts that several prices of memory lead to, and mixtures of them."""
+    # ---- mixtures of two cuts -------------------------------------------------------------------
 
     @cached_property
     def positions(self) -> list[int]:
@@ -231,8 +228,11 @@ class Mixtures(TradeOffs):
                 int(costs[number]),
                 int(sizes[number]),
             )
-            if len(found) > 1 and _is_close(found[-2], mixture):
-                found.pop()
+            # Of mixtures that cost little more than another one, the last is enough.
+            if len(found) > 1:
+                close_cost = found[-2].cost
+                if (mixture.cost - close_cost) * SMALLEST_STEP < close_cost:
+                    found.pop()
             found.append(mixture)
         return found
 
@@ -329,11 +329,6 @@ def _records(sizes: Amounts) -> npt.NDArray[np.bool_]:
     is_record = np.ones(len(sizes), np.bool_)
     is_record[1:] = sizes[1:] < least[:-1]
     return is_record
-
-
-def _is_close(mixture: Mixture, other: Mixture) -> bool:
-    """Return whether another mixture costs little more."""
-    return (other.cost - mixture.cost) * SMALLEST_STEP < mixture.cost
 
 
 # ---- searches ------------------------------------------------------------------------------------

@@ -36,43 +36,39 @@ class Constraints:
     first: Collection[str] = ()
 
 
-def orders_that_free_early(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
-    """Yield the graph in orders that may need less memory. The time is about linear in its size.
+def other_orders(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
+    """Yield the graph in orders that may need less memory, each once, but not as given.
 
     The first takes, of all vertices that can be computed, the one after which the memory in use has
     grown least. The second one keeps to the given order, but brings forward what needs no memory.
+    The time is about linear in the size of the graph.
     """
     units = _units(graph, _with_updates(graph, constraints), constraints)
+    known = [graph.computed]
     for keeps_order in (False, True):
         order = _Ordering(graph, units, constraints, keeps_order).order()
         assert len(order) == len(graph.computed), "the constraints contradict each other"
-        yield replace(graph, vertices=(*graph.inputs, *order))
+        if order not in known:
+            known.append(order)
+            yield replace(graph, vertices=(*graph.inputs, *order))
 
 
-def with_groups_together(graph: EinGraph, groups: Iterable[Sequence[str]]) -> EinGraph | None:
-    """Return the graph with the vertices of each group one after another, in their order.
+def with_chains_together(graph: EinGraph, chains: Sequence[FusedChain]) -> EinGraph | None:
+    """Return the graph with the vertices of each chain one after another, in their order.
 
-    Of the groups whose operands are there, the first is computed next. None if there is no such
-    order, because two groups need results of each other.
+    Everything else stays as near to the given order as it can. None if there is no such order,
+    because two chains need results of each other.
     """
+    chain_of = {name: chain.vertices for chain in chains for name in chain.vertices}
+    groups: dict[tuple[str, ...], None] = {}  # in the order of their first vertices
+    for vertex in graph.computed:
+        groups[chain_of.get(vertex.name, (vertex.name,))] = None
     constraints = Constraints(dict.fromkeys(graph.by_name, 0))
     units = _units(graph, groups, constraints)
     order = _Ordering(graph, units, constraints, keeps_order=True).order()
     if len(order) < len(graph.computed):
         return None
     return replace(graph, vertices=(*graph.inputs, *order))
-
-
-def other_orders(graph: EinGraph, constraints: Constraints) -> Iterator[EinGraph]:
-    """Yield the graph in the orders of `orders_that_free_early`, each once, but not as given.
-
-    The memory of an order that is known need not be computed again.
-    """
-    known = [graph.computed]
-    for other in orders_that_free_early(graph, constraints):
-        if other.computed not in known:
-            known.append(other.computed)
-            yield other
 
 
 @dataclass(frozen=True)
@@ -161,25 +157,21 @@ class _Ordering:
                 self.unblocks.setdefault(name, []).append(number)
         self.readers_left = {name: len(numbers) for name, numbers in self.readers.items()}
         self.is_done = [False] * len(units)
-        # How much more memory is in use after each unit than before it.
-        self.growth = [self._growth_at_first(unit) for unit in units]
         self.ready: list[tuple[Priority, int]] = []  # a heap; entries that are outdated stay in it
 
-    def _growth_at_first(self, unit: _Unit) -> int:
+    def _priority(self, number: int) -> Priority:
+        """Return the key of a unit: by how much more memory is in use after it than before it.
+
+        Of equal ones, the first in the given order is taken.
+        """
+        unit = self.units[number]
         growth = unit.nbytes
         for name in unit.reads:
-            if self.graph[name].is_input:
+            readers_left = self.readers_left[name]
+            if self.graph[name].is_input and readers_left == len(self.readers[name]):
                 growth += self.nbytes[name]
-            if self._can_be_freed(name) and self.readers_left[name] == 1:
+            if readers_left == 1 and not self.graph.is_output(name):
                 growth -= self.nbytes[name]
-        return growth
-
-    def _can_be_freed(self, name: str) -> bool:
-        return not self.graph.is_output(name)
-
-    def _priority(self, number: int) -> Priority:
-        """Return the key of a unit; of equal ones, the first in the given order is taken."""
-        growth = self.growth[number]
         if self.keeps_order:
             growth = min(growth, 1)  # all that needs more memory counts alike
         return growth, number
@@ -187,7 +179,7 @@ class _Ordering:
     def _push(self, number: int) -> None:
         heapq.heappush(self.ready, (self._priority(number), number))
 
-    def order(self) -> list[Vertex]:
+    def order(self) -> tuple[Vertex, ...]:
         """Return the computed vertices in the order found: all, if there is an order."""
         for number, count in enumerate(self.waiting_for):
             if not count:
@@ -205,7 +197,7 @@ class _Ordering:
         order: list[Vertex] = []
         for number in chosen:
             order += self.units[number].vertices
-        return order
+        return tuple(order)
 
     def _take(self, number: int) -> None:
         """Note that a unit is computed next."""
@@ -220,38 +212,13 @@ class _Ordering:
                     self._push(other)
 
     def _note_read(self, name: str) -> None:
-        """Update what the other readers of a tensor need, now that one has read it."""
+        """Renew the keys of the other readers of a tensor, now that one has read it."""
         readers = self.readers[name]
         is_first = self.readers_left[name] == len(readers)
         self.readers_left[name] -= 1
         is_loaded_now = is_first and self.graph[name].is_input
-        is_read_once_more = self.readers_left[name] == 1 and self._can_be_freed(name)
-        if not self.nbytes[name] or not (is_loaded_now or is_read_once_more):
+        if not self.nbytes[name] or not (is_loaded_now or self.readers_left[name] == 1):
             return
         for other in readers:
-            if self.is_done[other]:
-                continue
-            if is_loaded_now:
-                self.growth[other] -= self.nbytes[name]
-            if is_read_once_more:
-                self.growth[other] -= self.nbytes[name]
-            if not self.waiting_for[other]:
+            if not self.is_done[other] and not self.waiting_for[other]:
                 self._push(other)
-
-
-# ---- order ---------------------------------------------------------------------------------------
-#
-# Orders of a graph in which the vertices of each chain follow one another.
-
-
-def with_chains_together(graph: EinGraph, chains: Sequence[FusedChain]) -> EinGraph | None:
-    """Return the graph with the vertices of each chain one after another, in their order.
-
-    Everything else stays as near to the given order as it can. None if there is no such order,
-    because two chains need results of each other.
-    """
-    chain_of = {name: chain.vertices for chain in chains for name in chain.vertices}
-    groups: dict[tuple[str, ...], None] = {}  # in the order of their first vertices
-    for vertex in graph.computed:
-        groups[chain_of.get(vertex.name, (vertex.name,))] = None
-    return with_groups_together(graph, groups)

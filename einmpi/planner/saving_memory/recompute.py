@@ -1,4 +1,4 @@
-"""Tensors that are dropped and computed again later, so that a plan needs less memory."""
+"""Tensors that are computed again so that a plan needs less memory, and chains that are fused."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.memory import Cuts
-from einmpi.planner.saving_memory.order import with_chains_together
+from einmpi.planner.machine import FLOPS_PER_BYTE
+from einmpi.planner.memory import Cuts, FusedChain
+from einmpi.planner.plan import AUTO, Options
+from einmpi.planner.saving_memory.cut_memory import CutMemory
+from einmpi.planner.saving_memory.order import other_orders, with_chains_together
 
-AUTO = "auto"
-NONE = "none"
 MOST_ROUNDS = 24  # in which tensors are chosen
 # An operand of at most this share of a tensor is kept for computing the tensor again: an eighth.
 SMALL_SHARE = 8
@@ -40,24 +41,27 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
     unless the operand is small: then it is kept. `nbytes` has the memory of each tensor. What a
     chain computes is not computed again.
     """
-    copying = _Copying(cut, splits, nbytes)
+    again = _Again(cut, nbytes, splits)
+    copy_of: dict[str, str] = {}
+    vertices: list[Vertex] = []
     for number, vertex in enumerate(cut.graph.computed):
         late = [name for name in vertex.inputs if number > splits.get(name, number)]
-        for name in late:
-            copying.make_copy(name, number)
-        inputs = []
-        for name in vertex.inputs:
-            inputs.append(copying.copy_of[name] if name in late else name)
-        copying.vertices.append(replace(vertex, inputs=tuple(inputs)))
-    graph = replace(cut.graph, vertices=(*cut.graph.inputs, *copying.vertices))
+        for late_name in late:
+            for name in again.needed(late_name, number, copy_of):
+                if name not in copy_of:
+                    computed = _with_inputs(cut.graph[name], copy_of)
+                    copy_of[name] = _unused_name(cut.graph, name)
+                    vertices.append(replace(computed, name=copy_of[name], is_auxiliary=True))
+        vertices.append(_with_inputs(vertex, {name: copy_of[name] for name in late}))
+    graph = replace(cut.graph, vertices=(*cut.graph.inputs, *vertices))
     states = dict(cut.states)
     layouts = dict(cut.layouts)
     copies = dict(cut.copies)
-    for name, copy in copying.copy_of.items():
-        copies[copy] = name
-        states[copy] = states[name]
+    for name, own_name in copy_of.items():
+        copies[own_name] = name
+        states[own_name] = states[name]
         if name in layouts:
-            layouts[copy] = layouts[name]
+            layouts[own_name] = layouts[name]
     dropped = (*cut.dropped, *splits)
     cut = replace(cut, graph=graph, states=states, layouts=layouts, dropped=dropped, copies=copies)
     # Tensors that had one reader have two now: a vertex and its copy, which need the same layout.
@@ -72,40 +76,55 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
     return replace(cut, graph=together)
 
 
-class _Copying:
-    """The vertices so far, and the copies among them."""
+def _with_inputs(vertex: Vertex, other_names: Mapping[str, str]) -> Vertex:
+    """Return a vertex that reads other tensors in place of some."""
+    inputs = tuple(other_names.get(name, name) for name in vertex.inputs)
+    return replace(vertex, inputs=inputs)
 
-    def __init__(self, cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, int]) -> None:
+
+def _unused_name(graph: EinGraph, name: str) -> str:
+    """Return a name for a copy of a tensor."""
+    found = f"{name}_again"
+    while found in graph.by_name:
+        found += "_"
+    return found
+
+
+class _Again:
+    """What has to be computed again with a tensor: operands that are not in memory any more."""
+
+    def __init__(self, cut: CutGraph, nbytes: Mapping[str, int], splits: Mapping[str, int]) -> None:
         self.graph = cut.graph
-        self.splits = splits
         self.nbytes = nbytes
-        self.last_read = last_reads(cut.graph)
-        self.vertices: list[Vertex] = []
-        self.copy_of: dict[str, str] = {}
+        self.splits = splits
+        self.reads = reads_of(cut.graph)
         self.in_chains = cut.in_chains
 
-    def make_copy(self, name: str, number: int) -> None:
-        """Add a copy of a tensor, and of the operands that it needs, before a computed vertex."""
+    def needed(
+        self, name: str, number: int, there: Collection[str] = (), most: int | None = None
+    ) -> list[str]:
+        """Return a tensor that is computed again before a vertex, after what it needs for that.
+
+        Tensors that are `there` are not needed. Nothing is returned if there are more than `most`.
+        """
+        found: dict[str, None] = {}
+        seen = {name}
         waiting = [name]
         while waiting:
             current = waiting[-1]
-            vertex = self.graph[current]
             missing = []
-            for operand in dict.fromkeys(vertex.inputs):
-                if operand not in self.copy_of and self.is_gone(operand, current, number):
+            for operand in dict.fromkeys(self.graph[current].inputs):
+                is_known = operand in found or operand in there
+                if not is_known and self.is_gone(operand, current, number):
                     missing.append(operand)
+            seen.update(missing)
+            if most is not None and len(seen) > most:
+                return []
             if missing:
                 waiting += reversed(missing)
-                continue
-            waiting.pop()
-            if current in self.copy_of:
-                continue
-            own_name = f"{current}_again"
-            while own_name in self.graph.by_name:
-                own_name += "_"
-            inputs = tuple(self.copy_of.get(operand, operand) for operand in vertex.inputs)
-            self.copy_of[current] = own_name
-            self.vertices.append(replace(vertex, name=own_name, inputs=inputs, is_auxiliary=True))
+            else:
+                found[waiting.pop()] = None
+        return list(found)
 
     def is_gone(self, name: str, reader: str, number: int) -> bool:
         """Return whether a tensor is not in memory any more when a vertex is computed again."""
@@ -113,17 +132,17 @@ class _Copying:
             return False
         if name in self.splits:
             return number > self.splits[name]
-        is_dead = self.last_read[name] < number
+        is_dead = max(self.reads[name], default=-1) < number
         return is_dead and SMALL_SHARE * self.nbytes[name] > self.nbytes[reader]
 
 
-def last_reads(graph: EinGraph) -> dict[str, int]:
-    """Return the number of the last computed vertex that reads each tensor; -1 if none does."""
-    found = {vertex.name: -1 for vertex in graph.vertices}
+def reads_of(graph: EinGraph) -> dict[str, list[int]]:
+    """Return the numbers of the computed vertices that read each tensor, rising."""
+    reads: dict[str, list[int]] = {vertex.name: [] for vertex in graph.vertices}
     for number, vertex in enumerate(graph.computed):
-        for name in vertex.inputs:
-            found[name] = number
-    return found
+        for name in dict.fromkeys(vertex.inputs):
+            reads[name].append(number)
+    return reads
 
 
 def without_copies(graph: EinGraph, copies: Mapping[str, str]) -> EinGraph:
@@ -131,8 +150,7 @@ def without_copies(graph: EinGraph, copies: Mapping[str, str]) -> EinGraph:
     vertices = []
     for vertex in graph.vertices:
         if vertex.name not in copies:
-            inputs = tuple(copies.get(name, name) for name in vertex.inputs)
-            vertices.append(replace(vertex, inputs=inputs))
+            vertices.append(_with_inputs(vertex, copies))
     return replace(graph, vertices=tuple(vertices))
 
 
@@ -163,10 +181,7 @@ class _Candidate:
 
 def _candidates(graph: EinGraph, nbytes: Mapping[str, int]) -> dict[str, _Candidate]:
     """Return the tensors that take memory between two of their readers."""
-    reads: dict[str, list[int]] = {vertex.name: [] for vertex in graph.vertices}
-    for number, vertex in enumerate(graph.computed):
-        for name in dict.fromkeys(vertex.inputs):
-            reads[name].append(number)
+    reads = reads_of(graph)
     found = {}
     for number, vertex in enumerate(graph.computed):
         name = vertex.name
@@ -254,12 +269,15 @@ def _ranking(
     first, then every second of the rest: those that stay are evenly spaced, so that little has to
     be computed again at a time.
     """
-    last_read = last_reads(cut.graph)
+    again = _Again(cut, nbytes, {})
     by_class: dict[int, list[str]] = {}
     for name, candidate in candidates.items():
-        total = _price_of_again(cut, candidate, nbytes, price, last_read)
-        if total is None:
+        gap = candidate.longest_gap()
+        number = next(read for read in candidate.reads if read > gap)
+        needed = again.needed(name, number, most=MOST_COPIES_OF_ONE)
+        if not needed:
             continue
+        total = sum(price[each] for each in needed)
         if highest_price is not None and total > highest_price * candidate.nbytes:
             continue
         ratio = (total << BITS_OF_RATIO) // candidate.nbytes
@@ -274,33 +292,106 @@ def _ranking(
     return ranking
 
 
-def _price_of_again(
-    cut: CutGraph,
-    candidate: _Candidate,
-    nbytes: Mapping[str, int],
-    price: Mapping[str, int],
-    last_read: Mapping[str, int],
-) -> int | None:
-    """Return what it costs to compute a tensor again, with operands that are not there any more.
+# ---- chains --------------------------------------------------------------------------------------
+#
+# Whether chains are fused, and whether tensors inside of them are computed again for gradients.
 
-    None if that takes very many vertices.
+
+def with_fused_chains(
+    cut: CutGraph,
+    memory: CutMemory,
+    options: Options,
+    bytes_moved_for: Callable[[CutGraph, Collection[str]], int],
+) -> CutGraph:
+    """Return the graph with its chains fused, as far as that needs no more memory than before.
+
+    Where a chain and a later one, of a gradient, need the same large tensor, that is computed
+    again in the later one if this costs less than to write and read it, or if memory is short.
+    `bytes_moved_for` tells how much is moved between ranks for some vertices of a graph.
     """
-    graph = cut.graph
-    kept = cut.in_chains
-    number = next(read for read in candidate.reads if read > candidate.longest_gap())
-    total = 0
-    waiting = [candidate.name]
-    seen = {candidate.name}
-    while waiting:
-        current = waiting.pop()
-        total += price[current]
-        for name in graph[current].inputs:
-            is_kept = graph[name].is_input or graph.is_output(name) or name in kept
-            is_there = is_kept or last_read[name] >= number
-            is_small = SMALL_SHARE * nbytes[name] <= nbytes[current]
-            if name not in seen and not is_there and not is_small:
-                seen.add(name)
-                waiting.append(name)
-        if len(seen) > MOST_COPIES_OF_ONE:
+    search = memory.chain_search(cut)
+    if not search.seeds:
+        return cut
+    limit = options.memory
+    best = cut
+    fused = _with_chains(cut, search.chains())
+    if fused is not None:
+        fused = in_best_order(fused, memory, limit)
+        if fused.peak <= cut.peak:
+            best = fused
+    if options.recompute != AUTO:
+        return best
+    again = _computed_again(cut, memory)
+    if again is None:
+        return best
+    is_worthwhile = limit is not None and best.peak > limit
+    if not is_worthwhile:
+        copies = again.copies.keys() - best.copies.keys()
+        added = sum(again.graph[name].operations() for name in copies)
+        saved = _bytes_read_and_written(best) - _bytes_read_and_written(again)
+        most = options.operations_of_a_byte * saved
+        # What copies move need not be known where they compute too much anyway.
+        if added <= most:
+            added += FLOPS_PER_BYTE * bytes_moved_for(again, copies)
+            is_worthwhile = added <= most
+    if is_worthwhile:
+        again = in_best_order(again, memory, limit)
+        if again.peak < best.peak:
+            return replace(again, peak_before=best.peak)
+    return best
+
+
+def _with_chains(cut: CutGraph, chains: Sequence[FusedChain]) -> CutGraph | None:
+    """Return the graph with these chains, each in one place; None if there is no such order."""
+    graph = with_chains_together(cut.graph, chains)
+    if graph is None or not chains:
+        return None
+    return replace(cut, graph=graph, chains=tuple(chains))
+
+
+def in_best_order(cut: CutGraph, memory: CutMemory, limit: int | None) -> CutGraph:
+    """Return a graph with its peak; where that is above the limit, in the order with the least."""
+    best = replace(cut, peak=memory.peak(cut))
+    if limit is None or best.peak <= limit:
+        return best
+    for graph in other_orders(cut.graph, memory.constraints(cut)):
+        together = with_chains_together(graph, cut.chains) if cut.chains else graph
+        if together is None:
+            continue
+        other = replace(cut, graph=together)
+        peak = memory.peak(other)
+        if peak < best.peak:
+            best = replace(other, peak=peak)
+    return best
+
+
+def _computed_again(cut: CutGraph, memory: CutMemory) -> CutGraph | None:
+    """Return the graph in which gradients have chains of their own, which compute scores again.
+
+    None if that makes no chains.
+    """
+    splits = memory.chain_search(cut).splits()
+    nbytes = memory.constraints(cut).nbytes
+    while splits:
+        again = with_copies(cut, splits, nbytes)
+        fused = _with_chains(again, memory.chain_search(again).chains())
+        if fused is None:
             return None
+        inner = fused.inner
+        copy_of = {name: copy for copy, name in again.copies.items()}
+        useless = [name for name in splits if not inner.issuperset((name, copy_of[name]))]
+        if not useless:
+            return fused
+        splits = {name: number for name, number in splits.items() if name not in useless}
+    return None
+
+
+def _bytes_read_and_written(cut: CutGraph) -> int:
+    """Return the bytes of all computed tensors that are whole in memory, for each time of use."""
+    inner = cut.inner
+    total = 0
+    for vertex in cut.graph.computed:
+        if vertex.name not in inner:
+            readers = len(cut.graph.consumers[vertex.name])
+            total += vertex.nbytes * (1 + readers)
     return total

@@ -104,9 +104,7 @@ def minimize(
     value in `fallback`, so that the result is never worse than that, or, without a fallback, to
     the value that looks best on its own.
     """
-    elimination = _Elimination(sizes, memo or Memo(), limits or Limits(), fallback)
-    for table in tables:
-        elimination.add(table)
+    elimination = _Elimination(sizes, tables, memo or Memo(), limits or Limits(), fallback)
     elimination.eliminate_all()
     # Backwards: the variable eliminated last depends on none, the one before on the last, …
     values = elimination.values
@@ -120,54 +118,89 @@ def largest_join(sizes: Sequence[int], scopes: Iterable[Sequence[int]], limit: i
 
     `scopes` are the variables of each table. No table is made.
     """
-    neighbours: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        varying = {variable for variable in scope if sizes[variable] > 1}
-        for variable in varying:
-            neighbours[variable] |= varying
-
-    def joined_cells(variable: int) -> int:
-        return prod(sizes[other] for other in neighbours[variable])
-
-    queue = [(joined_cells(variable), variable) for variable in range(len(sizes))]
-    heapq.heapify(queue)
-    done = [False] * len(sizes)
-    largest = 0
-    while queue and largest <= limit:
-        cells, variable = heapq.heappop(queue)
-        if done[variable] or cells != joined_cells(variable):
-            continue  # its neighbours have changed since then, and it was queued again
-        done[variable] = True
-        largest = max(largest, cells)
-        joined = neighbours[variable] - {variable}
-        for other in joined:
-            neighbours[other] |= joined
-            neighbours[other].discard(variable)
-        for other in joined:
-            heapq.heappush(queue, (joined_cells(other), other))
+    order = _Order(sizes, scopes)
+    largest = 1  # of variables with one value
+    while largest <= limit:
+        variable = order.next()
+        if variable is None:
+            break
+        largest = max(largest, order.joined_cells(variable))
+        order.remove(variable, is_joined=True)
     return largest
+
+
+class _Order:
+    """The order in which variables are eliminated: the smallest joined table is always next."""
+
+    def __init__(self, sizes: Sequence[int], scopes: Iterable[Sequence[int]]) -> None:
+        self.sizes = sizes
+        # For each variable that is left, those that share a table with it, and itself.
+        self.neighbours = [{variable} for variable in range(len(sizes))]
+        for scope in scopes:
+            varying = {variable for variable in scope if sizes[variable] > 1}
+            for variable in varying:
+                self.neighbours[variable] |= varying
+        self.queue: list[tuple[int, int]] = []  # a heap; entries that are outdated stay in it
+        for variable, size in enumerate(sizes):
+            if size > 1:  # one value: nothing to choose, in no table
+                self.queue.append((self.joined_cells(variable), variable))
+        heapq.heapify(self.queue)
+
+    def joined_cells(self, variable: int) -> int:
+        """Return the size of the table that eliminating this variable would make."""
+        return prod([self.sizes[other] for other in self.neighbours[variable]])
+
+    def scope(self, variable: int) -> tuple[int, ...]:
+        """Return the variables that share a table with this one."""
+        return tuple(sorted(self.neighbours[variable] - {variable}))
+
+    def next(self) -> int | None:
+        """Return the variable to eliminate next; None if none is left."""
+        while self.queue:
+            cells, variable = heapq.heappop(self.queue)
+            if self.neighbours[variable] and cells == self.joined_cells(variable):
+                return variable
+        return None
+
+    def remove(self, variable: int, is_joined: bool) -> None:
+        """Remove a variable; its neighbours may be joined in one table."""
+        others = self.neighbours[variable] - {variable}
+        self.neighbours[variable] = set()
+        for other in others:
+            if is_joined:
+                self.neighbours[other] |= others
+            self.neighbours[other].discard(variable)
+        for other in others:
+            heapq.heappush(self.queue, (self.joined_cells(other), other))
 
 
 class _Elimination:
     """The tables that are left while variables are eliminated one after another."""
 
     def __init__(
-        self, sizes: Sequence[int], memo: Memo, limits: Limits, fallback: Sequence[int] | None
+        self,
+        sizes: Sequence[int],
+        tables: Sequence[Table],
+        memo: Memo,
+        limits: Limits,
+        fallback: Sequence[int] | None,
     ) -> None:
         self.sizes = sizes
         self.memo = memo
         self.limits = limits
         self.fallback = fallback
+        self.order = _Order(sizes, [table.scope for table in tables])
         # The tables that contain each variable, by number: a table is in several buckets.
         self.buckets: list[dict[int, Table]] = [{} for _ in sizes]
         self.table_count = 0
         self.total = 0
         self.exact = True
-        self.done = [size == 1 for size in sizes]  # one value: nothing to choose, in no table
         self.values = [0] * len(sizes)  # of the variables that are fixed
         # (variable, the variables that its value depends on, what was left without it)
         self.steps: list[tuple[int, tuple[int, ...], Eliminated]] = []
         self.cells_at_start = memo.cells
+        for table in tables:
+            self.add(table)
 
     def add(self, table: Table) -> None:
         """Put a table into the buckets of its variables."""
@@ -192,55 +225,24 @@ class _Elimination:
                 self.buckets[other].pop(number, None)
         return [table for _, table in taken]
 
-    def neighbours(self, variable: int) -> set[int]:
-        """Return the variables that share a table with this one."""
-        found: set[int] = set()
-        for table in self.buckets[variable].values():
-            found.update(table.scope)
-        found.discard(variable)
-        return found
-
-    def joined_cells(self, variable: int) -> int:
-        """Return the size of the table that eliminating this variable would make."""
-        cells = self.sizes[variable]
-        for other in self.neighbours(variable):
-            cells *= self.sizes[other]
-        return cells
-
     def most_cells(self) -> int:
         """Return how many cells a joined table may have now."""
         spent = self.memo.cells - self.cells_at_start
         return self.limits.first if spent < self.limits.budget else self.limits.then
 
     def eliminate_all(self) -> None:
-        """Eliminate all variables, always the one with the smallest joined table next."""
-        queue = []
-        for variable, done in enumerate(self.done):
-            if not done:
-                queue.append((self.joined_cells(variable), variable))
-        heapq.heapify(queue)
-        while queue:
-            cells, variable = heapq.heappop(queue)
-            if self.done[variable]:
-                continue
-            cells_now = self.joined_cells(variable)
-            if cells_now != cells:  # its neighbours have changed since it was queued
-                heapq.heappush(queue, (cells_now, variable))
-                continue
-            scope = tuple(sorted(self.neighbours(variable)))
-            if scope and cells > self.most_cells():
-                crowded = max(scope, key=lambda other: (len(self.neighbours(other)), -other))
-                scope = tuple(sorted(self.neighbours(crowded)))
-                self.fix(crowded)
+        """Eliminate all variables; where a joined table would be too large, fix one first."""
+        order = self.order
+        while (variable := order.next()) is not None:
+            scope = order.scope(variable)
+            if scope and order.joined_cells(variable) > self.most_cells():
+                self.fix(max(scope, key=lambda other: (len(order.neighbours[other]), -other)))
             else:
                 self.eliminate(variable, scope)
-            for other in (*scope, variable):
-                if not self.done[other]:
-                    heapq.heappush(queue, (self.joined_cells(other), other))
 
     def eliminate(self, variable: int, scope: tuple[int, ...]) -> None:
         """Replace all tables with a variable by one over its neighbours: the minimum over it."""
-        self.done[variable] = True
+        self.order.remove(variable, is_joined=True)
         result = _eliminate(variable, scope, self.take(variable), self.sizes, self.memo)
         self.total += result.least
         self.steps.append((variable, scope, result))
@@ -250,7 +252,7 @@ class _Elimination:
     def fix(self, variable: int) -> None:
         """Give a variable its value now, which makes its tables smaller."""
         self.exact = False
-        self.done[variable] = True
+        self.order.remove(variable, is_joined=False)
         tables = self.take(variable)
         if self.fallback is None:
             value = self.looks_best(variable, tables)

@@ -19,17 +19,19 @@ from einmpi.planner.machine import (
     Prices,
 )
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
+from einmpi.planner.moving.halo import MOST_RANKS_COUNTED
 from einmpi.planner.moving.volume import (
     NO_AXES,
     Factors,
+    Flow,
     Ints,
     axes_factors,
+    computed_flow,
+    halo_flow,
+    input_flow,
     kept_elements_table,
     layout_factors,
     overlap_share,
-    received,
-    sharing_on_nodes,
 )
 from einmpi.planner.solving.elimination import (
     Limits,
@@ -39,8 +41,16 @@ from einmpi.planner.solving.elimination import (
     minimize,
     minimize_without_dominated,
 )
-from einmpi.planner.solving.move_costs import Groups, Move, States
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts, symbols_to_cut
+from einmpi.planner.states import (
+    MAX_SYMBOLS,
+    Groups,
+    Move,
+    States,
+    Symbols,
+    choices,
+    distinct_layouts,
+    symbols_to_cut,
+)
 
 # ---- edge costs ----------------------------------------------------------------------------------
 #
@@ -70,124 +80,6 @@ def staying_factors(edge: Edge, move: Move, states: ByVariable[tuple[int, ...]])
     axes = tuple(zip(move.staying_lengths, sources, targets, strict=True))
     between = axes[: move.staying_between]
     return StayingFactors(axes_factors(axes, edge.ndim), axes_factors(between, edge.ndim))
-
-
-@dataclass(frozen=True)
-class EdgeCosts:
-    """The costs of an edge that stands for itself alone, in units of the solver."""
-
-    mesh: Mesh
-    prices: Prices
-    unit: int
-    counts_messages: bool  # the time of messages, besides that of bytes
-
-    def of_input(self, edge: Edge, rows: Symbols, move: Move, staying: StayingFactors) -> Ints:
-        """Return the costs of an input, which is stored once: every copy but the first moves."""
-        targets, target_of_row = distinct_layouts(rows, edge.target_symbols, edge.ndim)
-        every, between = self._factors(edge, targets[:1], targets, move, staying)
-        copies, nodes = every.target[0], np.ravel(between.target)
-        nbytes = edge.nbytes // self.unit
-        costs: Ints = self.prices.bytes((copies - 1) * nbytes, (nodes - 1) * nbytes)
-        if self.counts_messages:
-            costs = costs + self._messages(copies, nodes)
-        return costs[target_of_row]
-
-    def of_computed(
-        self,
-        edge: Edge,
-        source_rows: Symbols,
-        target_rows: Symbols,
-        move: Move,
-        staying: StayingFactors,
-    ) -> Ints:
-        """Return the costs [choice of the source, choice of the target] of a computed tensor.
-
-        They are computed for the distinct layouts of both ends, then spread over the choices.
-        """
-        ndim = edge.ndim
-        nbytes = edge.nbytes // self.unit
-        sources, source_of_row = distinct_layouts(source_rows, edge.source_symbols, ndim)
-        targets, target_of_row = distinct_layouts(target_rows, edge.target_symbols, ndim)
-
-        every, between = self._factors(edge, sources, targets, move, staying)
-        overlap = self._overlap(edge, move, len(self.mesh.factors), every, sources, targets)
-        crossing: Ints | int = 0  # bytes between nodes
-        sharing = None
-        if self.mesh.nodes > 1:
-            kept = self._overlap(edge, move, self.mesh.node_axes, between, sources, targets)
-            crossing = received(between, nbytes, kept)
-            sharing = sharing_on_nodes(every, between)
-        costs: Ints = self.prices.bytes(received(every, nbytes, overlap, sharing), crossing)
-        if self.counts_messages:
-            costs = costs + self._messages(every.peers, between.peers)
-        return costs[np.ix_(source_of_row, target_of_row)]
-
-    def of_halo(
-        self, edge: Edge, rows: ByVariable[Symbols], move: Move, states: ByVariable[tuple[int, ...]]
-    ) -> Ints:
-        """Return the costs [choice of the layout, choice of the state] of index arithmetic."""
-        assert edge.source is not None and edge.needed is not None
-        dimensions = (*range(edge.ndim), None)
-        labels = (*(label for label, _ in edge.needed.extents), None)
-        layouts = []
-        for row in rows[edge.source]:
-            symbols = move.expand(row, states[edge.source])
-            layouts.append(tuple(dimensions[symbol] for symbol in symbols))
-        label_states = []
-        for row in rows[edge.target]:
-            symbols = move.expand(row, states[edge.target])
-            label_states.append(tuple(labels[symbol] for symbol in symbols))
-        words = halo_table(self.mesh, edge.needed, layouts, label_states)
-        itemsize = edge.nbytes // max(1, prod(edge.bound))
-        total = words.total * itemsize // self.unit
-        between = words.between * itemsize // self.unit
-        costs: Ints = self.prices.bytes(total, between)
-        if self.counts_messages:
-            receives = (words.total > 0).astype(np.int64)
-            receives_between = (words.between > 0).astype(np.int64)
-            inside = 1 + (HALO_NEIGHBOURS - 1) * receives
-            nodes = 1 + (HALO_NEIGHBOURS - 1) * receives_between
-            costs = costs + self._messages(inside * nodes, nodes)
-        return costs
-
-    def _factors(
-        self, edge: Edge, sources: Ints, targets: Ints, move: Move, staying: StayingFactors
-    ) -> tuple[Factors[Ints], Factors[Any]]:
-        """Return the products over all axes, and over those between nodes."""
-        every = layout_factors(move.lengths, edge.ndim, sources, targets, staying.every)
-        if self.mesh.nodes == 1:
-            return every, NO_AXES
-        lengths = move.lengths_between
-        return every, layout_factors(lengths, edge.ndim, sources, targets, staying.between)
-
-    def _messages(self, exchanging: Ints, nodes: Ints) -> Ints:
-        """Return the price of the messages among `exchanging` ranks, which lie on `nodes` nodes."""
-        costs: Ints = self.prices.messages(exchanging // nodes, nodes)
-        return costs // self.unit * self.mesh.ranks
-
-    def _overlap(
-        self,
-        edge: Edge,
-        move: Move,
-        axes: int,
-        products: Factors[Ints],
-        sources: Ints,
-        targets: Ints,
-    ) -> Ints:
-        """Return the bytes that stay where they are, by the first `axes` axes alone.
-
-        Exact where all axes are free, one in each group; else by the formula, which is exact
-        where extents divide.
-        """
-        extents_divide = not any(extent % self.mesh.ranks for extent in edge.bound)
-        every_axis_free = move.groups == tuple((a,) for a in range(len(self.mesh.factors)))
-        if extents_divide or self.unit > 1 or not every_axis_free:
-            ranks = prod(self.mesh.factors[:axes])
-            share: Ints = overlap_share(products, ranks, edge.nbytes // self.unit)
-            return share
-        itemsize = edge.nbytes // max(1, prod(edge.bound))
-        kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
-        return products.replicas * kept * itemsize
 
 
 # ---- solver --------------------------------------------------------------------------------------
@@ -249,11 +141,13 @@ class Solver:
     def __post_init__(self) -> None:
         operations = self.problem.operations
         self.rates = self.problem.rates
-        light = 0 if self.rates else _light_operations(operations)
-        self.heavy = [number for number, count in enumerate(operations) if count > light]
+        # The variables whose work costs something.
+        self.heavy: set[int] = set()
+        if self.weigh_work or self.rates:
+            light = 0 if self.rates else _light_operations(operations)
+            self.heavy.update(number for number, count in enumerate(operations) if count > light)
         # Costs are counted in units, larger than one where sums would not fit into 64 bits.
         self.unit = 1 + (self._largest_cost() >> 60)
-        self.edge_costs = EdgeCosts(self.mesh, self.prices, self.unit, bool(self.rates))
 
     def _largest_cost(self) -> int:
         """Return a number that no sum of costs exceeds."""
@@ -288,12 +182,9 @@ class Solver:
         states = current or self.uncut()
         rows = [self.rows(number, move, state) for number, state in enumerate(states)]
         tables = [self.edge_table(edge, rows, move, states) for edge in self.problem.edges]
-        if self.price:
-            for number, state in enumerate(states):
-                tables.append(self.memory_table(number, rows[number], move, state))
-        if self.weigh_work or self.rates:
-            for number in self.heavy:
-                tables.append(self.work_table(number, rows[number], move, states[number]))
+        for number, state in enumerate(states):
+            if self.price or number in self.heavy:
+                tables.append(self.own_table(number, rows[number], move, state))
         fallback = None
         if current is not None:
             fallback = [move.row_of(rows[number], state) for number, state in enumerate(states)]
@@ -352,10 +243,10 @@ class Solver:
             states[edge.source] = tuple(source)
         return int(self.edge_table(edge, rows, self.every_axis, states).costs.sum())
 
-    def work_cost(self, variable: int, state: Sequence[int]) -> int:
-        """Return the price of what the ranks compute for a variable in a given state."""
+    def own_cost(self, variable: int, state: Sequence[int]) -> int:
+        """Return what a variable costs in a given state, without what moves."""
         rows = self._row_of_state(state)
-        return int(self.work_table(variable, rows, self.every_axis, state).costs.sum())
+        return int(self.own_table(variable, rows, self.every_axis, state).costs.sum())
 
     def _row_of_state(self, state: Sequence[int]) -> Symbols:
         """Return the only choice of a variable whose state is given."""
@@ -396,38 +287,31 @@ class Solver:
             self.cache[key] = rows
         return rows
 
-    def memory_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """Return the price of the blocks that each choice keeps on every rank."""
-        blocks = self.problem.blocks[variable]
-        key = ("memory", self.price, blocks, move.staying_symbols(state), id(rows))
-        if key not in self.cache:
-            symbols = len(self.problem.variables[variable].extents)
-            parts = move.parts(rows, symbols, state)
-            total = np.zeros(len(rows), np.int64)
-            for nbytes, cut_symbols in blocks:
-                total += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
-            price = total * self.mesh.ranks * self.price // MEMORY_PRICE_SCALE
-            self.cache[key] = price * self.prices.memory
-        return Table((variable,), self.cache[key], self.memo.number(key))
+    def own_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
+        """Return the price of each choice alone: of its blocks on every rank, and of its work.
 
-    def work_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """Return the price of what the ranks compute for each choice.
-
-        Where a machine was measured, that is the time of all operations; else the price of the
-        repeated ones.
+        Where a machine was measured, work costs the time of all operations; else the repeated ones
+        have a price.
         """
-        operations = self.problem.operations[variable]
+        blocks = self.problem.blocks[variable] if self.price else ()
+        operations = self.problem.operations[variable] if variable in self.heavy else 0
         rate = self.rates[variable] if self.rates else None
-        key = ("work", operations, rate, move.staying_symbols(state), id(rows))
+        work = operations, rate
+        key = ("own", self.price, blocks, work, move.staying_symbols(state), id(rows))
         if key not in self.cache:
-            symbols = len(self.problem.variables[variable].extents)
-            replicas = move.parts(rows, symbols, state)[:, -1]
-            if rate is not None:
-                picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
-                self.cache[key] = picoseconds // self.unit * replicas
+            parts = move.parts(rows, len(self.problem.variables[variable].extents), state)
+            memory = np.zeros(len(rows), np.int64)
+            for nbytes, cut_symbols in blocks:
+                memory += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
+            costs = memory * self.mesh.ranks * self.price // MEMORY_PRICE_SCALE
+            costs = costs * self.prices.memory
+            replicas = parts[:, -1]
+            if rate is None:
+                costs += operations // self.unit * (replicas - 1) // FLOPS_PER_BYTE
             else:
-                repeated = operations // self.unit * (replicas - 1)
-                self.cache[key] = repeated // FLOPS_PER_BYTE
+                picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
+                costs += picoseconds // self.unit * replicas
+            self.cache[key] = costs
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     # ---- costs of an edge -----------------------------------------------------------------------
@@ -451,19 +335,93 @@ class Solver:
             key = (*key, move.groups, *staying_states)
         costs = self.cache.get(key)
         if costs is None:
-            if edge.source is None:
-                costs = self.edge_costs.of_input(edge, rows[edge.target], move, staying)
-            elif edge.needed is not None:
-                costs = self.edge_costs.of_halo(edge, rows, move, states)
+            if edge.needed is None:
+                costs = self._costs_of_blocks(edge, rows, move, staying)
             else:
-                costs = self.edge_costs.of_computed(
-                    edge, rows[edge.source], rows[edge.target], move, staying
-                )
+                costs = self._costs_of_halo(edge, rows, move, states)
             costs = costs * edge.weight
             self.cache[key] = costs
         if edge.source == edge.target:  # a layer that feeds its own repetition
             return Table((edge.target,), costs.diagonal(), self.memo.number(("diagonal", key)))
         return Table(ends, costs, self.memo.number(key))
+
+    def _costs_of_blocks(
+        self, edge: Edge, rows: ByVariable[Symbols], move: Move, staying: StayingFactors
+    ) -> Ints:
+        """Return the costs [choice of the source, choice of the target]; of an input, [target].
+
+        They are computed for the distinct layouts of both ends, then spread over the choices.
+        """
+        ndim = edge.ndim
+        nbytes = edge.nbytes // self.unit
+        targets, target_of_row = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
+        sources = targets[:1]  # any layout: an input has none
+        if edge.source is not None:
+            sources, source_of_row = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
+        every = layout_factors(move.lengths, ndim, sources, targets, staying.every)
+        between: Factors[Any] = NO_AXES
+        is_on_nodes = self.mesh.nodes > 1
+        if is_on_nodes:
+            lengths = move.lengths_between
+            between = layout_factors(lengths, ndim, sources, targets, staying.between)
+        if edge.source is None:
+            costs: Ints = self._price(input_flow(every, between, nbytes))[0][target_of_row]
+            return costs
+        kept = self._kept(edge, move, len(self.mesh.factors), every, sources, targets)
+        on_nodes: Ints | int = 0
+        if is_on_nodes:
+            on_nodes = self._kept(edge, move, self.mesh.node_axes, between, sources, targets)
+        costs = self._price(computed_flow(every, between, nbytes, kept, on_nodes))
+        return costs[np.ix_(source_of_row, target_of_row)]
+
+    def _costs_of_halo(
+        self, edge: Edge, rows: ByVariable[Symbols], move: Move, states: ByVariable[tuple[int, ...]]
+    ) -> Ints:
+        """Return the costs [choice of the layout, choice of the state] of index arithmetic."""
+        assert edge.source is not None and edge.needed is not None
+        layouts, label_states = (
+            [move.expand(row, states[end]) for row in rows[end]]
+            for end in (edge.source, edge.target)
+        )
+        flow = halo_flow(self.mesh, edge.needed, layouts, label_states, MOST_RANKS_COUNTED)
+        itemsize = edge.nbytes // max(1, prod(edge.bound))
+        total = flow.total * itemsize // self.unit
+        between = flow.between * itemsize // self.unit
+        return self._price(flow._replace(total=total, between=between))
+
+    def _price(self, flow: Flow) -> Ints:
+        """Return the price of what moves; where a machine was measured, with that of messages."""
+        costs: Ints = self.prices.bytes(flow.total, flow.between)
+        if self.rates:
+            messages = self.prices.messages(flow.peers // flow.nodes, flow.nodes)
+            costs = costs + messages // self.unit * self.mesh.ranks
+        return costs
+
+    def _kept(
+        self,
+        edge: Edge,
+        move: Move,
+        axes: int,
+        products: Factors[Any],
+        sources: Ints,
+        targets: Ints,
+    ) -> Ints:
+        """Return the bytes that stay where they are, by the first `axes` axes alone.
+
+        Exact where all axes are free, one in each group; else by the formula, which is exact
+        where extents divide.
+        """
+        extents_divide = not any(extent % self.mesh.ranks for extent in edge.bound)
+        every_axis_free = move.groups == self.every_axis.groups
+        share: Ints
+        if extents_divide or self.unit > 1 or not every_axis_free:
+            ranks = prod(self.mesh.factors[:axes])
+            share = overlap_share(products, ranks, edge.nbytes // self.unit)
+            return share
+        itemsize = edge.nbytes // max(1, prod(edge.bound))
+        kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
+        share = products.replicas * kept * itemsize
+        return share
 
 
 @dataclass

@@ -12,7 +12,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
 from einmpi.planner.moving.volume import edges_of_plan
 from einmpi.planner.paper import Cost
-from einmpi.planner.plan_data import PlanData, cuts_of
+from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers
 from einmpi.units import counted, show_bytes, show_count
 
@@ -27,13 +27,13 @@ Note = tuple[str, str]  # a keyword, which may be empty, and the text that belon
 KEYWORD_COLUMNS = 13  # width of the keyword that begins a note
 
 
-def show_cuts(plan: PlanData, name: str) -> str:
+def show_cuts(plan: Plan, name: str) -> str:
     """Return the parts of the labels of a vertex that are cut: "i:2 k:4"."""
     cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
     return " ".join(cut)
 
 
-def show_layout(plan: PlanData, name: str) -> str:
+def show_layout(plan: Plan, name: str) -> str:
     """Return the number of parts of each dimension in the layout a tensor is kept in: [4,2]."""
     return show_parts(plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound))))
 
@@ -87,9 +87,9 @@ class Movement:
     is_halo: bool = False  # the copied words are what ranks lack for index arithmetic
 
 
-def movements(plan: PlanData) -> Iterator[Movement]:
+def movements(plan: Plan) -> Iterator[Movement]:
     """Yield everything that a plan moves between ranks, in the order of the graph."""
-    for edge, target, cuts, traffic in edges_of_plan(cuts_of(plan), plan.resident):
+    for edge, target, cuts, traffic in edges_of_plan(plan, plan.resident):
         if not traffic.words.total:
             continue
         made: list[int] = []
@@ -113,7 +113,7 @@ def movements(plan: PlanData) -> Iterator[Movement]:
         )
 
 
-def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
+def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
     """Return how many reads an edge serves: one, or all reads of a stored tensor."""
     if target.kind == "vertex":
         return 1
@@ -124,7 +124,7 @@ def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
 # ---- as text ------------------------------------------------------------------------------------
 
 
-def in_words(plan: PlanData) -> list[Note]:
+def in_words(plan: Plan) -> list[Note]:
     """Return at most four notes: what the plan cuts, sends, combines and moves most.
 
     They stay short for any number of vertices.
@@ -135,11 +135,22 @@ def in_words(plan: PlanData) -> list[Note]:
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
+    phrases: dict[str, _Groups[_Phrase]] = {}
+    for kind in ("copies", "halos", "new cuts", "partial results"):
+        phrases[kind] = _Groups("tensor", "tensors")
+    for move in moved:
+        for kind, phrase in _phrases(plan, move):
+            phrases[kind].add(phrase, move.tensor, move.nbytes)
+
+    def show(phrase: _Phrase, names: list[str]) -> str:
+        return f"{phrase[0]}{_list(names)}{phrase[1]}"
+
+    copies, halos, new_cuts, combined = (group.listed(show) for group in phrases.values())
     notes = []
     for keyword, parts in (
         ("cuts", _cuts(plan)),
-        ("sends", _copies(plan, moved) + _halos(moved) + _recuts(moved)),
-        ("combines", _combines(plan, moved)),
+        ("sends", copies + halos + new_cuts),
+        ("combines", combined),
         ("moves most", _most(moved)),
     ):
         if parts:
@@ -147,10 +158,31 @@ def in_words(plan: PlanData) -> list[Note]:
     return notes
 
 
+# What stands before and after the names of tensors that move alike, and for how many uses.
+_Phrase = tuple[str, str, int]
+
+
+def _phrases(plan: Plan, move: Movement) -> Iterator[tuple[str, _Phrase]]:
+    """Yield what is said of a movement, each time with its kind."""
+    if move.is_halo:
+        yield "halos", ("of ", ", what the indices of a rank reach outside of its part", 0)
+    elif move.words.join:
+        what = "all of" if move.copies == plan.mesh.ranks else "each part of"
+        once = f", once for {move.uses} uses" if move.uses > 1 else ""
+        yield "copies", (f"{what} ", f" to {move.copies} ranks{once}", move.uses)
+    if move.words.repartition:
+        cuts = f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
+        yield "new cuts", ("", f" anew, cut {cuts}", 0)
+    if move.words.aggregate:
+        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
+        over = f" over {move.partials} ranks ({aggregation})"
+        yield "partial results", ("partial results of ", over, 0)
+
+
 _Cut = tuple[tuple[str, int], ...]  # labels with their numbers of parts
 
 
-def _cuts(plan: PlanData) -> list[str]:
+def _cuts(plan: Plan) -> list[str]:
     """Return the most frequent cuts first. Labels of different vertices may have the same name."""
     groups: _Groups[tuple[_Cut, int]] = _Groups("vertex", "vertices")
     for name, state in plan.states.items():
@@ -174,73 +206,6 @@ def _cuts(plan: PlanData) -> list[str]:
         return f"{what}{again} ({_vertex_list(names, len(plan.states))})"
 
     return groups.listed(show)
-
-
-def _grouped(
-    moved: Sequence[Movement],
-    key_of: Callable[[Movement], Key | None],
-    show: Callable[[Key, list[str]], str],
-) -> list[str]:
-    """Return a text for each key of movements, which `show` makes; None is no key."""
-    groups: _Groups[Key] = _Groups("tensor", "tensors")
-    for move in moved:
-        key = key_of(move)
-        if key is not None:
-            groups.add(key, move.tensor, move.nbytes)
-    return groups.listed(show)
-
-
-def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
-    """Return which tensors are copied to how many ranks."""
-
-    def key_of(move: Movement) -> tuple[int, int] | None:
-        return (move.copies, move.uses) if move.words.join and not move.is_halo else None
-
-    def show(key: tuple[int, int], names: list[str]) -> str:
-        copies, uses = key
-        what = "all of" if copies == plan.mesh.ranks else "each part of"
-        once = f", once for {uses} uses" if uses > 1 else ""
-        return f"{what} {_list(names)} to {copies} ranks{once}"
-
-    return _grouped(moved, key_of, show)
-
-
-def _halos(moved: Sequence[Movement]) -> list[str]:
-    """Return of which tensors ranks get what they lack for index arithmetic."""
-
-    def show(key: bool, names: list[str]) -> str:
-        return f"of {_list(names)}, what the indices of a rank reach outside of its part"
-
-    return _grouped(moved, lambda move: move.is_halo or None, show)
-
-
-def _recuts(moved: Sequence[Movement]) -> list[str]:
-    """Return which tensors are cut along other dimensions, and how."""
-
-    def show(key: str, names: list[str]) -> str:
-        return f"{_list(names)} anew, cut {key}"
-
-    def key_of(move: Movement) -> str | None:
-        if not move.words.repartition:
-            return None
-        return f"{show_parts(move.made)} and then {show_parts(move.wanted)}"
-
-    return _grouped(moved, key_of, show)
-
-
-def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
-    """Return which partial results are combined over how many ranks."""
-
-    def key_of(move: Movement) -> str | None:
-        if not move.words.aggregate:
-            return None
-        aggregation = plan.graph[move.tensor].computed_einsum.aggregation
-        return f"over {move.partials} ranks ({aggregation})"
-
-    def show(key: str, names: list[str]) -> str:
-        return f"partial results of {_list(names)} {key}"
-
-    return _grouped(moved, key_of, show)
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
@@ -327,7 +292,7 @@ class Fold(NamedTuple):
         return f"… {first} to {last}: {count} vertices of {layers}, each as in the layer before"
 
 
-def vertices_and_folds(plan: PlanData, full: bool = False) -> list[Vertex | Fold]:
+def vertices_and_folds(plan: Plan, full: bool = False) -> list[Vertex | Fold]:
     """Return what a table shows, in order: vertices, and folds for others; `full` has no folds."""
     computed = plan.graph.computed
     shown: list[Vertex | Fold] = []
@@ -340,7 +305,7 @@ def vertices_and_folds(plan: PlanData, full: bool = False) -> list[Vertex | Fold
     return shown
 
 
-def folded_vertices(plan: PlanData) -> frozenset[str]:
+def folded_vertices(plan: Plan) -> frozenset[str]:
     """Return the names of the vertices that tables do not show."""
     names: set[str] = set()
     for each in vertices_and_folds(plan):
@@ -349,7 +314,7 @@ def folded_vertices(plan: PlanData) -> frozenset[str]:
     return frozenset(names)
 
 
-def _folds(plan: PlanData) -> Iterator[tuple[int, int, Fold]]:
+def _folds(plan: Plan) -> Iterator[tuple[int, int, Fold]]:
     """Yield the place of the first vertex of each fold, the place after its last, and the fold."""
     computed = plan.graph.computed
     if len(computed) <= MOST_UNFOLDED:
@@ -367,7 +332,7 @@ def _folds(plan: PlanData) -> Iterator[tuple[int, int, Fold]]:
         first = place + 1
 
 
-def _whole_layers(plan: PlanData) -> tuple[int, int, int]:
+def _whole_layers(plan: Plan) -> tuple[int, int, int]:
     """Return the place of the first layer, the vertices of a layer, and the number of layers.
 
     The search for layers looks at what surrounds each vertex, so that it leaves out parts of the
@@ -385,7 +350,7 @@ def _whole_layers(plan: PlanData) -> tuple[int, int, int]:
     return start, period, (end - start) // period
 
 
-def _look_alike(plan: PlanData, vertex: Vertex, before: Vertex) -> bool:
+def _look_alike(plan: Plan, vertex: Vertex, before: Vertex) -> bool:
     """Return whether a plan says the same of two vertices that compute the same."""
     for name, name_before in zip(vertex.inputs, before.inputs, strict=True):
         if plan.layouts.get(name) != plan.layouts.get(name_before):

@@ -11,7 +11,13 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS, IN_LOOPS
-from einmpi.kernels.cpu.map_and_folds import cpu_grouping, is_fold, is_map
+from einmpi.kernels.cpu.map_and_folds import (
+    ChunkedFold,
+    MapAndFolds,
+    cpu_grouping,
+    is_fold,
+    is_map,
+)
 from einmpi.kernels.cpu.product_updates import is_product_update, prepare_product_update
 from einmpi.kernels.cpu.row_updates import prepare_row_writes
 from einmpi.kernels.halo_parts import split_at_halos
@@ -35,7 +41,7 @@ from einmpi.runtime.cpu.kernels import (
 from einmpi.runtime.host_memory import RecycledMemory, Scratch
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.passes import Fusions
-from einmpi.schedule.regions import Region, names_of
+from einmpi.schedule.regions import Region, indices, names_of
 
 
 class NumpyBackend:
@@ -59,6 +65,7 @@ class NumpyBackend:
         self.implementations = [
             self._by_row_writes,
             self._by_group,
+            self._by_folds,
             self._by_stencil,
             self._by_product_update,
             self._by_scattered_update,
@@ -189,9 +196,35 @@ class NumpyBackend:
         group = PreparedGroup(step, arrays, self.threads, self.options.strict)
         return group.compute if group.is_possible else None
 
+    def _by_folds(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """Aggregates of one tensor, which is read once: a chunk for each of them in turn."""
+        if step.is_plain or step.tiles.kind or step.kernels[0].einsum.is_elementwise:
+            return None
+        shared = set.intersection(*[set(kernel.operands) for kernel in step.kernels])
+        folds = []
+        for kernel in step.kernels:
+            operands = [arrays[slot.name] for slot in kernel.operands]
+            sources = [k for k, slot in enumerate(kernel.operands) if slot in shared]
+            index = {label: indices(runs) for label, runs in kernel.index}
+            target = arrays[kernel.target.name]
+            folds.append(ChunkedFold(kernel.einsum, operands, target, index, sources))
+        if self.threads > 1 or not all(fold.is_possible for fold in folds):
+            return None
+        together = MapAndFolds([], folds)
+
+        def compute(arrays: Arrays) -> int:
+            used = []
+            for kernel in step.kernels:
+                operands = [arrays[slot.name] for slot in kernel.operands]
+                used.append((operands, arrays[kernel.target.name]))
+            together.compute([], used)
+            return 0
+
+        return compute
+
     def _by_stencil(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
         """An elementwise kernel that reads halos where they are, and aggregates of its result."""
-        if step.is_plain or step.tiles.kind:
+        if step.is_plain or step.tiles.kind or not step.kernels[0].einsum.is_elementwise:
             return None
         return prepare_stencil(step, arrays, self.options)
 

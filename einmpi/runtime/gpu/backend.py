@@ -27,15 +27,14 @@ from einmpi.kernels.cuda.capture import CapturedBlas, load_blas
 from einmpi.kernels.cuda.driver import DeviceArray, cupy, nccl
 from einmpi.kernels.cuda.nest import (
     PACK_BYTES,
-    LabelRuns,
     Options,
-    PreparedCall,
     is_in_place,
     key_of,
 )
 from einmpi.kernels.cuda.row_writes import prepare_row_writes
 from einmpi.kernels.halo_parts import view_operands
-from einmpi.kernels.prepared import PreparedCalls
+from einmpi.kernels.index_sets import LabelRuns
+from einmpi.kernels.prepared import PreparedCall, PreparedCalls
 from einmpi.kernels.updates import find_placed_rows
 from einmpi.process.environment import TRANSPORT_VARIABLE
 from einmpi.runtime.backend import (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from language.test_property import settled
+from random_programs import settled
 
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.einsum import EinSum, einsum_type

@@ -14,11 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from brute_force import program_text
 from hypothesis import given, note
-from hypothesis import strategies as st
-from language.test_property import graphs, picker, programs, settled
 from paths import ROOT
+from random_programs import arrays_of, graphs, programs, settled
 
 import einmpi
 from einmpi.graph.arithmetic import infer
@@ -28,6 +26,7 @@ from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, Const
 from einmpi.kernels import reference
 from einmpi.kernels.cpu import broadcast, compiled
+from tests.soak.tree import program_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -564,23 +563,25 @@ def test_nan_and_infinity_go_through(name):
 # ---- random programs ----------------------------------------------------------------------------
 
 
-def vertices_of(program, data):
+def vertices_of(program):
     """Yield every vertex of a random program, as written and rewritten.
 
     Each comes with its operands and the result of the reference evaluator.
     """
-    text = program_text(program, picker(data))
-    note(text)
-    for graph in graphs(text, program).values():
-        tensors = dict(program.inputs)
+    note(program_text(program))
+    for graph in graphs(program).values():
+        tensors = arrays_of(program)
         for made in graph.computed:
             operands = [tensors[name] for name in made.inputs]
-            tensors[made.name] = reference.evaluate_einsum(made.einsum, operands, made.dtype)
-            yield made, operands, tensors[made.name]
+            wanted = reference.evaluate_einsum(made.einsum, operands, made.dtype)
+            tensors[made.name] = wanted
+            # numpy, C and CUDA divide complex numbers by zero in different ways.
+            if wanted.dtype.kind != "c" or np.isfinite(wanted).all():
+                yield made, operands, wanted
 
 
-def vertices_agree(program, data):
-    for made, operands, wanted in vertices_of(program, data):
+def vertices_agree(program):
+    for made, operands, wanted in vertices_of(program):
         dtypes = [operand.dtype for operand in operands]
         if compiled.supports_compiled_loops(made.einsum, dtypes):
             close(compute(made.einsum, made.dtype, operands), wanted, dtypes)
@@ -588,16 +589,16 @@ def vertices_agree(program, data):
 
 @pytest.mark.slow
 @settled(6)
-@given(programs(), st.data())
-def test_random_programs(program, data):
-    vertices_agree(program, data)
+@given(programs())
+def test_random_programs(program):
+    vertices_agree(program)
 
 
 @pytest.mark.slow
 @settled(20)
-@given(programs(), st.data())
-def test_more_random_programs(program, data):
-    vertices_agree(program, data)
+@given(programs())
+def test_more_random_programs(program):
+    vertices_agree(program)
 
 
 # ---- the cache ----------------------------------------------------------------------------------

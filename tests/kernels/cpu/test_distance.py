@@ -9,7 +9,7 @@ import pytest
 from distributed import run_on_threads
 from hypothesis import given
 from hypothesis import strategies as st
-from language.test_property import settled
+from random_programs import settled
 
 import einmpi
 from einmpi.api import options_of

@@ -114,7 +114,7 @@ def run_loop(text, inputs, ranks=1, steps=3, donate=True, rate=0.01, dtype="floa
     loop = make_loop(program, lambda *_: "loop", steps, {"W": "W_next"}, None, ["loss"])
 
     def on_rank(comm):
-        run = LoopRun(job, loop, comm, options_of(job))
+        run = LoopRun(replace(job, loop=loop), comm, options_of(job))
         options = replace(run.step.options, donate=donate)
         run.step.options = options
         run.step.planning.options = options

@@ -1,4 +1,4 @@
-"""CUDA kernels without a GPU: tests/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
+"""CUDA kernels without a GPU: tests/lib/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
 
 import itertools
 import re
@@ -42,9 +42,8 @@ from cuda_cases import (
     operations,
 )
 from hypothesis import given
-from hypothesis import strategies as st
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
-from language.test_property import programs, settled
+from random_programs import programs, settled
 from row_write_cases import check_all_row_writes
 
 import einmpi
@@ -217,14 +216,16 @@ def nest_of(text, arrays, first=0):
     einsum, kind, operands = vertex(text, arrays)
     function, entries, labels = number_operands(einsum)
     layouts = []
-    for array, index in zip(operands, entries, strict=False):
-        layouts.append(IndexedArray(array.dtype.name, array.shape, array.strides, index))
-    for label in labels:
-        layouts.append(IndexedArray("int64", (einsum.extent[label],), (8,), (label,)))
     target = np.empty(einsum.bound, kind)
-    layout = IndexedArray(target.dtype.name, target.shape, target.strides, einsum.output)
-    first_values = tuple((number, first) for number in range(len(operands), len(layouts)))
-    problem = Problem(function, tuple(layouts), layout, None, einsum.extents, first_values, True)
+    for array, index in zip(
+        (*operands, target), (*entries[: len(operands)], einsum.output), strict=True
+    ):
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        layouts.append(IndexedArray(array.dtype.name, array.shape, strides, index))
+    layout = layouts.pop()
+    for label in labels:
+        layouts.append(IndexedArray("int64", (einsum.extent[label],), (1,), (label,), first))
+    problem = Problem(function, tuple(layouts), layout, None, einsum.extents, True)
     return split_work(problem).nest
 
 
@@ -421,12 +422,12 @@ def test_texts_compile_without_spills(cupy, texts, tmp_path):
 
 @pytest.mark.slow
 @settled(40)
-@given(programs(), st.data())
-def test_random_programs(program, data):
+@given(programs())
+def test_random_programs(program):
     with pytest.MonkeyPatch.context() as patch:
         library = cupy_on_cpu.module()
         patch.setitem(sys.modules, "cupy", library)
-        for made, operands, wanted in vertices_of(program, data):
+        for made, operands, wanted in vertices_of(program):
             found = compute(library, made.einsum, made.dtype, operands)
             close(found, wanted, [operand.dtype for operand in operands])
     forget()

@@ -20,8 +20,8 @@ from einmpi.planner.moving.volume import (
     axes_factors,
     kept_elements_table,
     layout_factors,
-    moved_words,
     overlap_share,
+    traffic,
 )
 from einmpi.planner.moving.volume import received as words_received
 
@@ -111,7 +111,8 @@ def test_extents_that_do_not_divide(ranks):
         source, target = (rng.choice(layouts(ranks, extents)) for _ in range(2))
         rows = [[number(symbol, len(extents)) for symbol in axes] for axes in (source, target)]
         expected = received(factors, extents, source, target)
-        assert moved_words(mesh, extents, *rows) == (expected, 0), (extents, source, target)
+        moved = traffic(mesh, extents, *map(tuple, rows))
+        assert (moved.words.total, moved.between) == (expected, (0, 0)), (extents, source, target)
         sources, targets = (np.array([row], np.int64) for row in rows)
         products = layout_factors(factors, len(extents), sources, targets)
         common = products.replicas * kept_elements_table(
@@ -123,7 +124,7 @@ def test_extents_that_do_not_divide(ranks):
 def test_a_short_label_that_two_windows_cut():
     """Of four indices the first and the last axis of 2·2·2 take halves, not independently."""
     assert received((2, 2, 2), (4, 8), (0, 1, 1), (1, 1, 0)) == 24
-    assert moved_words(Mesh(8), (4, 8), (0, 1, 1), (1, 1, 0)) == (24, 0)
+    assert traffic(Mesh(8), (4, 8), (0, 1, 1), (1, 1, 0)).words.total == 24
 
 
 # ---- against the table ------------------------------------------------------------------------

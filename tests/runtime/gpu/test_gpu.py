@@ -209,7 +209,7 @@ MPIRUN = shutil.which("mpirun")
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_a_gpu(ranks):
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "lib")))
     settings = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -217,7 +217,7 @@ def test_ranks_that_share_a_gpu(ranks):
         "PYTHONPATH": path,
     }
     done = subprocess.run(
-        [MPIRUN, "-n", str(ranks), sys.executable, "tests/run_cases.py", "cupy"],
+        [MPIRUN, "-n", str(ranks), sys.executable, "tests/lib/run_cases.py", "cupy"],
         cwd=ROOT,
         env={**os.environ, **settings},
         capture_output=True,

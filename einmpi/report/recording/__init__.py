@@ -1,1 +1,0 @@
-"""What every rank did and when, recorded in a run: timelines, traces, summaries."""

@@ -1,0 +1,337 @@
+"""Where the time of a run went, vertex by vertex: computing, moving and waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from einmpi.comm.base import Comm
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.text.summary import Row
+from einmpi.report.record import (
+    Done,
+    OwnSpans,
+    Record,
+    Recorder,
+    Span,
+    Timeline,
+    TransferTime,
+    gather_records,
+    timeline_of,
+)
+from einmpi.schedule.steps import Step
+from einmpi.units import show_count
+
+MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
+
+
+@dataclass(frozen=True)
+class VertexTimes:
+    """Seconds as means over the ranks that have steps; operations and bytes as sums."""
+
+    name: str
+    kernel: float = 0.0
+    slowest_kernel: float = 0.0  # of the rank that computed longest
+    communication: float = 0.0
+    waiting: float = 0.0
+    operations: int = 0
+    nbytes: int = 0
+    words: int | None = None  # that moved, in a loop
+    hidden: float = 0.0  # of moving in the background, while the rank did something else
+
+    @property
+    def seconds(self) -> float:
+        return self.kernel + self.communication + self.waiting
+
+    def as_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "name": self.name,
+            "seconds_kernel": self.kernel,
+            "seconds_communication": self.communication,
+            "seconds_waiting": self.waiting,
+            "operations": self.operations,
+            "bytes": self.nbytes,
+        }
+        if self.hidden:
+            data["seconds_hidden"] = self.hidden
+        if self.words is not None:
+            data["words"] = self.words
+        return data
+
+
+@dataclass
+class _Sums:
+    """What all spans of a tensor add up to."""
+
+    kernel: dict[int, float] = field(default_factory=dict)  # seconds of each rank
+    communication: float = 0.0
+    waiting: float = 0.0
+    hidden: float = 0.0
+    operations: int = 0
+    nbytes: int = 0
+
+    def add(self, span: Span, waited: float) -> None:
+        """Add a span, in which its rank waited for the last one of its group.
+
+        Of a transfer in the background, this is how long the rank waited for the transfer itself.
+        """
+        took = span.end - span.start
+        if span.background:
+            self.hidden += took - waited
+            self.communication += waited
+            self.nbytes += span.nbytes
+        elif span.kind == "kernel":
+            self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
+            self.operations += span.operations
+        else:
+            self.waiting += waited
+            self.communication += took - waited
+            self.nbytes += span.nbytes
+
+    def times(self, name: str, ranks: int) -> VertexTimes:
+        return VertexTimes(
+            name,
+            kernel=sum(self.kernel.values()) / ranks,
+            slowest_kernel=max(self.kernel.values(), default=0.0),
+            communication=self.communication / ranks,
+            waiting=self.waiting / ranks,
+            operations=self.operations,
+            nbytes=self.nbytes,
+            hidden=self.hidden / ranks,
+        )
+
+
+def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
+    """Return the times of every tensor that was computed or moved, in the order of `names`."""
+    sums: dict[str, _Sums] = {}
+    for span, waited in zip(timeline.spans, _waits(timeline), strict=True):
+        if span.kind in ("kernel", "exchange", "reduce"):
+            sums.setdefault(span.vertex, _Sums()).add(span, waited)
+    busy_ranks = len({span.rank for span in timeline.spans})
+    known = set(names)
+    order = [name for name in names if name in sums]
+    order += [name for name in sums if name not in known]
+    return tuple(sums[name].times(name, busy_ranks) for name in order)
+
+
+def _waits(timeline: Timeline) -> list[float]:
+    """Return for each span how long its rank waited for the last one of its group."""
+    waits = [0.0] * len(timeline.spans)
+    for members in timeline.meetings():
+        last_start = max(timeline.spans[place].start for place in members.values())
+        for place in members.values():
+            span = timeline.spans[place]
+            waits[place] = min(last_start, span.end) - span.start
+    waiting: dict[tuple[int, str], list[Span]] = {}  # for transfers in the background
+    for span in timeline.spans:
+        if span.kind == "wait":
+            waiting.setdefault((span.rank, span.during), []).append(span)
+    for place, span in enumerate(timeline.spans):
+        if span.background:
+            own = waiting.get((span.rank, span.during), [])
+            waits[place] = sum(_seconds_in_both(span, wait) for wait in own)
+    return waits
+
+
+def _seconds_in_both(one: Span, two: Span) -> float:
+    return max(0.0, min(one.end, two.end) - max(one.start, two.start))
+
+
+# ---- as a table ----------------------------------------------------------------------------------
+
+
+def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
+    """Return the heads, a row for each of the slowest vertices, one for the others, and the sum."""
+    order = sorted(vertices, key=lambda vertex: -vertex.seconds)
+    count = len(order)
+    if count > MAX_ROWS + 1:  # a row for one other vertex would say less than its own
+        count = MAX_ROWS
+    shown = order[:count]
+    others = order[count:]
+    if others:
+        shown.append(_total(f"{len(others)} others", others))
+    if len(order) > 1:
+        shown.append(_total("in all", order))
+    heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
+    has_hidden = any(vertex.hidden for vertex in shown)
+    if has_hidden:
+        heads += ("hidden s",)
+    if any(vertex.words is not None for vertex in shown):
+        heads += ("words",)
+    return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
+
+
+def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
+    first, *others = vertices
+    total = replace(first, name=name)
+    for vertex in others:
+        words = None
+        if total.words is not None:
+            words = total.words + (vertex.words or 0)
+        total = VertexTimes(
+            name,
+            total.kernel + vertex.kernel,
+            total.slowest_kernel + vertex.slowest_kernel,
+            total.communication + vertex.communication,
+            total.waiting + vertex.waiting,
+            total.operations + vertex.operations,
+            total.nbytes + vertex.nbytes,
+            words,
+            total.hidden + vertex.hidden,
+        )
+    return total
+
+
+def _row(vertex: VertexTimes, has_hidden: bool) -> Row:
+    imbalance = "–"
+    if vertex.kernel:
+        imbalance = f"{vertex.slowest_kernel / vertex.kernel:.2f}"
+    cells: Row = (
+        vertex.name,
+        f"{vertex.kernel:.4f}",
+        f"{vertex.communication:.4f}",
+        f"{vertex.waiting:.4f}",
+        _rate(vertex.operations, vertex.kernel),
+        _rate(vertex.nbytes, vertex.communication + vertex.hidden),
+        imbalance,
+    )
+    if has_hidden:
+        cells += (f"{vertex.hidden:.4f}",)
+    return cells if vertex.words is None else (*cells, show_count(vertex.words))
+
+
+def _rate(amount: int, seconds: float) -> str:
+    if not amount or not seconds:
+        return "–"
+    rate = amount / seconds / 1e9
+    return f"{rate:.1f}" if rate >= 0.1 else f"{rate:.1g}"
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+#
+# Of a loop, the sums of all steps are recorded, and of a few of them when each rank did what.
+
+
+LAST_STEPS_TRACED = 3  # without a choice: the first step of a loop, and so many at its end
+
+
+@dataclass(frozen=True)
+class LoopRecord:
+    """What was recorded of a loop, on rank 0."""
+
+    records: Sequence[Record]  # of each rank: the traced steps, on the clock of rank 0
+    traced: tuple[int, ...]  # the numbers of these steps
+    times: tuple[VertexTimes, ...]  # of all steps
+
+
+class LoopRecorder(Recorder):
+    """Records the steps of one loop.
+
+    A step is traced if its number is in `chosen`, or, if there is no such step, if it is the first
+    or one of the last. `name` is that of the loop, before the numbers of its steps.
+    """
+
+    def __init__(
+        self, comm: Comm, wait: Callable[[], None], chosen: range | None = None, name: str = ""
+    ) -> None:
+        super().__init__(comm, wait)
+        self.chosen = chosen if chosen is not None else range(0)
+        self.name = name
+        self.seconds: Any = 0.0  # of each step of the schedule, in all steps of the loop
+        self.transfer_seconds: dict[int, TransferTime] = {}  # in all steps, by the id of each
+        self.steps_done = 0  # of the loop
+        self.first: tuple[int, Done] | None = None  # a step by its number
+        self.last: deque[tuple[int, Done]] = deque(maxlen=LAST_STEPS_TRACED)
+        self.selected: list[tuple[int, Done]] = []
+
+    def on_transfer(self, step: Step, start: float, end: float) -> None:
+        super().on_transfer(step, start, end)
+        known = self.transfer_seconds.get(id(step), TransferTime(step, 0.0, 0.0))
+        self.transfer_seconds[id(step)] = known._replace(end=known.end + end - start)
+
+    def end_step(self, number: int) -> None:
+        """Note that a step of the loop has ended."""
+        done = self.taken()
+        self.seconds = self.seconds + done.ends - done.starts
+        self.steps_done += 1
+        if self.first is None:
+            self.first = number, done
+        else:
+            self.last.append((number, done))
+        if number in self.chosen:
+            self.selected.append((number, done))
+
+    def finish_loop(self, graph: EinGraph) -> LoopRecord | None:
+        """Return what was recorded on rank 0, None on the others. `graph` is that of a step."""
+        traced = self.selected
+        if not traced and self.first is not None:
+            traced = [self.first, *self.last]
+        own = OwnSpans()
+        for number, done in traced:
+            own.add(done, f"{self.name}step {number}")
+        sums = OwnSpans()
+        if self.first is not None:
+            zeros = np.zeros(len(self.seconds))
+            transfers = list(self.transfer_seconds.values())
+            summed = Done(self.first[1].steps, zeros, self.seconds, transfers)
+            sums.add(summed, repeats=self.steps_done)
+        records = self.gathered(own)
+        all_sums = gather_records(self.comm, sums.record())
+        if self.comm.rank > 0:
+            return None
+        numbers = tuple(number for number, _ in traced)
+        steady = timeline_of([[record] for record in records])
+        if len(numbers) > 1:  # the first step prepares what later ones only call
+            first = f"{self.name}step {numbers[0]}"
+            spans = tuple(span for span in steady.spans if span.during != first)
+            steady = replace(steady, spans=spans)
+        all_steps = timeline_of([[record] for record in all_sums])
+        return LoopRecord(records, numbers, _times_of_loop(all_steps, steady, graph))
+
+
+def loops_timeline(loops: Sequence[LoopRecord]) -> Timeline:
+    """Return the traced steps of loops that followed one another, on one clock."""
+    records_by_rank = []
+    for rank in range(len(loops[0].records)):
+        records_by_rank.append([loop.records[rank] for loop in loops])
+    return timeline_of(records_by_rank)
+
+
+def _times_of_loop(
+    all_steps: Timeline, steady: Timeline, graph: EinGraph
+) -> tuple[VertexTimes, ...]:
+    """Return the times of every tensor that was computed or moved, in all steps together.
+
+    Each span of `all_steps` has the seconds of all steps. How much of the moving is waiting can be
+    told only where it is known when the other ranks began: in the steps that were traced. The
+    waiting has the same part of all steps, and so has what was hidden behind kernels.
+    """
+    names = [vertex.name for vertex in graph.vertices]
+    waiting_shares = {}
+    hidden_shares = {}
+    for vertex in vertex_times(steady, names):
+        moving = vertex.communication + vertex.waiting + vertex.hidden
+        waiting_shares[vertex.name] = vertex.waiting / moving if moving else 0.0
+        hidden_shares[vertex.name] = vertex.hidden / moving if moving else 0.0
+    found = []
+    for vertex in vertex_times(all_steps, names):
+        moving = vertex.communication + vertex.waiting + vertex.hidden
+        waiting = moving * waiting_shares.get(vertex.name, 0.0)
+        hidden = moving * hidden_shares.get(vertex.name, 0.0)
+        itemsize = 1
+        if vertex.name in graph.by_name:
+            itemsize = DTYPES[graph[vertex.name].dtype].itemsize
+        times = replace(
+            vertex,
+            communication=moving - waiting - hidden,
+            waiting=waiting,
+            hidden=hidden,
+            words=vertex.nbytes // itemsize,
+        )
+        found.append(times)
+    return tuple(found)
