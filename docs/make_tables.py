@@ -14,7 +14,7 @@ from einmpi.job.settings import SETTINGS, all_backends
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
-from einmpi.process.variables import VARIABLES
+from einmpi.process.environment import VARIABLES
 from einmpi.training.settings import OPTIMIZERS
 
 DOCS = Path(__file__).parent

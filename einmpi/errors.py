@@ -104,8 +104,8 @@ def is_everywhere(error: BaseException) -> bool:
     return bool(getattr(error, "everywhere", False))
 
 
-def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
-    """Return the error with this status and message, as another rank raised it."""
+def failure(text: str, status: int = EinmpiError.status) -> EinmpiError:
+    """Return the error with this message and status that all ranks raise."""
     error: EinmpiError
     if status == InputError.status:
         where, _, what = text.partition(": ")
@@ -114,7 +114,7 @@ def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
         error.args = (text,)
     else:
         error = EinmpiError(text)
-    error.everywhere = everywhere
+    error.everywhere = True
     return error
 
 

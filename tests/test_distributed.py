@@ -9,7 +9,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 from run_cases import SIZES, cases, strategies
 
 import einmpi
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 from einmpi.kernels.cpu import dispatch
 from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.make_plan import make_plan

@@ -62,6 +62,6 @@ def test_pickles_and_copies(module, name):
 
 def test_the_message_of_another_rank():
     text = "job.toml: " + "x" * 400 + "; expected " + "y" * 400
-    error = failure(InputError.status, text, everywhere=True)
+    error = failure(text, InputError.status)
     other = pickle.loads(pickle.dumps(error))
     assert str(other) == text and other.where == "job.toml" and other.everywhere

@@ -37,7 +37,6 @@ ONLY = {
     "cupy": {"kernels/cuda/driver.py"},
     "h5py": {
         "files/hdf5/datasets.py",
-        "files/hdf5/links.py",
         "files/hdf5/opening.py",
         "files/hdf5/writing.py",
     },

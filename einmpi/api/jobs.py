@@ -12,7 +12,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
 from einmpi.files.formats import find, known_format
-from einmpi.files.generate import describe
+from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec, Number, Resident, SliceEntry
 from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.scalar import MAX_EXTENT

@@ -12,7 +12,7 @@ from einmpi.api.jobs import check_job
 from einmpi.arguments import as_int, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.files.generate import rows_of_chunks_in
+from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
 from einmpi.job.job import Job, options_of, trained_job, with_settings
 from einmpi.job.loop import (

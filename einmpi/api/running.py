@@ -15,7 +15,7 @@ from einmpi.arguments import as_int, named_inputs, named_values
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.datasets import identity_at
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import dtype_name
 from einmpi.job.job import Job, options_of, with_settings

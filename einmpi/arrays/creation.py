@@ -23,8 +23,7 @@ from einmpi.comm.agreement import (
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
-from einmpi.files.generate import fill_box
-from einmpi.files.reading import Reading
+from einmpi.files.reading import Reading, fill_box
 from einmpi.files.specs import InputSpec
 from einmpi.kernels.reference import as_numpy
 from einmpi.planner.mesh import Mesh, place

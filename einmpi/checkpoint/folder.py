@@ -40,7 +40,7 @@ from einmpi.checkpoint.load import (
 )
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm
-from einmpi.errors import EinmpiError, InputError, Stopped, failure
+from einmpi.errors import InputError, Stopped, failure
 from einmpi.files.atomic import acquire_lock
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset, SourceFile
@@ -191,7 +191,7 @@ class CheckpointFolder:
         for text in self.comm.allgather_text(json.dumps([own_problem, own_versions])):
             problem, found = json.loads(text)
             if problem:
-                raise failure(InputError.status, problem, everywhere=True)
+                raise failure(problem, InputError.status)
             for rank, (inode, size, modified_ns) in found:
                 versions[rank] = (inode, size, modified_ns)
         return versions
@@ -223,9 +223,7 @@ class CheckpointFolder:
         where = f"{self.folder}: {signal}: stopped after {place}, {progress}"
         if not problem:
             raise Stopped(f"{where}; the same command with --resume continues")
-        raise failure(
-            EinmpiError.status, f"{where}; it has no checkpoint: {problem}", everywhere=True
-        )
+        raise failure(f"{where}; it has no checkpoint: {problem}")
 
     # ---- saving ---------------------------------------------------------------------------------
 

@@ -24,15 +24,16 @@ from einmpi.cli.versions import describe_blas, visible_gpus
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
-from einmpi.process.environment import available_cores, python_command
-from einmpi.process.names import stale_segments
-from einmpi.process.variables import (
+from einmpi.process.environment import (
     BLAS_VARIABLE,
     CACHE_VARIABLE,
     DEBUG_VARIABLE,
     GRAPHS_VARIABLE,
+    available_cores,
     graphs_are_on,
+    python_command,
 )
+from einmpi.process.names import stale_segments
 from einmpi.units import counted, show_bytes
 
 # Findings without which one rank works.

@@ -13,7 +13,7 @@ from typing import Any
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, printable
 from einmpi.files.atomic import check_replaceable, replace_file
-from einmpi.files.generate import describe
+from einmpi.files.reading import describe
 from einmpi.files.specs import Number
 from einmpi.job.job import Job, loop_of, with_settings
 from einmpi.job.job_file import parse_number, read_job

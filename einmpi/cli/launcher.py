@@ -23,9 +23,11 @@ from typing import Any
 from einmpi.cli.launch_output import OutputFilter, explain_failure
 from einmpi.errors import EinmpiError, InputError
 from einmpi.process.environment import (
+    NOTES_VARIABLE,
     RANK_VARIABLES,
     available_cores,
     clear_line,
+    is_debugging,
     python_command,
     terminal_environment,
 )
@@ -38,7 +40,6 @@ from einmpi.process.signals import (
     RankNote,
     read_notes,
 )
-from einmpi.process.variables import NOTES_VARIABLE, is_debugging
 
 _POLL_SECONDS = 0.1  # between two looks at everything that does not wake this process
 _GRACE_SECONDS = 5.0  # for mpirun to end after a signal

@@ -30,7 +30,7 @@ from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.formats import HDF5, format_with_suffix, known_format, split_short_form, suffix_of
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.files.writing import check_target
 from einmpi.job.job import Job

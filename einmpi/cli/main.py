@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from einmpi.cli.help import make_parser
 from einmpi.cli.options import RANKS_FLAGS, check_together
 from einmpi.errors import EinmpiError, InputError, is_everywhere, on_one_line, one_of
-from einmpi.process.environment import open_closed_streams
-from einmpi.process.variables import DEBUG_VARIABLE, is_debugging
+from einmpi.process.environment import DEBUG_VARIABLE, is_debugging, open_closed_streams
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm

@@ -18,7 +18,7 @@ from typing import TypeVar
 from einmpi.errors import InputError, on_one_line, printable
 from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
-from einmpi.files.generate import describe
+from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec
 from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.job.inputs import read_short_form

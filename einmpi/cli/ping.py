@@ -10,9 +10,8 @@ import numpy as np
 
 from einmpi.cli.launcher import launch
 from einmpi.cli.main import print_error, run_alone
-from einmpi.comm.base import Comm
+from einmpi.comm.base import Comm, sharing_nodes, sharing_problem
 from einmpi.comm.mpi import comm_of
-from einmpi.comm.shared_memory import sharing_nodes, sharing_problem
 from einmpi.errors import EinmpiError
 from einmpi.process.environment import python_command
 

@@ -23,8 +23,7 @@ from einmpi.cli.job_options import (
     write_job_report,
 )
 from einmpi.comm.agreement import on_first_rank, together
-from einmpi.comm.base import Comm
-from einmpi.comm.shared_memory import sharing_problem
+from einmpi.comm.base import Comm, sharing_problem
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.outputs import claim_outputs, store
 from einmpi.compiled.running import Measured, Runner

@@ -21,8 +21,8 @@ from einmpi.comm.control_messages import Steps, finish_side_by_side
 from einmpi.comm.mpi import FREED, MpiComm, comm_of
 from einmpi.comm.mpi_library import abort, mpi_has_ended, world
 from einmpi.errors import EinmpiError, InputError, failure, is_everywhere, on_one_line
+from einmpi.process.environment import CHECK_VARIABLE
 from einmpi.process.signals import abort_all_ranks, abort_on_error
-from einmpi.process.variables import CHECK_VARIABLE
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
             message = f"{error.status} {error}"
     status, _, text = comm.allgather_text(message)[0].partition(" ")
     if int(status):
-        raise failure(int(status), text, everywhere=True)
+        raise failure(text, int(status))
     return text
 
 
@@ -85,10 +85,8 @@ def require_same_version(comm: Comm) -> None:
     if versions is not None:
         different = next(rank for rank, text in enumerate(versions) if text != versions[0])
         raise failure(
-            EinmpiError.status,
             f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
-            f"{versions[0]}; all ranks must have the same",
-            everywhere=True,
+            f"{versions[0]}; all ranks must have the same"
         )
 
 
@@ -143,7 +141,7 @@ def _error_of_ranks(comm: Comm, found: Sequence[str], own: Exception | None) -> 
         return _marked(own)
     if failed:
         _, status, message = texts[failed[0]].split(" ", 2)
-        other_error = failure(int(status), message, everywhere=True)
+        other_error = failure(message, int(status))
         other_error.add_note(f"on rank {failed[0]}")
         return other_error
     for rank, calls in enumerate(all_calls):
@@ -155,13 +153,11 @@ def _error_of_ranks(comm: Comm, found: Sequence[str], own: Exception | None) -> 
                 elif call is None:
                     made[1] = f"rank {rank} does not"
                 problem = f"einmpi: {', '.join(made)}; all ranks must make the same calls"
-                return failure(EinmpiError.status, problem, everywhere=True)
+                return failure(problem)
     different = next(rank for rank, text in enumerate(texts) if text != texts[0])
     return failure(
-        EinmpiError.status,
         f"einmpi: rank {different} has another command, job, BLAS or version of einmpi than "
-        "rank 0; all ranks must do the same",
-        everywhere=True,
+        "rank 0; all ranks must do the same"
     )
 
 
@@ -228,9 +224,7 @@ def _describe_array(dtype: Any, shape: tuple[int, ...]) -> str:
 
 def _error_of_ended_rank(comm: Comm) -> EinmpiError:
     problem = f"rank {comm.kept[_ENDED_RANK]} has ended its program, and others go on"
-    return failure(
-        EinmpiError.status, f"{problem}; all ranks must make the same calls", everywhere=True
-    )
+    return failure(f"{problem}; all ranks must make the same calls")
 
 
 def find_first_failure(comm: Comm, error: Exception | None, order: int) -> Exception | None:
@@ -247,7 +241,7 @@ def find_first_failure(comm: Comm, error: Exception | None, order: int) -> Excep
     if error is not None:
         return _marked(error)
     rank = first % comm.size
-    return failure(EinmpiError.status, f"rank {rank}: {found[rank]}", everywhere=True)
+    return failure(f"rank {rank}: {found[rank]}")
 
 
 def announce_end(comm: MpiComm) -> Steps[None]:
@@ -377,7 +371,7 @@ class _AbortOnDivergence:
         if not isinstance(comm, MpiComm) or comm.size == 1 or is_everywhere(error):
             return
         if comm.is_freed:
-            raise failure(EinmpiError.status, FREED, everywhere=True) from error
+            raise failure(FREED) from error
         end_all_ranks(error)
 
 

@@ -5,12 +5,16 @@ Buffers are 1-D and contiguous. A group is a tuple of ranks; all its members pas
 
 from __future__ import annotations
 
+import mmap
+import os
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
@@ -21,6 +25,8 @@ Array = npt.NDArray[Any]
 Group = tuple[int, ...]
 # The elements for each member of a group. Their pieces lie one after another in a buffer.
 Counts = Sequence[int]
+# Arrays, each with the other rank.
+Messages = Sequence[tuple[int, Array]]
 
 # All dtypes can be sent, but only these are summed by a Comm: MPI has no float16, and numpy's sum
 # of bool is a logical or.
@@ -348,6 +354,76 @@ def _check_dtypes(rank: int, send: Array, receive: Array) -> None:
     )
 
 
+class MessageComm(Comm):
+    """Ranks that send each other messages: all payload but sums goes through one function."""
+
+    @abstractmethod
+    def prepare_exchange(
+        self, call: str, receives: Messages, sends: Messages, received: Received
+    ) -> Callable[[], None]:
+        """Return a function that exchanges messages of a call and counts what is received."""
+
+    def alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> None:
+        self.prepare_alltoallv(group, send, send_counts, receive, receive_counts)()
+
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        self.prepare_allgatherv(group, buffer, counts)()
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        received = sendrecv_bytes(self, to, send, source, receive)
+        receives = [] if source is None or receive is None else [(source, receive)]
+        sends = [] if to is None or send is None else [(to, send)]
+        self.prepare_exchange("sendrecv", receives, sends, received)()
+
+    def prepare_alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> Callable[[], None]:
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        outgoing = pieces_of(send, send_counts)
+        incoming = pieces_of(receive, receive_counts)
+        return self._prepare_pieces("alltoallv", group, outgoing, incoming, received)
+
+    def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
+        received = allgatherv_bytes(self, group, buffer, counts)
+        pieces = pieces_of(buffer, counts)
+        outgoing = [pieces[group.index(self.rank)]] * len(group)
+        return self._prepare_pieces("allgatherv", group, outgoing, pieces, received)
+
+    def _prepare_pieces(
+        self,
+        call: str,
+        group: Group,
+        outgoing: Sequence[Array],
+        incoming: Sequence[Array],
+        received: Received,
+    ) -> Callable[[], None]:
+        """Return a function that exchanges pieces with all other members of a group."""
+        place = group.index(self.rank)
+        receives = []
+        sends = []
+        # Each rank starts with another one.
+        for step in range(1, len(group)):
+            source = place - step
+            target = (place + step) % len(group)
+            receives.append((group[source], incoming[source]))
+            sends.append((group[target], outgoing[target]))
+        return self.prepare_exchange(f"{call}{group}", receives, sends, received)
+
+
 # ---- local ---------------------------------------------------------------------------------------
 #
 # Comms without other processes: a process alone, and one rank of a dry run.
@@ -379,3 +455,138 @@ class SelfComm(Comm):
 
 
 ALONE = SelfComm()
+
+
+# ---- shared memory -------------------------------------------------------------------------------
+#
+# Memory that the ranks of a node share: a file in memory without a name, which one rank creates
+# and the others map. The system frees it with the last of them, however they end.
+
+
+ALIGNMENT = 64  # bytes, as for all arrays of a rank
+PROBE_BYTES = mmap.PAGESIZE
+_KEPT_NODES = "nodes that share memory"
+_KEPT_PROBLEM = "problem with shared memory"
+
+
+class _File(NamedTuple):
+    """An open file as other processes find and recognise it; a process 0 stands for no file."""
+
+    process: int
+    descriptor: int
+    device: int
+    inode: int
+
+
+def aligned_bytes(nbytes: int) -> Array:
+    """Return new bytes of memory, aligned as those of mapped files are."""
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes]
+
+
+def share_unnamed_file(comm: Comm, group: Group, nbytes: int) -> Array:
+    """Return memory of a file that the first member of a group creates, mapped by all members."""
+    problem = ""
+    descriptor = -1
+    memory = None
+    file = _File(0, 0, 0, 0)
+    is_first = comm.rank == group[0]
+    if is_first:
+        try:
+            descriptor = os.memfd_create("einmpi", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, nbytes)
+            status = os.fstat(descriptor)
+            file = _File(os.getpid(), descriptor, status.st_dev, status.st_ino)
+        except (OSError, AttributeError) as error:
+            problem = f"no file in memory: {error}"
+    file = _File(*_gather_numbers(comm, group, file)[0])
+    if file.process == 0:
+        problem = problem or f"rank {group[0]} could not create it"
+    elif not problem:
+        try:
+            if not is_first:
+                descriptor = _open_file_of(file)
+            memory = mmap.mmap(descriptor, nbytes)
+        except (OSError, ValueError) as error:
+            problem = f"process {file.process}: {error}"
+    succeeded = _gather_numbers(comm, group, [int(memory is not None)])
+    if descriptor >= 0:
+        os.close(descriptor)
+    if memory is None or [0] in succeeded:
+        raise SharingError(problem or "another rank of the node could not map it")
+    with suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _open_file_of(file: _File) -> int:
+    """Return a descriptor of another process's file, if it is the one that process means."""
+    descriptor = os.open(f"/proc/{file.process}/fd/{file.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != (file.device, file.inode):
+        # The number means another process here: the ranks are in different containers.
+        os.close(descriptor)
+        raise OSError("it has another file")
+    return descriptor
+
+
+def _gather_numbers(comm: Comm, group: Group, own: list[int] | _File) -> list[list[int]]:
+    """Return the numbers of all members of a group."""
+    count = len(own)
+    numbers = np.zeros((len(group), count), np.int64)
+    numbers[group.index(comm.rank)] = own
+    with uncounted(comm):
+        comm.allgatherv(group, numbers.reshape(-1), [count] * len(group))
+    return numbers.tolist()
+
+
+# ---- which ranks share memory --------------------------------------------------------------------
+
+
+def sharing_nodes(comm: Comm) -> tuple[int, ...]:
+    """Return the node of each rank; a rank of a node that cannot share memory has one of its own.
+
+    The ranks of every node try it together, once. All ranks call this.
+    """
+    if _KEPT_NODES not in comm.kept:
+        problem = ""
+        node = comm.nodes[comm.rank]
+        group = tuple(rank for rank in range(comm.size) if comm.nodes[rank] == node)
+        if len(group) > 1:
+            try:
+                comm.share_memory(group, PROBE_BYTES)
+            except SharingError as error:
+                problem = str(error)
+        problems = comm.allgather_text(problem)
+        failed = {comm.nodes[rank] for rank, text in enumerate(problems) if text}
+        nodes = []
+        for rank, node in enumerate(comm.nodes):
+            nodes.append(-1 - rank if node in failed else node)
+        comm.kept[_KEPT_NODES] = tuple(nodes)
+        comm.kept[_KEPT_PROBLEM] = next(filter(None, problems), "")
+    found: tuple[int, ...] = comm.kept[_KEPT_NODES]
+    return found
+
+
+def sharing_problem(comm: Comm) -> str:
+    """Return why the ranks of a node cannot share memory; "" if they can, or have not tried."""
+    problem: str = comm.kept.get(_KEPT_PROBLEM, "")
+    return problem
+
+
+def gather_texts_among(comm: Comm, group: Group, text: str) -> list[str]:
+    """Return the texts of all members of a group. All of them call it; nothing is counted."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = [size for (size,) in _gather_numbers(comm, group, [own.size])]
+    everything = np.zeros(sum(sizes), np.uint8)
+    pieces = pieces_of(everything, sizes)
+    pieces[group.index(comm.rank)][...] = own
+    with uncounted(comm):
+        comm.allgatherv(group, everything, sizes)
+    return [piece.tobytes().decode() for piece in pieces]
+
+
+def all_agree(comm: Comm, group: Group, answer: bool) -> bool:
+    """Return whether all members of a group answer yes. All of them call it."""
+    return [0] not in _gather_numbers(comm, group, [int(answer)])

@@ -18,13 +18,14 @@ from einmpi.comm.base import (
     Comm,
     Counts,
     Group,
+    MessageComm,
+    Messages,
     Received,
     allgatherv_bytes,
-    alltoallv_bytes,
     count_received,
     pieces_of,
     reduce_scatter_bytes,
-    sendrecv_bytes,
+    share_unnamed_file,
 )
 from einmpi.comm.control_messages import (
     CODE_BYTES,
@@ -43,7 +44,6 @@ from einmpi.comm.control_messages import (
     requests_to_all,
 )
 from einmpi.comm.mpi_library import cuda_aware, import_mpi, mpi_has_ended, world
-from einmpi.comm.shared_memory import share_unnamed_file
 from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.process.environment import available_cores
 from einmpi.process.names import unlink_mpich_segment
@@ -176,10 +176,10 @@ class _FreedCommunicator:
     """Stands for a communicator that was freed: all its uses are the same error on all ranks."""
 
     def __getattr__(self, name: str) -> Any:
-        raise failure(EinmpiError.status, FREED, everywhere=True)
+        raise failure(FREED)
 
 
-class MpiComm(Comm):
+class MpiComm(MessageComm):
     """All ranks of the caller's communicator, over a duplicate that keeps messages apart.
 
     Ranks are numbered node by node where every node has equally many; rank 0 stays rank 0.
@@ -224,19 +224,6 @@ class MpiComm(Comm):
 
     # ---- payload ---------------------------------------------------------------------------------
 
-    def alltoallv(
-        self,
-        group: Group,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-    ) -> None:
-        self.prepare_alltoallv(group, send, send_counts, receive, receive_counts)()
-
-    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        self.prepare_allgatherv(group, buffer, counts)()
-
     def _gather_large(self, group: Group, buffer: Array, counts: Counts) -> None:
         count_received(self, allgatherv_bytes(self, group, buffer, counts))
         comm = None
@@ -253,8 +240,8 @@ class MpiComm(Comm):
         preceding = group[place - 1]
         following = group[(place + 1) % len(group)]
         for step in range(len(group) - 1):
-            receives = self._messages(pieces[place - step - 1], preceding)
-            self._exchange(receives, self._messages(pieces[place - step], following))
+            receives = self._messages([(preceding, pieces[place - step - 1])])
+            self._exchange(receives, self._messages([(following, pieces[place - step])]))
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         received = reduce_scatter_bytes(self, group, send, counts, receive)
@@ -274,18 +261,6 @@ class MpiComm(Comm):
         self._wait([request])
         return True
 
-    def sendrecv(
-        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
-    ) -> None:
-        count_received(self, sendrecv_bytes(self, to, send, source, receive))
-        receives: list[_Message] = []
-        sends: list[_Message] = []
-        if source is not None and receive is not None:
-            receives = self._messages(receive, source)
-        if to is not None and send is not None:
-            sends = self._messages(send, to)
-        self._exchange(receives, sends)
-
     # ---- shared memory ---------------------------------------------------------------------------
 
     def share_memory(self, group: Group, nbytes: int) -> Array:
@@ -303,55 +278,30 @@ class MpiComm(Comm):
 
     # ---- prepared calls --------------------------------------------------------------------------
 
-    def prepare_alltoallv(
-        self,
-        group: Group,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-    ) -> Callable[[], None]:
-        # MPI's own needs all ranks to agree whether counts are too large, and a rank does not know
-        # the counts of others. Here pairs without data cost nothing and no communicator is needed.
-        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
-        outgoing = pieces_of(send, send_counts)
-        return self._prepare_messages(group, outgoing, pieces_of(receive, receive_counts), received)
+    # MPI's own alltoallv needs all ranks to agree whether counts are too large, and a rank does not
+    # know the counts of others. Messages between pairs without data cost nothing and need no
+    # communicator.
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
-        if not is_gathered_directly(group, buffer):
-            return partial(self._gather_large, group, buffer, counts)
-        received = allgatherv_bytes(self, group, buffer, counts)
-        pieces = pieces_of(buffer, counts)
-        outgoing = [pieces[group.index(self.rank)]] * len(group)
-        return self._prepare_messages(group, outgoing, pieces, received)
+        if is_gathered_directly(group, buffer):
+            return super().prepare_allgatherv(group, buffer, counts)
+        return partial(self._gather_large, group, buffer, counts)
 
-    def _prepare_messages(
-        self,
-        group: Group,
-        outgoing: Sequence[Array],
-        incoming: Sequence[Array],
-        received: Received,
+    def prepare_exchange(
+        self, call: str, receives: Messages, sends: Messages, received: Received
     ) -> Callable[[], None]:
-        """Return a call that exchanges pieces with all other members, and counts the bytes."""
-        place = group.index(self.rank)
-        receives: list[_Message] = []
-        sends: list[_Message] = []
-        # Each rank starts with another one.
-        for step in range(1, len(group)):
-            source = place - step
-            target = (place + step) % len(group)
-            receives += self._messages(incoming[source], group[source])
-            sends += self._messages(outgoing[target], group[target])
+        incoming = self._messages(receives)
+        outgoing = self._messages(sends)
 
         def exchange_all() -> None:
             count_received(self, received)
-            self._exchange(receives, sends)
+            self._exchange(incoming, outgoing)
 
-        if self.oversubscribed or len(receives) > 1 or len(sends) > 1:
+        if self.oversubscribed or len(incoming) > 1 or len(outgoing) > 1:
             return exchange_all
         nobody = (None, self._mpi.PROC_NULL)
-        receive_buffer, source_rank = receives[0] if receives else nobody
-        send_buffer, to = sends[0] if sends else nobody
+        receive_buffer, source_rank = incoming[0] if incoming else nobody
+        send_buffer, to = outgoing[0] if outgoing else nobody
         send_and_receive = self._all.Sendrecv
         nbytes, between = received
 
@@ -445,17 +395,18 @@ class MpiComm(Comm):
 
     # ---- requests and communicators --------------------------------------------------------------
 
-    def _messages(self, piece: Array, peer: int) -> list[_Message]:
-        """Return a piece as messages that MPI can count. No elements need no message.
+    def _messages(self, pieces: Messages) -> list[_Message]:
+        """Return pieces as messages that MPI can count. No elements need no message.
 
         Both sides split a piece in the same way.
         """
-        most_elements = max(1, MOST_BYTES // piece.dtype.itemsize)
         messages: list[_Message] = []
-        for start in range(0, piece.size, most_elements):
-            part = piece[start : start + most_elements]
-            # As bytes: numpy has no buffer of bfloat16 that others could read.
-            messages.append(([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer))
+        for peer, piece in pieces:
+            most_elements = max(1, MOST_BYTES // piece.dtype.itemsize)
+            for start in range(0, piece.size, most_elements):
+                part = piece[start : start + most_elements]
+                # As bytes: numpy has no buffer of bfloat16 that others could read.
+                messages.append(([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer))
         return messages
 
     def _exchange(self, receives: Sequence[_Message], sends: Sequence[_Message]) -> None:

@@ -57,7 +57,7 @@ def world() -> Any | None:
         )
         if slurm_step_tasks() > 1:
             message += f"; under Slurm, {_PMI_ADVICE}"
-        raise failure(EinmpiError.status, message, everywhere=True)
+        raise failure(message)
     return comm
 
 
@@ -68,10 +68,8 @@ def _is_alone() -> bool:
         return False
     if slurm_step_tasks() > 1:
         raise failure(
-            EinmpiError.status,
             f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
-            f"alone; {_PMI_ADVICE}",
-            everywhere=True,
+            f"alone; {_PMI_ADVICE}"
         )
     return True
 

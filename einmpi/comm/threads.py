@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from einmpi.comm.base import Array, Comm, Counts, Group, pieces_of
-from einmpi.comm.shared_memory import aligned_bytes
+from einmpi.comm.base import (
+    Array,
+    Counts,
+    Group,
+    MessageComm,
+    Messages,
+    Received,
+    aligned_bytes,
+    count_received,
+    pieces_of,
+)
 from einmpi.errors import EinmpiError
 
 Result = TypeVar("Result")
@@ -143,7 +152,7 @@ def run_threads(
     return results
 
 
-class ThreadComm(Comm):
+class ThreadComm(MessageComm):
     """One rank of `run_threads`. Sent arrays are copied, so no rank sees another one's buffers."""
 
     def __init__(self, rank: int, size: int, mailboxes: _Mailboxes, nodes: int = 1) -> None:
@@ -152,35 +161,18 @@ class ThreadComm(Comm):
         self.rank_on_node = rank
         self._mailboxes = mailboxes
 
-    def alltoallv(
-        self,
-        group: Group,
-        send: Array,
-        send_counts: Counts,
-        receive: Array,
-        receive_counts: Counts,
-    ) -> None:
-        super().alltoallv(group, send, send_counts, receive, receive_counts)
-        outgoing = pieces_of(send, send_counts)
-        self._exchange(f"alltoallv{group}", group, outgoing, pieces_of(receive, receive_counts))
-
-    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
-        super().allgatherv(group, buffer, counts)
-        pieces = pieces_of(buffer, counts)
-        outgoing = [pieces[group.index(self.rank)]] * len(group)
-        self._exchange(f"allgatherv{group}", group, outgoing, pieces)
-
-    def _exchange(
-        self, call: str, group: Group, outgoing: list[Array], incoming: list[Array]
-    ) -> None:
-        """Send a piece to every other member, and receive one."""
-        for to, piece in zip(group, outgoing, strict=True):
-            if to != self.rank:
+    def prepare_exchange(
+        self, call: str, receives: Messages, sends: Messages, received: Received
+    ) -> Callable[[], None]:
+        def exchange_all() -> None:
+            count_received(self, received)
+            for to, piece in sends:
                 self._send(to, call, piece)
-        for source, piece in zip(group, incoming, strict=True):
-            if source != self.rank:
+            for source, piece in receives:
                 piece[...] = self._receive(source, call, piece)
-        self._finish_sending(group, call)
+            self._finish_sending([to for to, _ in sends], call)
+
+        return exchange_all
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         if not super().reduce_scatter(group, send, counts, receive):
@@ -198,17 +190,6 @@ class ThreadComm(Comm):
         self._finish_sending(group, call)
         return True
 
-    def sendrecv(
-        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
-    ) -> None:
-        super().sendrecv(to, send, source, receive)
-        if to is not None and send is not None:
-            self._send(to, "sendrecv", send)
-        if source is not None and receive is not None:
-            receive[...] = self._receive(source, "sendrecv", receive)
-        if to is not None and send is not None:
-            self._finish_sending((to,), "sendrecv")
-
     def share_memory(self, group: Group, nbytes: int) -> Array:
         call = f"share_memory{group}"
         if self.rank != group[0]:
@@ -221,11 +202,7 @@ class ThreadComm(Comm):
         return memory
 
     def barrier_among(self, group: Group) -> None:
-        call = f"barrier_among{group}"
-        for to in group:
-            self._mailboxes.send(self.rank, to, _Message(call, ""))
-        for source in group:
-            self._receive_content(source, call)
+        self._gather(f"barrier_among{group}", "", group)
 
     def lowest(self, number: int) -> int:
         return min(int(text) for text in self._gather("lowest", str(number)))
@@ -240,10 +217,12 @@ class ThreadComm(Comm):
     def barrier(self) -> None:
         self._gather("barrier", "")
 
-    def _gather(self, call: str, text: str) -> list[str]:
-        for to in range(self.size):
+    def _gather(self, call: str, text: str, group: Group | None = None) -> list[str]:
+        """Return the texts of all members of a group, or of all ranks."""
+        members = range(self.size) if group is None else group
+        for to in members:
             self._mailboxes.send(self.rank, to, _Message(call, text))
-        return [self._receive_content(source, call) for source in range(self.size)]
+        return [self._receive_content(source, call) for source in members]
 
     def _send(self, to: int, call: str, piece: Array) -> None:
         assert piece.flags.c_contiguous, f"rank {self.rank} sends strided elements in {call}"
@@ -251,7 +230,7 @@ class ThreadComm(Comm):
             raise _Stopped
         self._mailboxes.send(self.rank, to, _Message(call, piece.copy()))
 
-    def _finish_sending(self, group: Group, call: str) -> None:
+    def _finish_sending(self, group: Iterable[int], call: str) -> None:
         """Wait for the receivers: as many copies as they are behind would take up memory."""
         for to in group:
             if to != self.rank:

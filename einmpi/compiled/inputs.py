@@ -12,11 +12,9 @@ import numpy.typing as npt
 
 from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.base import Comm, SharingError
-from einmpi.comm.shared_memory import all_agree
+from einmpi.comm.base import Comm, SharingError, all_agree
 from einmpi.files.datasets import Dataset
-from einmpi.files.generate import fill_box
-from einmpi.files.reading import Reading
+from einmpi.files.reading import Reading, fill_box
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.prepared import address_of

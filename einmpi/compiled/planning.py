@@ -9,8 +9,7 @@ from hashlib import sha256
 from typing import TypeAlias
 
 from einmpi.comm.agreement import agree_on_calls, describe_argument, together
-from einmpi.comm.base import Comm, even_nodes
-from einmpi.comm.shared_memory import sharing_nodes
+from einmpi.comm.base import Comm, even_nodes, sharing_nodes
 from einmpi.compiled.given_inputs import GivenArray, InputKind, Kinds, with_inputs
 from einmpi.compiled.inputs import Blocks
 from einmpi.compiled.running import Workplace

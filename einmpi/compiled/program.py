@@ -39,7 +39,7 @@ from einmpi.compiled.prepared_runs import (
 )
 from einmpi.compiled.running import Measured, Runner, workplace_of
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
-from einmpi.files.generate import find_planned
+from einmpi.files.reading import find_planned
 from einmpi.files.specs import Number
 from einmpi.job.job import Job
 from einmpi.late import late

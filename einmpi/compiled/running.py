@@ -20,8 +20,8 @@ from einmpi.job.settings import backend_record
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.log import LOGGER
 from einmpi.planner.plan import Plan
+from einmpi.process.environment import graphs_are_on
 from einmpi.process.startup import first_use_seconds
-from einmpi.process.variables import graphs_are_on
 from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.backend import NOTHING_SHARED, Backend
 from einmpi.runtime.background import OnTransfer, SharedBuffers

@@ -191,14 +191,19 @@ def flush_folder(folder: str) -> None:
     fails: then the renames may be lost already.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flush_path(folder)
     except OSError as error:
         if error.errno not in _CANNOT_FLUSH_FOLDERS:
             raise
+
+
+def flush_path(path: str) -> None:
+    """Flush what is at a path to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 # ---- failures -----------------------------------------------------------------------------------

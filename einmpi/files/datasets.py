@@ -382,15 +382,16 @@ def is_inside(folder: str, path: str) -> bool:
     return os.path.commonpath([real_folder, os.path.realpath(path)]) == real_folder
 
 
-def check_file(file: str, place: str, expected: str) -> None:
-    """Refuse what is not a readable file, before anything waits for it."""
+def check_file(file: str, place: str, expected: str, is_folder: bool = False) -> None:
+    """Refuse what is not a readable file, or folder, before anything waits for it."""
     where = place or file
+    kind = "folder" if is_folder else "file"
     if not os.path.exists(file):
-        raise InputError(where, f"there is no file {file}", expected, PATHS_OF_JOB_FILES)
-    if not os.path.isfile(file):
-        raise InputError(where, f"{file} is not a file", expected)
-    if not os.access(file, os.R_OK):
-        raise InputError(where, f"there is no permission to read {file}", "a readable file")
+        raise InputError(where, f"there is no {kind} {file}", expected, PATHS_OF_JOB_FILES)
+    if not (os.path.isdir(file) if is_folder else os.path.isfile(file)):
+        raise InputError(where, f"{file} is not a {kind}", expected)
+    if not os.access(file, os.R_OK | os.X_OK if is_folder else os.R_OK):
+        raise InputError(where, f"there is no permission to read {file}", f"a readable {kind}")
 
 
 # ---- converting ----------------------------------------------------------------------------------

@@ -14,7 +14,15 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files import npy, safetensors, safetensors_index
+from einmpi.files.contiguous import (
+    SUFFIX,
+    find_indexed,
+    find_npy,
+    find_safetensors,
+    lay_out_npy,
+    list_indexed,
+    list_tensors,
+)
 from einmpi.files.datasets import (
     ConvertingReader,
     Dataset,
@@ -29,15 +37,13 @@ from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
-from einmpi.files.zarr import reading as zarr_reading
-from einmpi.files.zarr import writing as zarr_writing
-from einmpi.files.zarr.codecs import ZARR_COMPRESSIONS
+from einmpi.files.zarr import arrays as zarr
+from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
 from einmpi.graph.scalar import MAX_LABELS
 
-# (file, name of the tensor inside it, place in the job file) → where the tensor is.
-Find: TypeAlias = Callable[[str, str, str], Dataset]
-# The same with the folders in which other files may be that the first one refers to.
-FindLinked: TypeAlias = Callable[[str, str, str, Sequence[str]], Dataset]
+# (file, name of the tensor inside it, place in the job file) → where the tensor is. A format with
+# links also takes the folders in which other files may be that the first one refers to.
+Find: TypeAlias = Callable[..., Dataset]
 # (file, what messages call it, the most names that are needed) → names of tensors in the file.
 ListNames: TypeAlias = Callable[[str, str, int], list[str]]
 OpenReader: TypeAlias = Callable[[Dataset], Reader]
@@ -120,9 +126,9 @@ class FileFormat:
         Look up a tensor in a file without reading its elements.
     list_names : callable, optional
         Return the names of the tensors in a file, at most as many as are asked for.
-    find_linked : callable, optional
-        The same for a format whose files can refer to others, which takes the folders where these
-        may be. The dataset it returns has all files in `sources`.
+    has_links : bool, optional
+        Whether files can refer to others: then `find` also takes the folders where these may be,
+        and the dataset it returns has all files in `sources`.
     open_reader : callable, optional
         Open a tensor that `find` has found. The default reads elements stored contiguously.
     write : WriteMethods, optional
@@ -141,7 +147,7 @@ class FileFormat:
     documentation: str
     find: Find
     list_names: ListNames = no_names
-    find_linked: FindLinked | None = None
+    has_links: bool = False
     open_reader: OpenReader = RawReader
     write: WriteMethods | None = None
     check_name: Callable[[str, str], str] = any_name
@@ -255,10 +261,8 @@ def find(spec: InputSpec) -> Dataset:
     file_format = known_format(spec.place or spec.file, spec.file)
     finish_before_reading(spec.file)
     identity = identity_at(spec.file)  # before the file is opened: it may change while it is read
-    if file_format.find_linked is not None:
-        found = file_format.find_linked(spec.file, spec.inside, spec.place, spec.follow)
-    else:
-        found = file_format.find(spec.file, spec.inside, spec.place)
+    folders = [spec.follow] if file_format.has_links else []
+    found = file_format.find(spec.file, spec.inside, spec.place, *folders)
     if not found.sources and identity is not None:
         found = replace(found, sources=(SourceFile(spec.file, identity),))
     if not found.header:
@@ -294,7 +298,7 @@ HDF5 = FileFormat(
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
     list_names=hdf5.list_datasets,
-    find_linked=hdf5.find,
+    has_links=True,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
         hdf5_writing.lay_out_draft,
@@ -311,43 +315,43 @@ SAFETENSORS = FileFormat(
     suffixes=(".safetensors",),
     key="tensor",
     documentation="named tensors, such as the weights of a model",
-    find=safetensors.find,
-    list_names=safetensors.list_tensors,
+    find=find_safetensors,
+    list_names=list_tensors,
 )
 SAFETENSORS_INDEX = FileFormat(
     name="safetensors index",
-    suffixes=(safetensors_index.SUFFIX,),
+    suffixes=(SUFFIX,),
     key="tensor",
     documentation="which safetensors file in the folder has which tensor of a large model",
-    find=safetensors_index.find,
-    list_names=safetensors_index.list_tensors,
+    find=find_indexed,
+    list_names=list_indexed,
 )
 NPY = FileFormat(
     name="NumPy",
     suffixes=(".npy",),
     key="",
     documentation="a single array, in C or Fortran order; objects are refused",
-    find=npy.find,
-    write=WriteMethods(npy.lay_out),
+    find=find_npy,
+    write=WriteMethods(lay_out_npy),
 )
 ZARR = FileFormat(
     name="zarr",
     suffixes=(".zarr",),
     key="dataset",
     documentation="arrays in a folder, version 3 of the format; each chunk is a file",
-    find=zarr_reading.find,
-    list_names=zarr_reading.list_arrays,
-    open_reader=zarr_reading.ZarrReader,
+    find=zarr.find,
+    list_names=zarr.list_arrays,
+    open_reader=zarr.ZarrReader,
     write=WriteMethods(
-        zarr_writing.lay_out,
-        zarr_writing.check_target,
+        zarr.lay_out,
+        zarr.check_target,
         options=("chunks", "compression"),
         compressions=ZARR_COMPRESSIONS,
-        check_compression=zarr_writing.check_compression,
+        check_compression=zarr.check_compression,
         max_chunk_bytes=2**31 - 17,  # the limit of blosc
-        open_chunk_writer=zarr_writing.ChunkFiles,
+        open_chunk_writer=zarr.ChunkFiles,
     ),
-    check_name=zarr_reading.array_path,
+    check_name=zarr.array_path,
     example_name="/ARRAY",
     default_name="/",
 )

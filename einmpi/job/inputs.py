@@ -251,7 +251,7 @@ def _read_follow(entry: Entry, file_format: FileFormat) -> tuple[str, ...]:
     """Return the folders to which links of a file may lead: the job's own, and those it lists."""
     folders = list(_own_folders(entry))
     given = entry.get(list)
-    if given is not None and file_format.find_linked is None:
+    if given is not None and not file_format.has_links:
         raise entry.wrong(
             f"follow cannot be combined with a {file_format.suffixes[0]} file",
             "a file of a format that has links",

@@ -12,7 +12,7 @@ import numpy as np
 
 from einmpi.arguments import named_values
 from einmpi.errors import InputError
-from einmpi.files.generate import decoded_bytes
+from einmpi.files.reading import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import unique

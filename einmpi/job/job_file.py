@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.generate import rows_of_chunks
+from einmpi.files.reading import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.scalar import MAX_EXTENT, unique
 from einmpi.job.inputs import (

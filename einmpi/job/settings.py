@@ -22,7 +22,7 @@ from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
 from einmpi.planner.moving.overlap import MODES
 from einmpi.planner.plan import AUTO, NONE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
-from einmpi.process.variables import BLAS_VARIABLE, SCRATCH_VARIABLE
+from einmpi.process.environment import BLAS_VARIABLE, SCRATCH_VARIABLE
 from einmpi.units import check_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from einmpi.compiled.running import Measured
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, Reader, check_unchanged, files_as_read
 from einmpi.files.formats import open_reader
-from einmpi.files.generate import fill_box, find_planned, words
-from einmpi.files.reading import read_selected_box
+from einmpi.files.reading import fill_box, find_planned, read_selected_box, words
 from einmpi.files.specs import InputSpec
 from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import Batches, Shuffle

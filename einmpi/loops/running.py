@@ -19,7 +19,7 @@ from einmpi.compiled.given_inputs import Kinds, checked_inputs, update_views
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.compiled.running import Measured
-from einmpi.errors import EinmpiError, InputError, failure
+from einmpi.errors import InputError, failure
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
 from einmpi.kernels.prepared import Evaluate, prepare_expression
@@ -478,7 +478,7 @@ class LoopRun:
         if found:
             first = min(found, key=order.index)
             text += f"; the first tensor with nan in it is {self.plan.graph[first].located_name}"
-        raise failure(EinmpiError.status, text, everywhere=True)
+        raise failure(text)
 
     def agree(self, own: RankFailure) -> None:
         """Raise the error of the first rank that has one, on all ranks."""

@@ -456,6 +456,19 @@ u_{k}[b,s,f]    = silu(sum(n2_{k}[b,s,a] * w1_{k}[a,f])) * sum(n2_{k}[b,s,a] * w
 x_{k}[b,s,a]    = y_{k}[b,s,a] + sum(u_{k}[b,s,f] * w2_{k}[f,a])
 """
 
+# The labels of each weight of a layer.
+_WEIGHTS = {
+    "wq": "ahd",
+    "wk": "ahd",
+    "wv": "ahd",
+    "wo": "hda",
+    "w1": "af",
+    "w3": "af",
+    "w2": "fa",
+    "g1": "a",
+    "g2": "a",
+}
+
 
 def llama_program(
     model: Config, batch: int, sequence: int, layers: int | None = None
@@ -464,25 +477,15 @@ def llama_program(
 
     The result is the text of the program, the shapes of its inputs, and the names of the weights.
     """
-    width = model.width
-    heads = model.heads
-    hidden = model.hidden
-    head_width = width // heads
+    extents = {"a": model.width, "h": model.heads, "d": model.head_width, "f": model.hidden}
     count = model.layers if layers is None else layers
     text = ""
     weights: dict[str, tuple[int, ...]] = {}
     for k in range(1, count + 1):
-        text += _LAYER.format(k=k, p=k - 1, eps=model.epsilon, d=head_width)
-        weights[f"wq_{k}"] = (width, heads, head_width)
-        weights[f"wk_{k}"] = (width, heads, head_width)
-        weights[f"wv_{k}"] = (width, heads, head_width)
-        weights[f"wo_{k}"] = (heads, head_width, width)
-        weights[f"w1_{k}"] = (width, hidden)
-        weights[f"w3_{k}"] = (width, hidden)
-        weights[f"w2_{k}"] = (hidden, width)
-        weights[f"g1_{k}"] = (width,)
-        weights[f"g2_{k}"] = (width,)
-    shapes = {"x_0": (batch, sequence, width), **weights}
+        text += _LAYER.format(k=k, p=k - 1, eps=model.epsilon, d=model.head_width)
+        for name, labels in _WEIGHTS.items():
+            weights[f"{name}_{k}"] = tuple([extents[label] for label in labels])
+    shapes = {"x_0": (batch, sequence, model.width), **weights}
     return text, shapes, tuple(weights)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einmpi.errors import InputError, one_of
 
@@ -33,10 +33,16 @@ class Values:
         value = json.dumps(self.values[key]) if self.has(key) else "missing"
         raise InputError(self.file, f"{self.parent}{key} is {value}", expected)
 
-    def checked(self, key: str, is_right: Callable[[Json], bool], expected: str) -> Json:
-        """Return a value after a check."""
+    def checked(
+        self,
+        key: str,
+        kinds: tuple[type, ...],
+        expected: str,
+        is_right: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        """Return a value of one of these types after a check."""
         value = self.values.get(key)
-        if value is None or not is_right(value):
+        if type(value) not in kinds or not is_right(value):
             self.wrong(key, expected)
         return value
 
@@ -47,21 +53,15 @@ class Values:
         if default and not self.has(key):
             return default
         # Programs write these names, so that mixtral is no misspelling of mistral.
-        value = self.checked(
-            key, lambda value: isinstance(value, str) and value in known, one_of(known)
-        )
-        return str(value)
+        return str(self.checked(key, (str,), one_of(known), lambda value: value in known))
 
     def count(self, key: str) -> int:
         """Return a value that is zero or a positive integer."""
-        value = self.checked(key, lambda value: _is_integer(value, 0), "an integer from 0 on")
-        assert isinstance(value, int)
-        return value
+        return int(self.checked(key, (int,), "an integer from 0 on", lambda value: value >= 0))
 
     def positive(self, key: str, most: int = MOST) -> int:
         """Return a value that is a positive integer, and at most `most`."""
-        value = self.checked(key, lambda value: _is_integer(value, 1), "a positive integer")
-        assert isinstance(value, int)
+        value = int(self.checked(key, (int,), "a positive integer", lambda value: value >= 1))
         if value > most:
             self.wrong(key, f"an integer from 1 to {most}")
         return value
@@ -90,42 +90,41 @@ class Values:
         given = self.values.get(key)
         if isinstance(given, int | float) and given > MOST:
             expected += f" up to {MOST}"
-        value = self.checked(key, lambda value: _is_number(value, zero), expected)
-        assert isinstance(value, int | float)
-        return float(value)
+
+        def is_right(value: float) -> bool:
+            return 0 < value <= MOST or (zero and value == 0)
+
+        return float(self.checked(key, (int, float), expected, is_right))
 
     def truth(self, key: str, default: bool) -> bool:
         """Return a value that is true or false."""
         if not self.has(key):
             return default
-        return bool(self.checked(key, lambda value: isinstance(value, bool), "true or false"))
+        return bool(self.checked(key, (bool,), "true or false"))
 
     def tokens(self, key: str) -> tuple[int, ...]:
         """Return a token or a list of tokens; none if there is no value."""
         if not self.has(key):
             return ()
-        value = self.checked(key, _is_tokens, "a token's number, or a list of them")
-        listed = value if isinstance(value, list) else [value]
-        return tuple([token for token in listed if isinstance(token, int)])
+        given: Any = self.values[key]
+        listed = given if isinstance(given, list) else [given]
+        for token in listed:
+            if type(token) is not int or not 0 <= token <= MOST:
+                self.wrong(key, "a token's number, or a list of them")
+        return tuple(listed)
 
-    def names(self, key: str, length: int, known: tuple[str, ...]) -> list[Json]:
+    def names(self, key: str, length: int, known: tuple[str, ...]) -> list[str]:
         """Return a list of names with a known length."""
 
-        def is_right(value: Json) -> bool:
-            if not isinstance(value, list) or len(value) != length:
-                return False
-            return all(name in known for name in value)
+        def is_right(value: list[str]) -> bool:
+            return len(value) == length and all(name in known for name in value)
 
         expected = f"a list of {length} names, each of them {' or '.join(known)}"
-        value = self.checked(key, is_right, expected)
-        assert isinstance(value, list)
-        return value
+        return list(self.checked(key, (list,), expected, is_right))
 
     def inner(self, key: str) -> Values:
         """Return the values of an object inside of this one."""
-        value = self.checked(key, lambda value: isinstance(value, dict), "an object")
-        assert isinstance(value, dict)
-        return Values(self.file, value, f"{key}.")
+        return Values(self.file, self.checked(key, (dict,), "an object"), f"{key}.")
 
 
 def read_values(path: str) -> Values:
@@ -143,21 +142,3 @@ def read_values(path: str) -> Values:
     if not isinstance(document, dict):
         raise InputError(path, "it holds no JSON object", expected)
     return Values(path, document)
-
-
-def _is_integer(value: Json, least: int, most: int | None = None) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= least and (most is None or value <= most)
-
-
-def _is_number(value: Json, zero: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    is_positive = 0 < value <= MOST
-    return is_positive or (zero and value == 0)
-
-
-def _is_tokens(value: Json) -> bool:
-    listed = value if isinstance(value, list) else [value]
-    return all(_is_integer(token, 0, MOST) for token in listed)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from einmpi.api import compile as compile_job
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.files import safetensors_index
+from einmpi.files.contiguous import files_of_tensors as files_of_index
+from einmpi.files.contiguous import find_safetensors, list_tensors
 from einmpi.files.datasets import CONVERTIBLE_DTYPES, Dataset
-from einmpi.files.safetensors import find, list_tensors
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job
 from einmpi.models.config import CONFIG_FILE, NAMED, Config
@@ -391,7 +391,7 @@ def files_of_tensors(folder: str) -> dict[str, str]:
     """Return the file of each tensor of a checkpoint."""
     index = os.path.join(folder, INDEX_FILE)
     if os.path.isfile(index):
-        return safetensors_index.files_of_tensors(index, index)
+        return files_of_index(index, index)
     file = os.path.join(folder, SINGLE_FILE)
     if not os.path.isfile(file):
         problem = f"there is neither {SINGLE_FILE} nor {INDEX_FILE}"
@@ -420,7 +420,7 @@ def weight_inputs(
         if file is None:
             expected = nearest_of(sorted(files), weight.tensor)
             raise InputError(folder, f"there is no tensor {weight.tensor}", expected)
-        dataset = find(file, weight.tensor, file)
+        dataset = find_safetensors(file, weight.tensor, file)
         if dataset.dtype.name not in CONVERTIBLE_DTYPES:
             problem = f"{weight.tensor} is {dataset.dtype.name}"
             raise InputError(file, problem, one_of(CONVERTIBLE_DTYPES))

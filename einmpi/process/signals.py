@@ -23,9 +23,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from einmpi.errors import EinmpiError, Stopped, on_one_line
-from einmpi.process.environment import is_launched
+from einmpi.process.environment import NOTES_VARIABLE, is_debugging, is_launched
 from einmpi.process.names import NAMES, is_claimed, leave_word
-from einmpi.process.variables import NOTES_VARIABLE, is_debugging
 
 # ---- notes ---------------------------------------------------------------------------------------
 #

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from einmpi.errors import InputError
 from einmpi.process.environment import (
+    START_TIMEOUT_VARIABLE,
     is_launched,
     launcher_rank,
     launcher_size,
@@ -26,7 +27,6 @@ from einmpi.process.environment import (
 )
 from einmpi.process.names import NAMES, ranks_present
 from einmpi.process.signals import print_last_line
-from einmpi.process.variables import START_TIMEOUT_VARIABLE
 from einmpi.units import parse_seconds
 
 _DEFAULT_LIMIT = "60s"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError, printable
 from einmpi.files.atomic import replace_file
-from einmpi.files.generate import is_missing
+from einmpi.files.reading import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import kind_of
 from einmpi.graph.eingraph import Vertex

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
-from einmpi.process.environment import why_open_to_others
-from einmpi.process.variables import SCRATCH_VARIABLE
+from einmpi.process.environment import SCRATCH_VARIABLE, why_open_to_others
 
 HostArray: TypeAlias = npt.NDArray[Any]
 Memory: TypeAlias = npt.NDArray[np.uint8]

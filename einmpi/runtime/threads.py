@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from einmpi.comm.base import Comm
 from einmpi.kernels.cpu.blas_library.choice import set_blas_threads
-from einmpi.process.variables import THREAD_VARIABLES
+from einmpi.process.environment import THREAD_VARIABLES
 from einmpi.units import counted
 
 SHARE = "its share of the cores"

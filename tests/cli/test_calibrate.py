@@ -30,7 +30,7 @@ from einmpi.compiled.running import workplace_of
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.planner.machine import PRODUCTS, read_machine
-from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.process.environment import TRANSPORT_VARIABLE
 from einmpi.runtime.gpu.backend import TRANSPORTS
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 

@@ -17,7 +17,7 @@ from paths import ROOT
 import einmpi
 from einmpi.cli.help import make_parser
 from einmpi.cli.main import _without_ranks, main
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 
 JOBS = sorted(path.name for path in (ROOT / "jobs").glob("*.toml"))
 

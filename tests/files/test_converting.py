@@ -11,7 +11,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
 from einmpi.files import datasets
 from einmpi.files import datasets as converting
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 
 ARRAY = np.random.default_rng(4).normal(size=(37, 3, 10))

@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from einmpi.files import generate as module
-from einmpi.files.generate import GENERATORS, generate, words
+from einmpi.files import reading as module
+from einmpi.files.reading import GENERATORS, generate, words
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.job.inputs import RANDOM

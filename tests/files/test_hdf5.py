@@ -10,7 +10,7 @@ from in_process import einmpi_here
 from refusals import error
 
 import einmpi
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.planning import TooLittleMemory

@@ -12,8 +12,8 @@ from refusals import error
 import einmpi
 from einmpi.errors import InputError
 from einmpi.files.formats import find
-from einmpi.files.generate import describe, load_array
-from einmpi.files.hdf5.links import UnsafeLinkError
+from einmpi.files.hdf5.datasets import UnsafeLinkError
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 
 pytestmark = pytest.mark.usefixtures("in_folder")
@@ -67,7 +67,7 @@ def write_external_storage(file, storage, nbytes=32):
 READ_ALL = """
 import sys
 from einmpi.errors import InputError
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 
 for text in sys.argv[1:]:

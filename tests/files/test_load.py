@@ -10,7 +10,7 @@ import pytest
 from paths import ROOT
 from refusals import error
 
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
 
@@ -93,7 +93,7 @@ def test_an_unknown_suffix():
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys, einmpi.files.generate; "
+        "import sys, einmpi.files.reading; "
         "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in "
         "sys.modules])"
     )

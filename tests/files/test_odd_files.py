@@ -11,7 +11,7 @@ import pytest
 
 from einmpi.cli.main import main
 from einmpi.errors import InputError
-from einmpi.files.generate import describe, load_array
+from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 
 VALUES = np.arange(12.0).reshape(3, 4)

@@ -26,7 +26,8 @@ from einmpi.cli.main import main
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.files import claims, fill
+from einmpi.files import claims
+from einmpi.files import writing as fill
 from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
 from einmpi.files.formats import HDF5

@@ -9,8 +9,8 @@ from refusals import error
 
 import einmpi
 from einmpi.comm.threads import run_threads
+from einmpi.files.contiguous import files_of_tensors
 from einmpi.files.formats import find
-from einmpi.files.safetensors_index import files_of_tensors
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES
 

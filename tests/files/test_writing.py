@@ -26,11 +26,12 @@ from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.errors import EinmpiError, InputError
-from einmpi.files import fill, formats
+from einmpi.files import formats
+from einmpi.files import writing as fill
 from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
-from einmpi.files.generate import describe, load_array
 from einmpi.files.hdf5 import writing as hdf5_writing
+from einmpi.files.reading import describe, load_array
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.mesh import Mesh
 from einmpi.runtime import transfer as messages
@@ -859,7 +860,7 @@ def test_a_full_disk(rank, most, options, tmp_path):
 KILLED = """
 import os, signal, sys
 from einmpi.compiled import outputs as job_outputs
-from einmpi.files import fill
+from einmpi.files import writing as fill
 from einmpi.comm.mpi_library import world
 from einmpi.cli.main import main
 def killed(*arguments):

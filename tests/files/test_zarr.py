@@ -23,7 +23,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 import einmpi
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.files import fill
+from einmpi.files import writing as fill
 from einmpi.files.formats import ZARR
 from einmpi.graph.dtypes import numpy_dtypes
 

@@ -18,7 +18,7 @@ from einmpi.files import atomic, journal, writing
 from einmpi.files import journal as publishing
 from einmpi.files.claims import claimed
 from einmpi.files.formats import HDF5, ZARR
-from einmpi.files.zarr import writing as zarr_writing
+from einmpi.files.zarr import arrays as zarr_writing
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 
@@ -226,7 +226,7 @@ KILLED = """
 import os, signal, sys
 from einmpi.cli.main import main
 from einmpi.comm.mpi_library import world
-from einmpi.files.zarr import writing
+from einmpi.files.zarr import arrays as writing
 
 write = writing.ChunkFiles.write
 

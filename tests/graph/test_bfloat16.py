@@ -6,7 +6,7 @@ import pytest
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.files.generate import describe, generate, load_array
+from einmpi.files.reading import describe, generate, load_array
 from einmpi.graph.dtypes import numpy_dtypes
 
 

@@ -10,7 +10,7 @@ import einmpi
 from einmpi.checkpoint.folder import identity
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 from einmpi.job.job_file import parse_number
 from einmpi.kernels.cpu import compiled
 

@@ -10,7 +10,7 @@ from step_kinds import computed_as
 import einmpi
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.kernels.cpu import compiled, dispatch, map_and_folds
-from einmpi.process.variables import THREAD_VARIABLES
+from einmpi.process.environment import THREAD_VARIABLES
 from einmpi.schedule import passes, stencils
 
 SHAPES = {"U": (61, 40), "W": (61, 40)}

@@ -14,7 +14,7 @@ from einmpi.errors import EinmpiError
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
-from einmpi.process.variables import THREAD_VARIABLES
+from einmpi.process.environment import THREAD_VARIABLES
 from einmpi.schedule.steps import SavePoint, loads_among
 
 PROGRAMS = {

@@ -17,7 +17,7 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.errors import InputError
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 from einmpi.loops.sequence import LoopSequence
 from einmpi.planner.text.compare import compare
 

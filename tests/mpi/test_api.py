@@ -7,7 +7,7 @@ from array_cases import DIFFERENT_CALLS
 
 import einmpi
 import einmpi.array_api as xp
-from einmpi.files import fill
+from einmpi.files import writing as fill
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

@@ -4,8 +4,8 @@ import ast
 
 from paths import ROOT
 
-from einmpi.process import variables
-from einmpi.process.variables import INTERNAL_VARIABLES, VARIABLES
+from einmpi.process import environment as variables
+from einmpi.process.environment import INTERNAL_VARIABLES, VARIABLES
 
 LISTED = [name for variable in VARIABLES for name in variable.names]
 # Variables of libraries that read them themselves.
@@ -28,12 +28,12 @@ def texts(path):
 def test_variables_of_einmpi_are_named_in_one_module():
     for path in (ROOT / "einmpi").rglob("*.py"):
         for text in texts(path):
-            is_table = path.name == "variables.py"
+            is_table = path.name == "environment.py"
             assert is_table or "EINMPI_" not in text, f"{path}: {text}"
 
 
 def test_every_variable_of_einmpi_is_listed_or_internal():
-    own = [text for text in texts(ROOT / "einmpi/process/variables.py") if "EINMPI_" in text]
+    own = [text for text in texts(ROOT / "einmpi/process/environment.py") if "EINMPI_" in text]
     listed = [name for name in LISTED if name.startswith("EINMPI_")]
     assert sorted(own) == sorted([*listed, *INTERNAL_VARIABLES])
     assert len(LISTED) == len(set(LISTED))

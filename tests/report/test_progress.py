@@ -17,8 +17,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.process import environment as terminals
-from einmpi.process.environment import CLEAR, columns, screen
-from einmpi.process.variables import CACHE_VARIABLE, TERMINALS_VARIABLE
+from einmpi.process.environment import CACHE_VARIABLE, CLEAR, TERMINALS_VARIABLE, columns, screen
 from einmpi.report import progress
 from einmpi.report.progress import Progress
 from einmpi.schedule.lower import lower

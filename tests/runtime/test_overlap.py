@@ -20,7 +20,7 @@ from einmpi.api import options_of
 from einmpi.comm.base import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
-from einmpi.files.generate import fill_box
+from einmpi.files.reading import fill_box
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.planner.moving import overlap
 from einmpi.report.record import Recorder, events

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import SharingError
-from einmpi.comm.shared_memory import PROBE_BYTES, sharing_problem
+from einmpi.comm.base import PROBE_BYTES, SharingError, sharing_problem
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import inputs
 from einmpi.compiled.program import Compiled

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mpi_helpers import OPEN_MPI, environment, mpi_command, needs_mpirun, run_mpi
 
-from einmpi.comm.shared_memory import _File, _open_file_of
+from einmpi.comm.base import _File, _open_file_of
 
 pytestmark = needs_mpirun
 

@@ -10,7 +10,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 
 TRAINED = []
 for path in sorted((ROOT / "jobs").glob("*.toml")):

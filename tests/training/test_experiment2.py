@@ -14,7 +14,7 @@ from step_kinds import computed_as
 import einmpi
 from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
-from einmpi.files.generate import load_array
+from einmpi.files.reading import load_array
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 

@@ -49,10 +49,7 @@ def release_parts(handle: h5py.File, names: Iterable[str]) -> None:
         if dataset is None or dataset.is_virtual:
             continue
         for dimension in dataset.dims:
-            for scale in list(dimension.values()):
-                dimension.detach_scale(scale)
-                if _OWN in scale.attrs and "REFERENCE_LIST" not in scale.attrs:
-                    del handle[scale.name]
+            _detach_scales(handle, dimension)
         for key, value in dataset.attrs.items():
             if isinstance(value, str):  # HDF5 would not free its text with the dataset
                 dataset.attrs.modify(key, "")
@@ -85,11 +82,16 @@ def name_dimensions(handle: h5py.File, datasets: Mapping[str, StorageSpec]) -> N
                 dimension.label = label
             if attached and str(attached[0].attrs[_OWN]) == label:
                 continue
-            for scale in attached:
-                dimension.detach_scale(scale)
-                if "REFERENCE_LIST" not in scale.attrs:
-                    del handle[scale.name]
+            _detach_scales(handle, dimension)
             dimension.attach_scale(_scale(dataset.parent, label, extent))
+
+
+def _detach_scales(handle: h5py.File, dimension: Any) -> None:
+    """Detach the scales of a dimension; own ones that nothing uses any more are removed."""
+    for scale in list(dimension.values()):
+        dimension.detach_scale(scale)
+        if _OWN in scale.attrs and "REFERENCE_LIST" not in scale.attrs:
+            del handle[scale.name]
 
 
 def _own_dataset(group: h5py.Group, name: str) -> h5py.Dataset | None:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
-from einmpi.files.hdf5.datasets import as_in_memory, offset_in_file
-from einmpi.files.hdf5.links import follow_inside
+from einmpi.files.hdf5.datasets import as_in_memory, follow_inside, offset_in_file
 from einmpi.files.hdf5.opening import (
     damage_reported,
     hdf5_reason,
@@ -247,7 +246,7 @@ def encode(
     array: npt.NDArray[Any], chunks: tuple[int, ...], compression: str | None
 ) -> list[Chunk]:
     """Cut an array into chunks, in order. Chunks at the edges are filled up with zeros."""
-    corners = list(_corners(array.shape, chunks))
+    corners = list(corners_of(array.shape, chunks))
     encoded: list[Chunk] = []
     for first in range(0, len(corners), CHUNKS_COMPRESSED_TOGETHER):
         blocks = []
@@ -284,10 +283,10 @@ def _compressed(array: npt.NDArray[Any], chunks: tuple[int, ...], compression: s
     with h5py.File(f"{id(array)}", "w", driver="core", backing_store=False) as memory:
         dataset = memory.create_dataset("x", data=array, chunks=chunks, compression=compression)
         dataset.flush()
-        return [dataset.id.read_direct_chunk(corner) for corner in _corners(array.shape, chunks)]
+        return [dataset.id.read_direct_chunk(corner) for corner in corners_of(array.shape, chunks)]
 
 
-def _corners(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def corners_of(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Return the first index of each chunk, in order."""
     starts = []
     for extent, chunk in zip(shape, chunks, strict=True):
@@ -305,7 +304,7 @@ def chunk_writer(draft: str, dataset: str) -> Iterator[WriteChunk]:
         if found.compression and found.id.get_num_chunks():
             # New compressed chunks seldom fit into the places of the old ones, and HDF5 forgets
             # free space when the file is closed. So all of it is freed first.
-            for corner in _corners(found.shape, found.chunks):
+            for corner in corners_of(found.shape, found.chunks):
                 found.id.write_direct_chunk(corner, b"\0")
 
         def write(corner: tuple[int, ...], mask: int, data: bytes) -> None:

@@ -24,6 +24,7 @@ from numba import types
 
 from einmpi.kernels.cpu import intrinsics
 from einmpi.process.environment import (
+    CACHE_VARIABLE,
     UntrustedFileError,
     make_private_folders,
     open_own_file,
@@ -31,7 +32,6 @@ from einmpi.process.environment import (
     why_not_trusted,
 )
 from einmpi.process.names import NAMES
-from einmpi.process.variables import CACHE_VARIABLE
 from einmpi.version import __version__
 
 LOCK_SECONDS = 60.0  # to wait for another process to compile; then this one compiles as well

@@ -36,7 +36,7 @@ from einmpi.kernels.halo_parts import view_operands
 from einmpi.kernels.index_sets import LabelRuns
 from einmpi.kernels.prepared import PreparedCall, PreparedCalls
 from einmpi.kernels.updates import find_placed_rows
-from einmpi.process.variables import TRANSPORT_VARIABLE
+from einmpi.process.environment import TRANSPORT_VARIABLE
 from einmpi.runtime.backend import (
     NOTHING_SHARED,
     Arrays,

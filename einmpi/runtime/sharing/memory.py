@@ -12,9 +12,15 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import Comm, SharingError, count_shared
-from einmpi.comm.shared_memory import all_agree, gather_texts_among, sharing_nodes
-from einmpi.errors import EinmpiError, failure
+from einmpi.comm.base import (
+    Comm,
+    SharingError,
+    all_agree,
+    count_shared,
+    gather_texts_among,
+    sharing_nodes,
+)
+from einmpi.errors import failure
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.backend import (
     MANY_BOXES,
@@ -315,9 +321,7 @@ class SharedMemory(SharedArrays):
             self._allocate()  # without messages: groups have kept this much, perhaps in new memory
         elif not self.allocate_everywhere():
             raise failure(
-                EinmpiError.status,
-                'no memory for what the ranks of a node share; set shared = "off" in [run]',
-                everywhere=True,
+                'no memory for what the ranks of a node share; set shared = "off" in [run]'
             )
         self.postponed.clear()
         for group in self.places:

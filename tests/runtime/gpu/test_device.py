@@ -24,7 +24,7 @@ from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
 from einmpi.kernels.cuda import driver
 from einmpi.planner import memory
-from einmpi.process.variables import GRAPHS_VARIABLE, TRANSPORT_VARIABLE
+from einmpi.process.environment import GRAPHS_VARIABLE, TRANSPORT_VARIABLE
 from einmpi.runtime.gpu import backend as binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies

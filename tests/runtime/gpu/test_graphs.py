@@ -16,7 +16,7 @@ import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.kernels.cuda import driver
-from einmpi.process.variables import GRAPHS_VARIABLE
+from einmpi.process.environment import GRAPHS_VARIABLE
 from einmpi.runtime.gpu import graphs as gpu_graphs
 from einmpi.runtime.gpu.graphs import ArenaLayout, Place, aligned
 from einmpi.runtime.program import Program

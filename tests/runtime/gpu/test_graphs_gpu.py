@@ -12,7 +12,7 @@ import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.kernels.cuda import driver
 from einmpi.models.config import llama_1, llama_program, llama_training_program
-from einmpi.process.variables import GRAPHS_VARIABLE
+from einmpi.process.environment import GRAPHS_VARIABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
 CASES = cases()

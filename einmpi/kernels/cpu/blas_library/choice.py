@@ -36,8 +36,7 @@ from einmpi.kernels.cpu.blas_library.records import (
 )
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import address_of
-from einmpi.process.environment import blas_name, loaded_blas, why_not_trusted
-from einmpi.process.variables import BLAS_VARIABLE
+from einmpi.process.environment import BLAS_VARIABLE, blas_name, loaded_blas, why_not_trusted
 
 # ---- products ------------------------------------------------------------------------------------
 #
