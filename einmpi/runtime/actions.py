@@ -12,7 +12,7 @@ from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Array
 from einmpi.runtime.background import SharedBuffers
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.compute import compute
+from einmpi.runtime.compute import compute, compute_kernel
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.steps import (
@@ -103,7 +103,10 @@ def _compute(step: Compute, comm: Comm, storage: InputSource, buffers: Buffers) 
             ACTIONS[type(each)](each, comm, storage, inside)
 
     try:
-        compute(step, buffers, carry_out)
+        if step.is_plain:
+            compute_kernel(step, buffers)
+        else:
+            compute(step, buffers, carry_out)
     except KERNEL_ERRORS as error:
         raise named_error(step.kernels[-1], error) from error
 

@@ -35,7 +35,7 @@ CarryOut: TypeAlias = Callable[[Sequence[Step], Buffers], None]  # does steps on
 def compute(step: Compute, buffers: Buffers, carry_out: CarryOut) -> None:
     """Compute the kernels of a step."""
     if step.is_plain:
-        _compute_kernel(step, buffers)
+        compute_kernel(step, buffers)
         return
     if step.tiles.bounds:
         compute(step.part, _part_buffers(step, buffers), carry_out)
@@ -64,7 +64,8 @@ def compute(step: Compute, buffers: Buffers, carry_out: CarryOut) -> None:
     carry_out(late, buffers)
 
 
-def _compute_kernel(step: Compute, buffers: Buffers) -> None:
+def compute_kernel(step: Compute, buffers: Buffers) -> None:
+    """Compute a step that is nothing but one kernel, on whole slots."""
     (kernel,) = step.kernels
     operands = [buffers[slot] for slot in kernel.operands]
     target = buffers.make(kernel.target)

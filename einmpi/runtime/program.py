@@ -71,7 +71,9 @@ class Run:
     @property
     def is_watched(self) -> bool:
         """Whether steps are more than what they do: someone is told, saves, or some are skipped."""
-        return self.on_step is not None or self.checkpointer is not None or self.has_failed
+        if self.on_step is not None or self.checkpointer is not None:
+            return True
+        return self.failure is not None and self.failure.error is not None
 
 
 class Program:

@@ -31,6 +31,7 @@ from einmpi.kernels.cpu.map_and_folds import is_product
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.loop_nest import BoundNest, Counter, counted, stride_by_entry
 from einmpi.kernels.operands import Array, Box, number_operands, part_of_array
+from einmpi.kernels.prepared import bare_call
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import indices
 
@@ -196,18 +197,19 @@ class _Worker:
         for slot, index, part in zip(slots, entries, (*operands, out), strict=True):
             used.append(part if slot.name in self.inner else (slot.name, index))
         boxes = [self._box(number, shape, start) for start in starts]
-        call = prepare_by_blas(contraction, operands, out)
+        call = bare_call(prepare_by_blas(contraction, operands, out))
 
         def stage(arrays: Mapping[str, Array]) -> ComputeBlock:
-            whole: list[tuple[Array, IndexEntries]] = []
-            for own in used:
-                whole.append((arrays[own[0]], own[1]) if isinstance(own, tuple) else (own, ()))
-
-            def multiply(number: int) -> None:
-                parts = [part_of_array(array, index, boxes[number]) for array, index in whole]
-                call(parts[:-1], parts[-1])
-
-            return multiply
+            blocks = []  # views made ahead: for small blocks they take as long as the product
+            for box in boxes:
+                parts: list[Array] = []
+                for own in used:
+                    if isinstance(own, tuple):
+                        parts.append(part_of_array(arrays[own[0]], own[1], box))
+                    else:
+                        parts.append(own)
+                blocks.append((parts[:-1], parts[-1]))
+            return lambda number: call(*blocks[number])
 
         return stage
 
