@@ -197,6 +197,7 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
             if only_kernel(step) is None and not isinstance(step, Transfer | Free):
                 excluded.add(slot.name)
         freed.update(names_of(step.frees))
+        excluded.update(names_of(step.spills("place", "evict", "drop", "fetch")))
     found: list[_Arrays] = []
     for slot, numbers in touched.items():
         is_inner = slot.name in freed and slot.name not in excluded

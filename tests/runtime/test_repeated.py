@@ -251,6 +251,23 @@ def test_numbers_and_messages_of_a_small_program_keep_their_memory(ranks):
                 assert slot.shape or slot.name in kept.slots
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_leaves_memory_keeps_none(ranks):
+    """Its arrays are in two tiers in turn, in every call."""
+    job = einmpi.program(
+        "Y[i,k] = sum(A[i,j] * B[j,k])\nZ[i,l] = sum(Y[i,k] * C[k,l])",
+        A=(24, 20),
+        B=(20, 16),
+        C=(16, 28),
+    )
+    plan = einmpi.plan(job, ranks, memory=einmpi.plan(job, ranks).peak // 2)
+    assert plan.spilled
+    for rank in range(ranks):
+        steps = lower(plan, rank).steps
+        spilled = {slot.name for step in steps for slot in step.spills("place", "evict", "fetch")}
+        assert spilled and spilled.isdisjoint(keep_memory(steps).slots)
+
+
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_maxima_of_several_ranks_are_combined_without_a_warning():
     job = einmpi.program("M[k] = max(A[j,k] * B[j,k])", A=(4096, 2), B=(4096, 2))
