@@ -1,4 +1,5 @@
-"""Inputs that a caller gives away: a compiled step may write its results over them."""
+"""Calls of a compiled job that look like earlier ones: what is known of them, what is bound for
+them, and inputs that a caller gives away."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Exchange and Reduce steps: pack, call the communicator once, unpack. Large messages go between
-pairs of ranks, in pieces. What is the same in every run is worked out in the first one."""
+"""Transfers: pack, call the communicator once, unpack or combine. Large messages go between pairs
+of ranks, in pieces. What is the same in every run is worked out in the first one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The passes that turn the steps of a plan into the schedule that a rank carries out, in order.
 
 A pass is a function of a schedule. An optimisation of the execution is one more entry here, or one
-more rule in a pass, and an implementation in the table of a backend (docs/architecture.md).
+more rule in a pass, and an implementation in the table of a backend (docs/how_it_works.md).
 """
 
 from __future__ import annotations
