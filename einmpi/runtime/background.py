@@ -26,9 +26,9 @@ class SharedBuffers(Buffers):
     """Buffers that the thread of transfers uses too."""
 
     def __init__(self, backend: Backend, background: Background) -> None:
-        super().__init__(backend)
         self.background = background
         self.lock = threading.Lock()
+        super().__init__(backend)
 
     def grow(self, nbytes: int) -> None:
         with self.lock:

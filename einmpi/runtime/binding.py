@@ -87,7 +87,11 @@ class BoundSteps:
         found = []
         after_loading = []
         for number, step in enumerate(self.schedule.steps):
-            for call in self._bind(number, step, self.kept, buffers):
+            try:
+                calls = self._bind(number, step, self.kept, buffers)
+            except Exception as error:  # it is this step's, not one of the step before
+                calls = [partial(_raise, error)]
+            for call in calls:
                 found.append((number, call))
                 if not isinstance(step, Load):
                     after_loading.append((number, call))
@@ -99,7 +103,7 @@ class BoundSteps:
         """Return the calls that carry out a step, given the slots that exist before it."""
         action = ACTIONS[type(step)]
         as_ever: list[BoundCall] = [lambda buffers: action(step, self.comm, self.storage, buffers)]
-        used = names_of((*step.reads, *step.writes, *step.frees))
+        used = names_of((*step.reads, *step.writes, *step.frees, *step.reuses))
         if step.background or not self.spilled.isdisjoint(used):
             return as_ever
         match step:
@@ -115,7 +119,7 @@ class BoundSteps:
                 return bind_exchange(step, number, kept, self.comm)
             case Transfer():
                 return bind_reduce(step, number, kept, self.comm)
-            case Load(kept=True):
+            case Load(kept=True) if not self.schedule.overlaps:
                 return [self._bind_load(step)]
             case Reuse(nan_checked=()):
                 return [_bind_reuse(step)]
@@ -189,6 +193,10 @@ class BoundSteps:
         return write_rows
 
 
+def _raise(error: Exception, _: Buffers) -> None:
+    raise error
+
+
 def _bind_reuse(step: Reuse) -> BoundCall:
     """Return what gives a slot the array of another one."""
     name = step.slot.name
@@ -206,7 +214,7 @@ def _bind_free(name: str) -> BoundCall:
     def free(buffers: Buffers) -> None:
         array = buffers.arrays.pop(name, None)
         if array is not None:
-            buffers.bytes_in_use -= array.nbytes
+            buffers.shrink(array.nbytes)
 
     return free
 
@@ -295,7 +303,7 @@ def _counted(calls: list[BoundCall], nbytes: int) -> list[BoundCall]:
         buffers.grow(nbytes)
 
     def end(buffers: Buffers) -> None:
-        buffers.bytes_in_use -= nbytes
+        buffers.shrink(nbytes)
 
     return [begin, *calls, end]
 

@@ -158,8 +158,8 @@ class PartBuffers(Buffers):
     """Views of the arrays of slots, for a step on a part of them."""
 
     def __init__(self, whole: Buffers, views: dict[str, Array]) -> None:
-        super().__init__(whole.backend)
         self.whole = whole
+        super().__init__(whole.backend)
         self.arrays = views
 
     def grow(self, nbytes: int) -> None:

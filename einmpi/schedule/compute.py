@@ -360,7 +360,7 @@ class Compute(Step):
         tiles = replace(self.tiles, bounds=()) if self.tiles.kind else Tiles()
         last_use: dict[Slot, int] = {}
         for number, kernel in enumerate(kernels):
-            for slot in kernel.operands:
+            for slot in (*kernel.operands, kernel.target):
                 if slot in inner:
                     last_use[slot] = number
         between = [(number + 1, Free(slot)) for slot, number in last_use.items()]
@@ -511,6 +511,13 @@ class Compute(Step):
 def only_kernel(step: Step) -> Kernel | None:
     """Return the kernel of a step that is nothing but one kernel, on whole slots."""
     return step.kernels[0] if isinstance(step, Compute) and step.is_plain else None
+
+
+def reuses_of(step: Step) -> tuple[Reuse, ...]:
+    """Return the steps that give slots the memory of an input: a step itself, or those inside."""
+    if isinstance(step, Reuse):
+        return (step,)
+    return step.reuse_steps if isinstance(step, Compute) else ()
 
 
 def _role_in_tile(slot: Slot, rows: tuple[int | None, ...]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, fused
+from einmpi.schedule.compute import Compute, fused, reuses_of
 from einmpi.schedule.cuts import label_of_part
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, intersect, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Await, Free, Load, Reuse, Step, Store, Transfer
+from einmpi.schedule.steps import Await, Free, Load, Step, Store, Transfer
 from einmpi.schedule.transfers import Part
 
 # The schedule of a rank for Z[i,k] = sum(A[i,j] * B[j,k]) where half of B comes from another node:
@@ -311,8 +311,8 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
         return True  # transfers stay in order
     moving = {*transfer.reads, *transfer.writes}
     given_up = [*step.frees, *step.reuses]
-    if isinstance(step, Reuse):
-        given_up += [step.source, *step.nan_checked]
+    for reuse in reuses_of(step):
+        given_up += [reuse.source, *reuse.nan_checked]
     if moving.intersection(given_up):
         return True
     for slot in step.reads:

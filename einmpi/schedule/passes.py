@@ -130,7 +130,6 @@ FUSION_PASSES = (
     _fold,  # aggregates in the same pass over memory as what they aggregate
     _overlap,  # transfers go on in the background
 )
-PASSES = (*LOWERING_PASSES, *FUSION_PASSES)
 
 
 def run_passes(

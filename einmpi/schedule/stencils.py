@@ -112,15 +112,16 @@ class _Changes:
             if in_the_way and added > target.nbytes:
                 continue  # the copy takes less memory
             for other in in_the_way:
-                replaced[other] = []
-                if self.steps[other].frees:
+                if self.steps[other].frees and other not in replaced:
                     freed_later.append(self.steps[other])
+                replaced[other] = []
             replaced[position] = [replace(exchange, arriving=_arriving(exchange))]
             for other in self.freeing[target.name]:
                 replaced[other] = [Free(slot) for slot in arrived]
             blocks.append(block)
         stencil = Compute((kernel,), halos=tuple(blocks))
-        if blocks and self.reads_halos(stencil):
+        is_taken = not self.replaced.keys().isdisjoint(replaced)  # another kernel waits for a free
+        if blocks and not is_taken and self.reads_halos(stencil):
             replaced[number] = [stencil, *freed_later]
             self.replaced.update(replaced)
 

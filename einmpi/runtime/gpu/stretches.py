@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.compute import Compute
+from einmpi.schedule.compute import Compute, reuses_of
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
@@ -90,7 +90,7 @@ def _captured(
     used: dict[str, None] = {}
     for step in steps[first:stop]:
         used.update(dict.fromkeys(names_of((*step.reads, *step.writes))))
-        used.update(dict.fromkeys(reuse.source.name for reuse in _reuses(step)))
+        used.update(dict.fromkeys(reuse.source.name for reuse in reuses_of(step)))
     for step, slots_made in zip(steps[first:stop], made[first:stop], strict=True):
         for slot in (*slots_made, *step.reuses):
             used.pop(slot.name, None)
@@ -151,14 +151,7 @@ def _slots_of_caller(steps: Sequence[Step]) -> set[str]:
     for step in reversed(steps):
         if isinstance(step, Store):
             found.add(step.slot.name)
-        for reuse in _reuses(step):
+        for reuse in reuses_of(step):
             if reuse.slot.name in found:
                 found.add(reuse.source.name)
     return found
-
-
-def _reuses(step: Step) -> tuple[Reuse, ...]:
-    """Return a step if it reuses memory, or the steps of a group that do."""
-    if isinstance(step, Reuse):
-        return (step,)
-    return step.reuse_steps if isinstance(step, Compute) else ()
