@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from counted_comm import watch
 from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
@@ -22,17 +23,7 @@ class Counter:
 
     def __init__(self, comm, names=ASKING):
         self.asked = []
-        for name in names:
-            self.watch(comm, name)
-
-    def watch(self, comm, name):
-        ask = getattr(comm, name)
-
-        def counted(*arguments):
-            self.asked.append(name)
-            return ask(*arguments)
-
-        setattr(comm, name, counted)
+        watch(comm, names, self.asked.append)
 
     def taken(self):
         taken = list(self.asked)

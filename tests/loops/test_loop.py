@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted_comm import watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cuts import plan_crosses_windows, random_cuts
@@ -134,15 +135,7 @@ def calls_of_steps(job, ranks):
     def on_rank(comm):
         counts = Counter()
 
-        def counted(name, call):
-            def counting(*arguments):
-                counts[name] += 1
-                return call(*arguments)
-
-            return counting
-
-        for name in CALLS:
-            setattr(comm, name, counted(name, getattr(comm, name)))
+        watch(comm, CALLS, lambda name: counts.update([name]))
         run = LoopRun(job, comm, options_of(job))
         run.prepare({})
         after = []

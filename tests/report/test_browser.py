@@ -64,11 +64,10 @@ def attention(tmp_path_factory):
     write_report(
         file,
         plan,
-        compare(lambda name: einmpi.plan(job, 4, strategy=name)),
-        timeline,
-        None,
-        job.source.text,
-        job.title,
+        comparison=compare(lambda name: einmpi.plan(job, 4, strategy=name)),
+        timeline=timeline,
+        program=job.source.text,
+        title=job.title,
     )
     return file, plan, timeline
 
@@ -305,7 +304,11 @@ def test_text_from_users_is_never_executed(browser, tmp_path):
         2, 1.0, (Span(0, "kernel", EVIL, EVIL, 0.0, 1.0), Span(1, "kernel", "Z", EVIL, 0.0, 1.0))
     )
     write_report(
-        tmp_path / "page.html", einmpi.plan(job, 2), None, timeline, None, f"Z = 1  # {EVIL}", EVIL
+        tmp_path / "page.html",
+        einmpi.plan(job, 2),
+        timeline=timeline,
+        program=f"Z = 1  # {EVIL}",
+        title=EVIL,
     )
     browser.get((tmp_path / "page.html").as_uri())
     assert browser.title == EVIL
