@@ -103,7 +103,7 @@ def _compute(step: Compute, comm: Comm, storage: InputSource, buffers: Buffers) 
             ACTIONS[type(each)](each, comm, storage, inside)
 
     try:
-        if step.is_plain:
+        if step.is_plain:  # most are: a GPU waits for what the host does before
             compute_kernel(step, buffers)
         else:
             compute(step, buffers, carry_out)

@@ -26,7 +26,7 @@ from einmpi.runtime.buffers import Buffers, PartBuffers
 from einmpi.schedule.blocked_updates import ScatteredRows
 from einmpi.schedule.compute import Compute, Kernel, KernelTile, Tile, box_of, fused
 from einmpi.schedule.passes import with_groups_in_tile
-from einmpi.schedule.regions import Region, boxes, indices, packed, shape, whole
+from einmpi.schedule.regions import Region, Slot, boxes, indices, packed, shape, whole
 from einmpi.schedule.steps import Step
 
 CarryOut: TypeAlias = Callable[[Sequence[Step], Buffers], None]  # does steps on some buffers
@@ -434,7 +434,7 @@ def _compute_scattered(step: Compute, buffers: Buffers) -> None:
             target[(*every, own)] = used
 
 
-def _array_or_none(buffers: Buffers, slot: Any) -> Array:
+def _array_or_none(buffers: Buffers, slot: Slot) -> Array:
     return buffers[slot] if slot.name in buffers else None
 
 

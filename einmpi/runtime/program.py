@@ -54,8 +54,8 @@ class Checkpointer(Protocol):
 class Run:
     """A run that is under way.
 
-    `on_step` is called before each step, `on_transfer` after each transfer in the background. With
-    `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
+    `on_step` is called before each step. With `failure`, an error is noted there if the rank can go
+    on after it: the outputs are then wrong.
     """
 
     storage: InputSource
@@ -106,7 +106,8 @@ class Program:
         """Carry out the schedule.
 
         Return this rank's blocks of the outputs, and the buffers, which know how much memory was
-        used. The arguments are those of `Run`.
+        used. The arguments are those of `Run`; `on_transfer` is called after each transfer in the
+        background.
         """
         background = None
         if self.schedule.overlaps:

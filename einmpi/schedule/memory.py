@@ -53,7 +53,7 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
     """
     needed = bytes_needed(steps)
     needed_slow = [0] * len(steps)  # read ahead to the slow tier
-    place_of: dict[str, int] = {}  # the number of the Place of each slot
+    place_of: dict[str, int] = {}  # the number of the step that places each slot outside
     for number, step in enumerate(steps):
         for slot in step.spills("place"):
             place_of[slot.name] = number

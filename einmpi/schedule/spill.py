@@ -202,7 +202,7 @@ class _Spilling:
 
 
 def _evict_early(steps: Sequence[Step]) -> list[Step]:
-    """Move each Evict directly behind the step that wrote the slot last.
+    """Begin each copy to the slow tier directly behind the step that wrote the slot last.
 
     The slot stays in memory until it is dropped.
     """
@@ -222,7 +222,7 @@ def _evict_early(steps: Sequence[Step]) -> list[Step]:
 
 
 def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
-    """Move each Fetch forward as far as there is memory, but not before an earlier Fetch."""
+    """Begin each copy from the slow tier as early as there is memory, in their order."""
     needed = bytes_needed(steps)
     fetches_before: dict[int, list[Step]] = {}
     moved: set[int] = set()
