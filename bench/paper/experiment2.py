@@ -268,7 +268,7 @@ class Own:
         program = StepProgram(job.written, job.sizes, job.inputs)
         loop = make_loop(program, lambda *_: "loop", steps, carry, None, ["loss"])
         options = options_of(job, strategy=strategy)
-        self.make_run = partial(LoopRun, job, loop, comm, options, on_row=self.note)
+        self.make_run = partial(LoopRun, replace(job, loop=loop), comm, options, on_row=self.note)
         self.inputs = inputs
         self.ends: list[float] = []
         self.losses: list[float] = []
