@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from einmpi.schedule.compute import Compute, Kernel, Tiles, only_kernel
+from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Begin, Free, Load, Reuse, SavePoint, Step
@@ -46,27 +47,26 @@ def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
     steps: list[Step] = []
     # Where slots are in the slow tier, what is in memory is not counted here.
     uses_slow_tier = any(step.spills("place") for step in schedule.steps)
-    peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, 0)
-    bytes_by_slot: dict[str, int] = {}  # a slot may be allocated by several steps
+    peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, {})
+    in_memory: dict[str, int] = {}  # the bytes of each slot, which several steps may allocate
     position = 0
     while position < len(schedule.steps):
         taken: Sequence[Step] = schedule.steps[position : position + 1]
         run = _longest_run(schedule.steps, position, rule, schedule.updates)
         run = _without_lost_inputs(run, schedule.updates)
-        bytes_in_use = sum(bytes_by_slot.values())
-        found = _group_of(run, bytes_in_use, peak, rule)
+        found = _group_of(run, in_memory, peak, rule)
         if found is None and any(isinstance(step, Load) for step in run):
             run = _before_loads(run)
-            found = _group_of(run, bytes_in_use, peak, rule)
+            found = _group_of(run, in_memory, peak, rule)
         if found is not None:
             taken = run
             points = [step for step in run if isinstance(step, SavePoint)]
             found = [*found, *(replace(point, inside=True) for point in points)]
         steps += found or taken
         for step in taken:
-            bytes_by_slot.update((slot.name, slot.nbytes) for slot in step.allocates())
+            in_memory.update((slot.name, slot.nbytes) for slot in step.allocates())
             for slot in step.frees:
-                del bytes_by_slot[slot.name]
+                del in_memory[slot.name]
         position += len(taken)
     return replace(schedule, steps=tuple(steps))
 
@@ -191,7 +191,7 @@ def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
 
 
 def _group_of(
-    run: list[Step], bytes_before: int, peak: int, rule: GroupingRule
+    run: list[Step], in_memory: Mapping[str, int], peak: int, rule: GroupingRule
 ) -> list[Step] | None:
     """Return the steps of a run as what it loads, then a group.
 
@@ -210,8 +210,8 @@ def _group_of(
     if not rule.is_worthwhile(group):
         return None
     steps: list[Step] = [*loads, group]
-    needed = _peak_bytes(steps, bytes_before)
-    return steps if needed <= max(peak, _peak_bytes(run, bytes_before)) else None
+    needed = _peak_bytes(steps, in_memory)
+    return steps if needed <= max(peak, _peak_bytes(run, in_memory)) else None
 
 
 def _joined(kernels: Sequence[Kernel], steps: Sequence[Step], tiles: Tiles) -> Compute:
@@ -233,17 +233,9 @@ def _kernels_of(run: Sequence[Step]) -> list[Kernel]:
     return [kernel for step in run for kernel in step.kernels]
 
 
-def _peak_bytes(steps: Sequence[Step], bytes_before: int) -> int:
-    """Return the most bytes in use during some steps, given those in use before them."""
-    bytes_in_use = bytes_before
-    peak = bytes_before
-    for step in steps:
-        for slot in step.allocates():
-            bytes_in_use += slot.nbytes
-        peak = max(peak, bytes_in_use)
-        for slot in step.frees:
-            bytes_in_use -= slot.nbytes
-    return peak
+def _peak_bytes(steps: Sequence[Step], in_memory: Mapping[str, int]) -> int:
+    """Return the most bytes in use during some steps, given the slots in memory before them."""
+    return max(bytes_needed(steps, in_memory_before=in_memory), default=0)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import Slot, names_of
@@ -138,21 +139,26 @@ def spilled_bytes(schedule: Schedule) -> int:
     return total
 
 
-def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int]:
+def bytes_needed(
+    steps: Sequence[Step],
+    shared: Container[str] = (),
+    in_memory_before: Mapping[str, int] = MappingProxyType({}),
+) -> list[int]:
     """Return the bytes of tensors, message buffers and pieces in memory in each step.
 
-    Slots in memory that ranks share, given by name, are not counted.
+    Slots in memory that ranks share, given by name, are not counted. `in_memory_before` has the
+    bytes of slots that are there before the first step.
     """
-    in_memory: dict[str, int] = {}
+    in_memory = dict(in_memory_before)
     slow: set[str] = set()  # slots with an array in the slow tier
     # Transfers in the background, each with the memory of its messages. One is done at a time.
     under_way: list[tuple[Step, int]] = []
     needed = []
-    total = 0
+    total = sum(in_memory.values())
     for step in steps:
         slow.update(names_of(step.spills("place", "evict")))
         for slot in step.reuses:
-            in_memory[slot.name] = 0  # the input is counted
+            in_memory.setdefault(slot.name, 0)  # the input is counted
         for slot in step.allocates(slow):
             if slot.name not in in_memory and slot.name not in shared:
                 in_memory[slot.name] = slot.nbytes
@@ -162,8 +168,10 @@ def bytes_needed(steps: Sequence[Step], shared: Container[str] = ()) -> list[int
         elif step.awaited is not None:
             while under_way and under_way.pop(0)[0] is not step.awaited:
                 pass
-        messages = max([nbytes for _, nbytes in under_way], default=0)
-        needed.append(total + max(step.working_bytes, messages))
+        working = max([nbytes for _, nbytes in under_way], default=0)
+        if not step.background:
+            working += step.working_bytes
+        needed.append(total + working)
         for slot in (*step.frees, *step.spills("drop")):
             total -= in_memory.pop(slot.name, 0)
         slow.difference_update(names_of(step.frees))
