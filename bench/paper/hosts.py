@@ -73,9 +73,9 @@ def on_ranks(file: str, machine: str, size: int, repeat: int, overlap: str) -> N
     ways = []
     for name, options in [
         ("the default plan", {}),
-        *((name, {"machine": machine}) for name in STRATEGIES),
+        *((name, {"strategy": name, "machine": machine}) for name in STRATEGIES),
     ]:
-        compiled = Compiled(job, comm, options_of(job, name if options else None, **options))
+        compiled = Compiled(job, comm, options_of(job, **options))
         try:
             plan, schedule, _ = compiled.prepare({})
         except einmpi.InputError:  # it needs roles that a chain does not have
