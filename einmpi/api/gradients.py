@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from einmpi.api.jobs import check_job
 from einmpi.api.running import run
+from einmpi.api.tracing import differentiated
 from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.einsum import element_text
@@ -15,10 +16,14 @@ from einmpi.graph.scalar import Names
 from einmpi.job.job import Job, extended_job
 
 if TYPE_CHECKING:
-    from einmpi.arrays.dist_array import DistArray
+    pass
 
 
-def grad(job: Job, loss: str, wrt: Sequence[str]) -> Job:
+def grad(
+    job: Job | Callable[..., Any],
+    loss: str | int | Sequence[int] | None = None,
+    wrt: Sequence[str] | int | Sequence[int] | None = None,
+) -> Any:
     """Make a job that computes a loss and its gradients.
 
     Parameters
@@ -51,18 +56,36 @@ def grad(job: Job, loss: str, wrt: Sequence[str]) -> Job:
     >>> einmpi.run(job, {"W": np.array([1.0, 4.0])})["dW"].gather()
     array([0., 6.])
     """
-    changed, _ = _with_gradients(check_job("grad", job), loss, wrt, "grad")
+    if callable(job):
+        return differentiated("grad", job, _arguments(loss, wrt), with_value=False)
+    changed, _ = _with_gradients(check_job("grad", job), *_names(loss, wrt), "grad")
     return changed
 
 
+def _arguments(loss: Any, wrt: Any) -> int | Sequence[int]:
+    """Return the arguments of a function to differentiate by; the first one, if none are given."""
+    given = wrt if loss is None else loss
+    numbers = [given] if given is None or isinstance(given, int) else list(given)
+    if not all(each is None or isinstance(each, int) for each in numbers):
+        what = f"a function is differentiated by {given!r}"
+        raise InputError("grad", what, "the numbers of some of its arguments")
+    return 0 if given is None else given
+
+
+def _names(loss: Any, wrt: Any) -> tuple[str, Sequence[str]]:
+    if loss is None or wrt is None:
+        raise InputError("grad", "loss or wrt is missing", "the names of tensors of the job")
+    return loss, wrt
+
+
 def value_and_grad(
-    job: Job,
-    loss: str,
-    wrt: Sequence[str],
+    job: Job | Callable[..., Any],
+    loss: str | int | Sequence[int] | None = None,
+    wrt: Sequence[str] | int | Sequence[int] | None = None,
     inputs: Mapping[str, Any] | None = None,
     comm: Any = None,
     **options: Any,
-) -> tuple[float, dict[str, DistArray]]:
+) -> Any:
     """Compute a loss and its gradients.
 
     All ranks call this function.
@@ -95,7 +118,10 @@ def value_and_grad(
     >>> value, gradients["W"].gather()
     (25.0, array([6., 8.]))
     """
-    changed, gradients = _with_gradients(check_job("value_and_grad", job), loss, wrt, "grad")
+    if callable(job):
+        return differentiated("value_and_grad", job, _arguments(loss, wrt), with_value=True)
+    loss, names = _names(loss, wrt)
+    changed, gradients = _with_gradients(check_job("value_and_grad", job), loss, names, "grad")
     results = run(changed, inputs, comm, **options)
     value = float(results[loss].gather())
     return value, {name: results[gradient] for name, gradient in gradients.items()}

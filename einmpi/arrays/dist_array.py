@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -475,6 +475,37 @@ def _unpickled(local: Array, layout: Layout, rank: int, ranks: int) -> DistArray
             "with DistArray.unpickle_on(comm) names another communicator than the world",
         )
     return DistArray(local, layout, comm)
+
+
+class SymbolsInUse:
+    """How many functions are being traced, in all threads: without any, there are no symbols."""
+
+    count = 0
+
+
+symbols_in_use = SymbolsInUse()
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_symbols(function: Function) -> Function:
+    """Let `tracing` write statements instead, where an argument is a symbol."""
+    name = function.__name__
+
+    @wraps(function)
+    def apply(*arguments: Any, **options: Any) -> Any:
+        if symbols_in_use.count and any(map(_has_symbol, arguments)):
+            return late("stand_in")(name, arguments, options)
+        return function(*arguments, **options)
+
+    return apply  # type: ignore[return-value]  # the same signature
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_symbol, value))
+    if isinstance(value, dict):
+        return any(map(_has_symbol, value.values()))
+    return isinstance(value, DistArray) and value.is_symbol
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> DistArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
@@ -114,20 +114,23 @@ def store(target: DistArray, result: DistArray) -> None:
 
 
 def apply_function(
-    function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    options: dict[str, Any],
+    functions: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
 ) -> Any:
-    """Evaluate a function of numpy on DistArrays; refuse one that is not in `FUNCTIONS`.
+    """Evaluate a function of numpy on DistArrays; refuse one that is not among `FUNCTIONS`.
 
     Arguments are found by numpy's own signature, so that they may be given by position or by the
     names that numpy has for them.
     """
-    implementation = FUNCTIONS.get(function)
+    implementation = (FUNCTIONS if functions is None else functions).get(function)
     if implementation is None:
         raise TypeError(
             f"{_name_of(function)} does not take a DistArray; gather() returns an array that it "
             "takes, and a program may compute the same on the ranks"
         )
-    calling = _calling_of(function)
+    calling = _calling_of(function, implementation)
     if calling is None:
         return implementation(*arguments, **options)
     # numpy has checked the arguments: there are not too many, and none is given twice.
@@ -156,10 +159,12 @@ class _Calling(NamedTuple):
 
 
 @cache
-def _calling_of(function: Callable[..., Any]) -> _Calling | None:
+def _calling_of(
+    function: Callable[..., Any], implementation: Callable[..., Any]
+) -> _Calling | None:
     """Return how a function is called; None if it takes any number of arguments, as einsum."""
     parameters = signature(function).parameters
-    own_parameters = signature(FUNCTIONS[function]).parameters.values()
+    own_parameters = signature(implementation).parameters.values()
     for parameter in parameters.values():
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             return None

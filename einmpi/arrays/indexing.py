@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray, Link, View, writing
+from einmpi.arrays.dist_array import DistArray, Link, View, takes_symbols, writing
 from einmpi.arrays.elementwise import Number, in_one_memory, on_blocks
 from einmpi.arrays.exchange import flat_indices
 from einmpi.arrays.moving import (
@@ -241,6 +241,7 @@ def _check_mask(shape: tuple[int, ...], mask: Any) -> None:
 # ---- selections ---------------------------------------------------------------------------------
 
 
+@takes_symbols
 def select(array: DistArray, key: Any) -> DistArray:
     """Return the elements that a key selects: a view, or a copy as numpy's. All ranks call it."""
     if is_basic(key):

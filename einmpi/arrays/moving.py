@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, takes_symbols
 from einmpi.arrays.exchange import Array, Integers, Piece, Places, move_pieces, request_elements
 from einmpi.arrays.record import block_extents
 from einmpi.comm.base import Comm
@@ -184,6 +184,7 @@ def first_long_enough(
     return None
 
 
+@takes_symbols
 def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
     """Return the elements at all combinations of some indices. All ranks call it.
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, takes_symbols
 from einmpi.arrays.moving import common_comm
 from einmpi.comm.agreement import together
 from einmpi.comm.base import ALONE, Comm
@@ -58,6 +58,7 @@ def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Pro
     return compiled
 
 
+@takes_symbols
 def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
     """Return the tensor `out` of a program. All ranks call it."""
     kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
@@ -124,6 +125,7 @@ def _key_of_arrays(arguments: Sequence[Any]) -> Hashable:
     return tuple(key)
 
 
+@takes_symbols
 def einsum_of_arrays(
     *arguments: Any,
     out: npt.NDArray[Any] | None = None,
@@ -303,6 +305,7 @@ def _like_operands(
     return found
 
 
+@takes_symbols
 def product(where: str, subscripts: str, *operands: Any) -> DistArray:
     """Return an einsum of operands, at least one of which is a DistArray."""
     arrays: list[Any] = []

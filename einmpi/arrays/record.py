@@ -74,6 +74,8 @@ class ArrayRecord:
     tensor: str = ""
     # How often its elements were changed, which its views compare with what they have read.
     _changes = 0
+    # Whether it stands for a tensor of a program that is being written (`tracing`).
+    is_symbol = False
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         block_shape = layout.block_shape(comm.rank)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.dist_array import DistArray, call, takes_symbols
 from einmpi.arrays.moving import along
 from einmpi.arrays.products import evaluate_program
 from einmpi.arrays.shapes import concatenate, expand_dims, pad, with_one_axis
@@ -70,10 +70,7 @@ def aggregate(
         source = array.astype(np.dtype(dtype))
     source = with_known_dtype(source, name)
     if not axes:
-        # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
-        numpy_function = getattr(np, name)
-        local = np.asarray(numpy_function(source.local, axis=()), dtype)
-        return source._with_block(local)
+        return of_single_elements(name, source, dtype)
 
     all_labels = labels(array.ndim)
     aggregated_labels = [all_labels[number] for number in axes]
@@ -90,6 +87,12 @@ def aggregate(
     if keepdims:
         return expand_dims(result, axes)
     return result
+
+
+@takes_symbols
+def of_single_elements(name: str, array: DistArray, dtype: Any) -> DistArray:
+    """Aggregate every element alone, which may still convert it: numpy does it by blocks."""
+    return array._with_block(np.asarray(getattr(np, name)(array.local, axis=()), dtype))
 
 
 def _refuse_options(name: str, **options: Any) -> None:

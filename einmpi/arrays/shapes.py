@@ -12,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray, Link, View, call, stored_as_numpy
+from einmpi.arrays.dist_array import DistArray, Link, View, call, stored_as_numpy, takes_symbols
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
@@ -36,6 +36,7 @@ Array: TypeAlias = npt.NDArray[Any]
 # ---- reshapes: elements keep their places in row-major order ------------------------------------
 
 
+@takes_symbols
 def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     """Return the elements, in row-major order, in another shape.
 
@@ -65,6 +66,7 @@ def view_in_shape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     return View(array, Link(read, write, partial(_stored_in_shape, bound), shares))
 
 
+@takes_symbols
 def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) -> DistArray:
     """Return the elements in another shape: a view where numpy has one, else a copy."""
     bound = _bound(array, shape)
@@ -144,6 +146,7 @@ def by_dimensions(function: Callable[..., Any]) -> Callable[..., DistArray]:
     return apply
 
 
+@takes_symbols
 def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a view with these of the old dimensions; None is a new one of extent 1."""
     # Where each of the old dimensions is in the view.
@@ -189,6 +192,7 @@ def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     return with_dimensions(array, order)
 
 
+@takes_symbols
 def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
     bound = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -204,6 +208,7 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
 # ---- shifts and turns ---------------------------------------------------------------------------
 
 
+@takes_symbols
 def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
     """Return the tensor with elements shifted along dimensions; the last become the first.
 
@@ -309,6 +314,7 @@ def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]
 # ---- joining ------------------------------------------------------------------------------------
 
 
+@takes_symbols
 def concatenate(
     arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
 ) -> DistArray:
@@ -390,6 +396,7 @@ def at_least(ndim: int, numpy_function: Callable[..., Any]) -> Callable[..., Any
     return give_dimensions
 
 
+@takes_symbols
 def pad(
     array: DistArray, pad_width: Any, /, mode: str = "constant", constant_values: Any = 0
 ) -> DistArray:

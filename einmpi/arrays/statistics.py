@@ -30,12 +30,7 @@ def has_nans(array: DistArray) -> bool:
 
 def _without_nans(array: DistArray, value: float) -> DistArray:
     """Return the tensor with a value in place of nans."""
-    filled: DistArray = on_blocks("where", _fill_nans, (array, array.dtype.type(value)))
-    return filled
-
-
-def _fill_nans(block: Any, value: Any) -> Any:
-    return np.where(np.isnan(block), value, block)
+    return call(np.where, np.isnan(array), array.dtype.type(value), array)
 
 
 def _count(array: DistArray, axis: Axis, keepdims: bool) -> DistArray:

@@ -1,0 +1,1 @@
+"""Numpy code as programs: a function runs once on symbols, which write down what it computes."""

@@ -1,0 +1,414 @@
+"""Tensors by the statements that define them, and programs written from such tensors."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.job.job import program_job
+
+Index: TypeAlias = list[ast.expr]
+_CONSTANTS = ("inf", "nan", "pi")
+MOST_OPERATIONS = 60  # of an expression that is written out where it is used
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A statement such as "out[i,j] = x[i] * y[j]", as a template: which labels there are.
+
+    A scattered result has an index instead of a label: "out[x[i]:5] = sum(y[i])".
+    """
+
+    text: str
+    labels: tuple[str, ...]  # of the result
+    body: ast.expr
+    extents: Mapping[str, int]  # of labels that index an operand, or are written with an extent
+    occurrences: Mapping[str, int]  # of each operand
+    header: ast.expr | None = None  # of a scattered result
+
+    @property
+    def is_view(self) -> bool:
+        """Whether every element is an element of the only operand."""
+        name = self.body.value if isinstance(self.body, ast.Subscript) else self.body
+        is_element = isinstance(name, ast.Name) and name.id in self.occurrences
+        return is_element and len(self.occurrences) == 1
+
+    def reads_once(self, operand: str) -> bool:
+        """Return whether each element of an operand is read at most once.
+
+        So it is if every label has a dimension of its own there: as such, shifted or scaled.
+        """
+        if self.occurrences[operand] != 1:
+            return False
+        found: list[str] = []
+        for node in ast.walk(self.body):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
+                for entry in entries_of(node):
+                    names = [each.id for each in ast.walk(entry) if isinstance(each, ast.Name)]
+                    operators = [each for each in ast.walk(entry) if isinstance(each, ast.operator)]
+                    if any(
+                        not isinstance(each, ast.Add | ast.Sub | ast.Mult) for each in operators
+                    ):
+                        return False
+                    if len(names) > 1:
+                        return False
+                    found += names
+        long_labels = {label for label, extent in self.extents.items() if extent > 1}
+        return len(found) == len(set(found)) and long_labels <= set(found)
+
+    @property
+    def is_aggregate(self) -> bool:
+        """Whether the whole body is an aggregation, which is a vertex of its own in any case."""
+        return isinstance(self.body, ast.Call) and isinstance(self.body.func, ast.Subscript)
+
+
+@lru_cache(maxsize=4096)
+def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> Definition:
+    """Return a statement as a template, given the names and shapes of its operands."""
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, ast.Assign)
+    shapes = dict(kinds)
+    extents: dict[str, int] = {}
+    labels: list[str] = []
+    header = None
+    (target,) = statement.targets
+    if isinstance(target, ast.Subscript):
+        for entry in entries_of(target):
+            label, extent = _with_extent(entry)
+            if isinstance(label, ast.Name) and label.id not in shapes:
+                labels.append(label.id)
+                if extent is not None:
+                    extents[label.id] = extent
+            else:
+                header = target
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            for entry in entries_of(node.func):
+                label, extent = _with_extent(entry)
+                if isinstance(label, ast.Name) and extent is not None:
+                    extents[label.id] = extent
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            shape = shapes.get(node.value.id, ())
+            for entry, size in zip(entries_of(node), shape, strict=False):
+                if isinstance(entry, ast.Name) and entry.id not in shapes:
+                    extents[entry.id] = size
+    names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    occurrences = {name: names.count(name) for name in shapes}
+    return Definition(text, tuple(labels), statement.value, extents, occurrences, header)
+
+
+def entries_of(node: ast.Subscript) -> list[ast.expr]:
+    """Return what is in the brackets."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def _with_extent(entry: ast.expr) -> tuple[ast.expr, int | None]:
+    """Return a label or an index, and the extent that is written after it."""
+    if not isinstance(entry, ast.Slice):
+        return entry, None
+    assert entry.lower is not None and isinstance(entry.upper, ast.Constant)
+    extent = entry.upper.value
+    assert isinstance(extent, int)
+    return entry.lower, extent
+
+
+def _is_zero(entry: ast.expr) -> bool:
+    return isinstance(entry, ast.Constant) and entry.value == 0
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Node:
+    """A tensor: an input, or what a statement computes from other tensors."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    name: str = ""  # of an input, or of what a call between two programs returns
+    definition: Definition | None = None
+    operands: Mapping[str, Node] = field(default_factory=dict)
+    # Whether it, and the operands, must be tensors of their own: `grad` takes their names.
+    is_gradient: bool = False
+    call: Any = None  # the call between two programs that returns it
+    level: int = 0  # how many such calls come before it
+    operations: int = 0  # in its expression, if it is written out
+
+    def __post_init__(self) -> None:
+        for operand in self.operands.values():
+            self.level = max(self.level, operand.level)
+            self.operations += operand.operations
+        if self.definition is not None and not self.definition.is_view:
+            self.operations += 1
+        if self.operations > MOST_OPERATIONS:
+            self.operations = 0  # a tensor of its own
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether its elements are computed, not found in its operand."""
+        return self.definition is not None and not self.definition.is_view
+
+    @property
+    def must_be_named(self) -> bool:
+        """Whether it is a tensor of its own however it is used."""
+        if self.definition is None:
+            return True
+        is_long = self.operations == 0 and self.is_computed
+        return is_long or self.is_gradient or self.definition.header is not None
+
+
+def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
+    """Return the tensor `out` of a statement. The language says which shape and dtype it has."""
+    kinds = tuple((name, node.shape, node.dtype.name) for name, node in operands.items())
+    definition = definition_of(text, tuple((name, shape) for name, shape, _ in kinds))
+    if is_gradient:
+        return Node(operands["x"].shape, operands["x"].dtype, "", definition, dict(operands), True)
+    shape, dtype = _kind_of(text, kinds)
+    return Node(shape, np.dtype(dtype), "", definition, dict(operands), is_gradient)
+
+
+@lru_cache(maxsize=4096)
+def _kind_of(
+    text: str, kinds: tuple[tuple[str, tuple[int, ...], str], ...]
+) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype of what a statement computes."""
+    inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
+    vertex = program_job(text, inputs, {}, "float64", ["out"]).written["out"]
+    return vertex.bound, vertex.dtype
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Return some nodes and all that they depend on, each after its operands."""
+    found: dict[Node, None] = {}
+    waiting = list(reversed(list(nodes)))
+    while waiting:
+        node = waiting[-1]
+        needed = [*node.operands.values(), *(node.call.operands if node.call else ())]
+        missing = [each for each in needed if each not in found]
+        if missing:
+            waiting += reversed(missing)
+        else:
+            found.setdefault(node)
+            waiting.pop()
+    return list(found)
+
+
+def named_nodes(outputs: Sequence[Node]) -> set[Node]:
+    """Return the nodes that are tensors of the program; the others are written out in them.
+
+    Such are nodes that are used more than once, or in a statement with more values than they have:
+    computing them there would repeat the work.
+    """
+    named = set(outputs)
+    uses: Counter[Node] = Counter()
+    for node in reversed(in_order(outputs)):
+        if node.must_be_named:
+            named.add(node)
+        if node.definition is not None and not node.is_computed and node not in named:
+            continue  # it is read through
+        for name, operand in node.operands.items():
+            definition = node.definition
+            assert definition is not None
+            base = operand
+            is_read_once = definition.reads_once(name)
+            while not base.must_be_named and not base.is_computed:
+                assert base.definition is not None
+                ((own_name, below),) = base.operands.items()
+                is_read_once = is_read_once and base.definition.reads_once(own_name)
+                base = below
+            uses[base] += definition.occurrences[name]
+            if base.definition is not None and base.definition.is_aggregate:
+                is_read_once = True  # the language makes a tensor of it
+            is_crossing = base.level < node.level or node.is_gradient
+            is_number = base.definition is not None and not base.operands
+            if not is_number and (uses[base] > 1 or not is_read_once or is_crossing):
+                named.add(base)
+        if node.call is not None:
+            named.update(node.call.operands)
+        if node.is_gradient:
+            named.update(node.operands.values())
+    return {node for node in named if node.definition is not None or node.name}
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes statements for tensors that have names."""
+
+    def __init__(self, names: Mapping[Node, str]) -> None:
+        self.names = names
+        self.taken = set(names.values())
+        self.fresh: Iterator[str] = iter(())
+        self.extents: dict[str, int] = {}  # of the labels of a statement
+        self.bare: set[str] = set()  # those whose extent follows from a tensor that they index
+
+    def statement(self, node: Node) -> str:
+        """Return the statement that defines a tensor."""
+        definition = node.definition
+        assert definition is not None
+        self.fresh = self._labels()
+        self.extents = {}
+        self.bare = set()
+        own: dict[str, ast.expr] = {}
+        for label in definition.labels:
+            own[label] = self._new_label(definition.extents.get(label, -1))
+        if definition.header is None:
+            for label, size in zip(definition.labels, node.shape, strict=True):
+                name = own[label]
+                assert isinstance(name, ast.Name)
+                self.extents[name.id] = size
+        entries = list(own.values())
+        body = self._written(node, own)  # adds the labels that are aggregated
+        parts: list[str] = []
+        if definition.header is not None:
+            entries = entries_of(_Substitution(self, node, own).visit(_copy(definition.header)))
+        for entry in entries:
+            text = ast.unparse(entry)
+            parts.append(self._with_extent(text) if isinstance(entry, ast.Name) else text)
+        header = ", ".join(parts)
+        text = ast.unparse(_WithExtents(self).visit(body))
+        target = f"{self.names[node]}[{header}]" if header else self.names[node]
+        return f"{target} = {text}"
+
+    def _labels(self) -> Iterator[str]:
+        for number in range(10**6):
+            for letter in string.ascii_lowercase[8:]:  # from i on
+                name = f"{letter}{number or ''}"
+                if name not in self.taken:
+                    yield name
+
+    def _new_label(self, extent: int) -> ast.Name:
+        name = next(self.fresh)
+        self.extents[name] = extent
+        return ast.Name(name)
+
+    def _with_extent(self, label: str) -> str:
+        return label if label in self.bare else f"{label}:{self.extents[label]}"
+
+    def element(self, node: Node, index: Index) -> ast.expr:
+        """Return an element of a tensor: by its name, or as the expression that it is."""
+        if node in self.names:
+            entries: list[ast.expr] = []
+            for entry, size in zip(index, node.shape, strict=True):
+                if isinstance(entry, ast.Name) and entry.id in self.extents:
+                    if self.extents[entry.id] == size:
+                        self.bare.add(entry.id)
+                    else:  # a label alone has the extent of the dimension
+                        entry = ast.BinOp(entry, ast.Add(), ast.Constant(0))
+                entries.append(entry)
+            name = ast.Name(self.names[node])
+            if not entries:
+                return name
+            return ast.Subscript(name, ast.Tuple(entries) if len(entries) > 1 else entries[0])
+        assert node.definition is not None
+        return self._written(node, dict(zip(node.definition.labels, index, strict=True)))
+
+    def _written(self, node: Node, labels: dict[str, ast.expr]) -> ast.expr:
+        assert node.definition is not None
+        written: ast.expr = _Substitution(self, node, labels).visit(_copy(node.definition.body))
+        return written
+
+
+def _copy(node: ast.expr) -> ast.expr:
+    """Return an expression that can be changed."""
+    if isinstance(node, ast.Name):
+        return ast.Name(node.id)
+    if isinstance(node, ast.Constant):
+        return node
+    fields: dict[str, Any] = {}
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            value = [_copy(each) if isinstance(each, ast.expr) else each for each in value]
+        elif isinstance(value, ast.expr):
+            value = _copy(value)
+        fields[name] = value
+    return type(node)(**fields)
+
+
+class _Substitution(ast.NodeTransformer):
+    """Puts labels, and elements of operands, in place of the names of a template."""
+
+    def __init__(self, writer: Writer, node: Node, labels: dict[str, ast.expr]) -> None:
+        assert node.definition is not None
+        self.writer = writer
+        self.operands = node.operands
+        self.definition = node.definition
+        self.labels = labels
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if isinstance(node.func, ast.Subscript):
+            node.func.slice = self.visit(node.func.slice)
+        node.args = [self.visit(each) for each in node.args]
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        found = ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))
+        base, number = _shift(found)
+        if not isinstance(base, ast.Name) or base.id not in self.writer.extents:
+            return found
+        # An index such as i + 1 - 1 has one number.
+        operator = ast.Add() if number > 0 else ast.Sub()
+        return ast.BinOp(base, operator, ast.Constant(abs(number))) if number else base
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        assert isinstance(node.value, ast.Name)
+        index = [self.visit(each) for each in entries_of(node)]
+        if node.value.id not in self.operands:  # the name of a scattered result
+            return ast.Subscript(node.value, ast.Tuple(index))
+        return self.writer.element(self.operands[node.value.id], index)
+
+    def visit_Slice(self, node: ast.Slice) -> ast.expr:
+        assert node.lower is not None
+        lower = self.visit(node.lower)
+        # An extent of a label is written where it is needed; an index of a result needs one.
+        if isinstance(node.lower, ast.Name) and node.lower.id not in self.operands:
+            return lower
+        return ast.Slice(lower, node.upper)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        name = node.id
+        if name in self.operands:
+            return self.writer.element(self.operands[name], [])
+        if name in _CONSTANTS:
+            return node
+        if name not in self.labels:  # one that is aggregated
+            extent = self.definition.extents.get(name, -1)
+            self.labels[name] = self.writer._new_label(extent)
+        return self.labels[name]
+
+
+def _shift(node: ast.expr) -> tuple[ast.expr, int]:
+    """Return an expression without the integer that is added to it, and that integer."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
+        return node, 0
+    if not isinstance(node.right, ast.Constant) or type(node.right.value) is not int:
+        return node, 0
+    base, number = _shift(node.left)
+    return base, number + (node.right.value if isinstance(node.op, ast.Add) else -node.right.value)
+
+
+class _WithExtents(ast.NodeTransformer):
+    """Adds the extents of aggregated labels that do not follow from tensors."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if isinstance(node.func, ast.Subscript):
+            entries: list[ast.expr] = []
+            for entry in entries_of(node.func):
+                # One that is used in several places has its extent already.
+                if isinstance(entry, ast.Name) and entry.id not in self.writer.bare:
+                    entry = ast.Slice(entry, ast.Constant(self.writer.extents[entry.id]))
+                entries.append(entry)
+            node.func.slice = ast.Tuple(entries) if len(entries) > 1 else entries[0]
+        node.args = [self.visit(each) for each in node.args]
+        return node

@@ -1,0 +1,393 @@
+"""Symbols: DistArrays without elements, which note what is computed of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+import einmpi
+from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.elementwise import Number
+from einmpi.comm.base import Comm
+from einmpi.errors import InputError
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.operations import OPERATIONS
+from einmpi.kernels.reference import as_numpy
+from einmpi.schedule.layout import Layout
+from einmpi.tracing.statements import Node, computed
+
+MOST_STATEMENTS = 1000  # of a traced function, unless it asks for more
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (einmpi, np)
+)
+
+
+class TracingError(InputError):
+    """What a function does cannot be written as statements."""
+
+
+def refuse(what: str, expected: str, hint: str = "") -> NoReturn:
+    """Raise an error that names the user's line."""
+    raise TracingError(users_line(), what, expected, hint)
+
+
+def users_line() -> str:
+    """Return the file and line of the innermost call outside of einmpi and numpy."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    if frame is None:
+        return "jit"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@dataclass(eq=False)
+class Trace:
+    """A function that is being written as a program."""
+
+    comm: Comm
+    most_statements: int = MOST_STATEMENTS
+    # Arrays that the function has from elsewhere, by the names of the inputs that they become.
+    constants: dict[str, Any] = field(default_factory=dict)
+    known: dict[int, Node] = field(default_factory=dict)  # by the identity of such an array
+    count: int = 0  # of nodes so far
+
+    def add(self, text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
+        """Return the tensor `out` of a statement over operands."""
+        self.note_statement()
+        return computed(text, operands, is_gradient)
+
+    def note_statement(self) -> None:
+        self.count += 1
+        # A statement takes several nodes, views among them.
+        if self.count > 20 * self.most_statements:
+            what = f"the function becomes a program of more than {self.most_statements} statements"
+            refuse(what, "fewer", "einmpi.fori repeats a step without writing it out")
+
+    def constant(self, array: Any) -> Node:
+        """Return an array that is no argument as an input of the program."""
+        node = self.known.get(id(array))
+        if node is None:
+            name = f"constant{len(self.constants) or ''}"
+            node = Node(tuple(array.shape), np.dtype(array.dtype.name), name)
+            self.constants[name] = array
+            self.known[id(array)] = node
+        return node
+
+
+class Traces(threading.local):
+    """The functions that this thread traces now, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+
+
+TRACES = Traces()
+
+
+class Symbol(DistArray):
+    """A tensor that a traced function computes. It has a shape and a dtype, but no elements.
+
+    A slice is a view: it is read from its tensor when it is used, and written into it.
+    """
+
+    is_symbol = True
+
+    def __init__(self, trace: Trace, node: Node, argument: str = "", is_weak: bool = False) -> None:
+        self.own_trace = trace
+        self.own_comm = trace.comm
+        self.argument = argument  # its name, if it is one of the function
+        self.is_weak = is_weak  # a number of Python, which does not decide about dtypes
+        self.base: Symbol | None = None
+        self.read: Callable[[Node], Node] | None = None  # of a view
+        self.key: Any = None  # that selects a view, if one does
+        self._node = node
+        self._read_from: Node | None = None
+        self._dtype = node.dtype
+
+    @classmethod
+    def view_of(cls, base: Symbol, read: Callable[[Node], Node], key: Any = None) -> Symbol:
+        """Return elements of another tensor, which follow its changes."""
+        node = base.node
+        found = cls(base.own_trace, read(node))
+        found.base = base
+        found.read = read
+        found.key = key
+        found._read_from = node
+        return found
+
+    @property
+    def node(self) -> Node:
+        """The tensor as it is now."""
+        if (
+            self.base is not None
+            and self.read is not None
+            and self.base.node is not self._read_from
+        ):
+            self._read_from = self.base.node
+            self._node = self.read(self._read_from)
+        return self._node
+
+    def replace(self, node: Node) -> None:
+        """Have other elements from now on."""
+        if self.argument:
+            what = f"writes into {self.argument}, which the function is given"
+            refuse(what, "a copy", "write x = x + 1 for x += 1, or take x.copy() first")
+        if self.base is None:
+            self._node = node
+        elif self.key is not None:
+            self.base[self.key] = Symbol(self.own_trace, node)
+        else:
+            refuse("writes into a view", "the tensor itself", "write into it by an index, or copy")
+
+    # ---- what is known ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._node.shape
+
+    def __repr__(self) -> str:
+        return f"Symbol(shape={self.shape}, dtype={self.dtype})"
+
+    # ---- what is not known ----
+
+    def _needs_values(self, what: str) -> NoReturn:
+        refuse(f"{what} needs values, which a traced function does not have", "tensors", _HINT)
+
+    @property
+    def local(self) -> Any:
+        self._needs_values("this function")
+
+    @property
+    def layout(self) -> Layout:
+        self._needs_values("this function")
+
+    @layout.setter
+    def layout(self, _: Layout) -> None:
+        raise AssertionError("a symbol has no layout")
+
+    def is_alone(self) -> bool:
+        return False
+
+    def gather(self, root: int | None = None) -> Any:
+        self._needs_values("gather()")
+
+    def item(self, *index: int) -> Any:
+        self._needs_values("item(), or a number of Python,")
+
+    def __bool__(self) -> bool:
+        what = "the branch depends on the values of a tensor, which a traced function does not have"
+        refuse(what, "np.where(condition, x, y)", "or a branch on shapes and numbers of Python")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._needs_values("an array of numpy")
+
+    def tolist(self) -> Any:
+        self._needs_values("tolist()")
+
+    def __reduce__(self) -> Any:
+        self._needs_values("pickle")
+
+    def __deepcopy__(self, _: Any) -> DistArray:
+        return Symbol(self.own_trace, self.node)
+
+    # ---- what is computed ----
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        from einmpi.tracing.functions import apply_ufunc
+
+        return apply_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        from einmpi.tracing.functions import apply_function
+
+        return apply_function(function, arguments, options)
+
+    def __getitem__(self, key: Any) -> DistArray:
+        from einmpi.tracing.functions import select
+
+        return select(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        from einmpi.tracing.functions import assign
+
+        assign(self, key, value)
+
+    def astype(self, dtype: Any) -> DistArray:
+        from einmpi.tracing.functions import cast
+
+        return cast(self, np.dtype(dtype))
+
+
+_HINT = "call it outside, or write what is computed with numpy's functions"
+
+
+# ---- operands ------------------------------------------------------------------------------------
+
+
+def trace_of(values: Sequence[Any]) -> Trace:
+    """Return the innermost trace that symbols among some values belong to."""
+    found = -1
+    for value in values:
+        if isinstance(value, Symbol):
+            if value.own_trace not in TRACES.stack:
+                refuse(
+                    "a symbol of another call is used",
+                    "tensors of this call",
+                    "a traced function must not keep its tensors for later",
+                )
+            found = max(found, TRACES.stack.index(value.own_trace))
+    return TRACES.stack[found]
+
+
+def symbol_of(trace: Trace, value: Any) -> Symbol:
+    """Return a symbol as it is, and an array or a number as an input of the program."""
+    if isinstance(value, Symbol) and value.own_trace is trace:
+        return value
+    if isinstance(value, DistArray):  # also a symbol of a trace around this one
+        return Symbol(trace, trace.constant(value))
+    array = as_numpy(users_line(), "an operand", value)
+    text = _as_expression(array)
+    if text is None:
+        return Symbol(trace, trace.constant(array))
+    return Symbol(trace, trace.add(text, {}))
+
+
+def _as_expression(array: npt.NDArray[Any]) -> str | None:
+    """Return the statement of an array of equal numbers, or of numbers that count a dimension.
+
+    Such are made by np.zeros, np.full and np.arange. None for all other arrays.
+    """
+    if not array.size or array.dtype.name not in DTYPES:
+        return None
+    first = array.flat[0]
+    header = ",".join(f"i{axis}:{size}" for axis, size in enumerate(array.shape))
+    if array.dtype.kind in "iu":
+        for axis, size in enumerate(array.shape):
+            if size > 1 and array.dtype == np.int64:
+                step = int(np.moveaxis(array, axis, 0).reshape(size, -1)[1, 0]) - int(first)
+                counted = np.arange(size) * step + int(first)
+                place = counted.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
+                if step and np.array_equal(array, np.broadcast_to(place, array.shape)):
+                    factor = "" if step == 1 else f"{step} * "
+                    return f"out[{header}] = {factor}i{axis}" + (f" + {first}" if first else "")
+    is_equal = array.dtype.kind != "c" and bool((array == first).all())
+    if array.dtype.kind == "f" and not first:
+        is_equal = is_equal and not np.signbit(array).any()
+    return f"out[{header}] = {array.dtype.name}({_text(first)})" if is_equal else None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is written into the program, not read by it."""
+    is_array = isinstance(value, np.ndarray) and not value.ndim
+    return isinstance(value, Number) or is_array
+
+
+def number_text(value: Any) -> str:
+    """Return a number as the language writes it. Those of numpy decide about dtypes."""
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype.name}({_text(value.item())})"
+    return _text(value)
+
+
+def _dtype_of(value: Any) -> Any:
+    """Return the dtype of a number of numpy, None for one of Python."""
+    return getattr(value, "dtype", None)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.item()
+    if isinstance(value, complex):
+        return f"({_text(value.real)} + {_text(value.imag)} * 1j)"
+    return f"({value!r})"
+
+
+def elementwise(trace: Trace, template: str, values: Sequence[Any], dtype: Any = None) -> Symbol:
+    """Return a function of elements, written with {0}, {1}, …; operands are broadcast.
+
+    `dtype` is the one that numpy gives the result.
+    """
+    symbols = [None if is_number(value) else symbol_of(trace, value) for value in values]
+    shape = np.broadcast_shapes(*(symbol.shape for symbol in symbols if symbol is not None))
+    labels = [f"i{number}" for number in range(len(shape))]
+    texts = []
+    operands: dict[str, Node] = {}
+    for value, symbol in zip(values, symbols, strict=True):
+        if symbol is None:
+            is_decisive = all(each is None or each.dtype != _dtype_of(value) for each in symbols)
+            texts.append(number_text(value) if is_decisive else _text(value))
+            continue
+        name = f"x{len(operands)}"
+        operands[name] = symbol.node
+        index = broadcast_index(symbol.shape, labels, shape)
+        text = f"{name}[{','.join(index)}]" if index else name
+        is_converted = symbol.is_weak and dtype is not None and symbol.dtype != dtype
+        texts.append(f"{dtype}({text})" if is_converted else text)
+    header = ",".join(f"{label}:{size}" for label, size in zip(labels, shape, strict=True))
+    target = f"out[{header}]" if header else "out"
+    node = trace.add(f"{target} = {template.format(*texts)}", operands)
+    if dtype is not None and node.dtype != np.dtype(dtype):
+        text = f"{target} = {np.dtype(dtype).name}({template.format(*texts)})"
+        node = trace.add(text, operands)
+    return Symbol(trace, node)
+
+
+def broadcast_index(own: Sequence[int], labels: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """Return the index of an operand that is broadcast to a shape."""
+    added = len(shape) - len(own)
+    index = []
+    for dimension, size in enumerate(own):
+        is_repeated = size == 1 and shape[added + dimension] != 1
+        index.append("0" if is_repeated else labels[added + dimension])
+    return index
+
+
+def operation_text(ufunc: Any) -> str | None:
+    """Return how the language writes a ufunc of numpy; None if it does not have it."""
+    return _TEXTS.get(ufunc)
+
+
+def _texts() -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    for operation in OPERATIONS.values():
+        if isinstance(operation.function, np.ufunc):
+            if operation.is_function:
+                places = ", ".join(f"{{{place}}}" for place in range(operation.arity))
+                found[operation.function] = f"{operation.name}({places})"
+            elif operation.arity == 2:
+                found[operation.function] = f"({{0}} {operation.name} {{1}})"
+            else:
+                found[operation.function] = "(" + operation.name.replace("neg", "-") + "{0})"
+    return found
+
+
+_TEXTS = {
+    **_texts(),
+    np.power: "({0} ** {1})",
+    np.float_power: "(float64({0}) ** float64({1}))",
+    np.square: "({0} ** 2)",
+    np.reciprocal: "(1 / {0})",
+    np.positive: "{0}",
+    np.fabs: "abs({0})",
+    np.floor: "floor({0})",
+    np.ceil: "ceil({0})",
+    np.rint: "round({0})",
+    np.trunc: "where({0} < 0, ceil({0}), floor({0}))",
+    np.arctan: "arctan2({0}, 1)",
+    np.exp2: "(2.0 ** {0})",
+    np.logical_and: "(bool({0}) & bool({1}))",
+    np.logical_or: "(bool({0}) | bool({1}))",
+    np.logical_xor: "(bool({0}) != bool({1}))",
+    np.logical_not: "({0} == 0)",
+    np.isinf: "(abs({0}) == inf)",
+}

@@ -1,0 +1,278 @@
+"""Traced functions: the programs that a function becomes, and the calls between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.arrays.dist_array import DistArray, symbols_in_use
+from einmpi.arrays.moving import distributed
+from einmpi.comm.base import Comm
+from einmpi.errors import InputError
+from einmpi.graph.scalar import Names
+from einmpi.job.job import Job, options_of, program_job, with_settings
+from einmpi.language.macros import is_reserved
+from einmpi.late import late
+from einmpi.tracing.functions import Call
+from einmpi.tracing.statements import Node, Writer, in_order, named_nodes
+from einmpi.tracing.symbols import TRACES, Symbol, Trace, refuse
+from einmpi.units import counted
+
+Leaves: TypeAlias = list[Any]
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+# ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
+
+
+def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
+    """Return what is in nested containers, each with a name, and what puts other values there."""
+    if isinstance(value, dict):
+        items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{name}{number}", each) for number, each in enumerate(value)]
+    else:
+        return [(name, value)], lambda leaves: leaves.pop(0)
+    found: list[tuple[str, Any]] = []
+    rebuilds = []
+    for own_name, each in items:
+        leaves, rebuild = flatten(each, own_name)
+        found += leaves
+        rebuilds.append(rebuild)
+
+    def rebuild_all(leaves: Leaves) -> Any:
+        parts = [rebuild(leaves) for rebuild in rebuilds]
+        if isinstance(value, dict):
+            return dict(zip(value, parts, strict=True))
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    return found, rebuild_all
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether an argument is traced; other arguments are constants of the function."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def is_weak_number(value: Any) -> bool:
+    """Return whether an argument is a number that may differ from call to call."""
+    return isinstance(value, float | complex) and not isinstance(value, np.generic)
+
+
+def kind_of(value: Any) -> Any:
+    """Return what a traced function depends on of an argument."""
+    if is_tensor(value):
+        return tuple(value.shape), value.dtype
+    return type(value) if is_weak_number(value) else (type(value), value)
+
+
+# ---- tracing -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tracing(trace: Trace) -> Any:
+    """Trace in this thread."""
+    TRACES.stack.append(trace)
+    symbols_in_use.count += 1
+    try:
+        yield trace
+    finally:
+        symbols_in_use.count -= 1
+        TRACES.stack.pop()
+
+
+@dataclass
+class Stage:
+    """A program, and the calls that come before it."""
+
+    calls: list[Call] = field(default_factory=list)
+    job: Job | None = None
+    compiled: Any = None
+    inputs: tuple[str, ...] = ()
+
+
+class Traced:
+    """What a function computes of arguments of some shapes and dtypes.
+
+    Parameters
+    ----------
+    function : callable
+        What to trace.
+    arguments : sequence of (name, value)
+        The leaves of its arguments. Those that are tensors or numbers are symbols in the call.
+    rebuild : callable
+        What puts leaves into the arguments of a call.
+    comm : Comm
+        The ranks.
+    settings : mapping
+        Those of the programs.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[tuple[str, Any]],
+        rebuild: Callable[[Leaves], tuple[Sequence[Any], Mapping[str, Any]]],
+        comm: Comm,
+        settings: Mapping[str, Any],
+        most_statements: int,
+    ) -> None:
+        self.comm = comm
+        self.settings = settings
+        self.trace = Trace(comm, most_statements)
+        self.names = Names(())
+        self.argument_names: list[str | None] = []
+        with tracing(self.trace):
+            leaves = [self._symbol(name, value) for name, value in arguments]
+            positional, named = rebuild(list(leaves))
+            result = function(*positional, **named)
+        found, self.rebuild_result = flatten(result)
+        self.results: list[Any] = [value for _, value in found]
+        symbols = [value for value in self.results if isinstance(value, Symbol)]
+        for symbol in symbols:
+            if symbol.own_trace is not self.trace:
+                refuse("a symbol of another traced function is returned", "tensors of this call")
+        self.stages = self._stages(symbols)
+
+    def _symbol(self, name: str, value: Any) -> Any:
+        """Return what the function gets for an argument."""
+        if not is_tensor(value) and not is_weak_number(value):
+            self.argument_names.append(None)
+            return value
+        stem = "".join(letter if letter.isalnum() else "_" for letter in name) or "x"
+        if not stem.isidentifier() or is_reserved(stem):
+            stem = f"x_{stem}"
+        name = self.names.take_new(stem)
+        self.argument_names.append(name)
+        if is_tensor(value):
+            dtype = np.dtype(value.dtype).newbyteorder("=")
+            return Symbol(self.trace, Node(tuple(value.shape), dtype, name), name)
+        dtype = np.dtype(complex if isinstance(value, complex) else float)
+        return Symbol(self.trace, Node((), dtype, name), name, is_weak=True)
+
+    def _stages(self, symbols: Sequence[Symbol]) -> list[Stage]:
+        """Return the programs that compute some tensors, in order."""
+        outputs = [symbol.node for symbol in symbols]
+        nodes = in_order(outputs)
+        named = named_nodes(outputs)
+        names: dict[Node, str] = {}
+        for node in nodes:
+            if node.definition is None:
+                names[node] = node.name if node.call is None else self.names.take_new("result")
+        for number, node in enumerate(dict.fromkeys(outputs)):
+            if node.definition is not None:
+                names[node] = self.names.take_new(f"out{number or ''}")
+        for node in nodes:
+            if node in named and node not in names:
+                names[node] = self.names.take_new("t")
+        self.node_names = names
+        last = max([node.level for node in nodes], default=0)
+        return [self._stage(level, nodes, outputs) for level in range(last + 1)]
+
+    def _stage(self, level: int, nodes: Sequence[Node], outputs: Sequence[Node]) -> Stage:
+        names = self.node_names
+        stage = Stage()
+        for node in nodes:
+            if node.call is not None and node.level == level and node.call not in stage.calls:
+                stage.calls.append(node.call)
+        own = [node for node in nodes if node in names and node.definition and node.level == level]
+        if not own:
+            return stage
+        used_later: set[Node] = set(outputs)
+        for node in nodes:
+            if node.level > level:
+                used_later.update(node.operands.values())
+            if node.call is not None:
+                used_later.update(node.call.operands)
+        writer = Writer(names)
+        lines = [writer.statement(node) for node in own]
+        if len(lines) > self.trace.most_statements:
+            most = self.trace.most_statements
+            what = f"the function becomes a program of {len(lines)} statements"
+            refuse(what, f"at most {most}", "einmpi.fori repeats a step without writing it out")
+        words = set(_NAME.findall("\n".join(lines)))
+        defined = {names[node] for node in own}
+        inputs = {
+            name: (node.shape, node.dtype.name)
+            for node, name in names.items()
+            if name in words and name not in defined
+        }
+        wanted = [names[node] for node in own if node in used_later]
+        job = program_job("\n".join(lines), inputs, {}, "float64", wanted)
+        stage.job = with_settings(job, self.settings)
+        stage.inputs = tuple(inputs)
+        return stage
+
+    # ---- programs ----
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The programs, one after another."""
+        return [stage.job for stage in self.stages if stage.job is not None]
+
+    @property
+    def job(self) -> Job:
+        """The program, if there is only one."""
+        if len(self.jobs) != 1:
+            what = f"the function becomes {counted(len(self.jobs), 'program')}"
+            raise InputError("jit", what, "one, without calls between them", "jobs has all of them")
+        return self.jobs[0]
+
+    @property
+    def program(self) -> str:
+        """The text of the programs; a comment says which calls are between them."""
+        parts = []
+        for stage in self.stages:
+            for call in stage.calls:
+                parts.append(f"# {self._call_text(call)}")
+            if stage.job is not None:
+                parts.append(stage.job.source.text)
+        return "\n".join(parts)
+
+    def _call_text(self, call: Call) -> str:
+        results = ", ".join(self.node_names.get(node, "_") for node in call.results)
+        operands = ", ".join(self.node_names[node] for node in call.operands)
+        return f"{results} = {getattr(call.function, '__name__', 'call')}({operands})"
+
+    # ---- runs ----
+
+    def run(self, leaves: Iterable[Any]) -> Any:
+        """Return the result for arguments of the same kinds."""
+        values: dict[str, Any] = dict(self.trace.constants)
+        for name, value in zip(self.argument_names, leaves, strict=True):
+            if name is not None:
+                values[name] = value
+        for stage in self.stages:
+            for call in stage.calls:
+                self._make_call(call, values)
+            if stage.job is not None:
+                if stage.compiled is None:
+                    stage.compiled = late("Compiled")(stage.job, self.comm, options_of(stage.job))
+                values.update(stage.compiled({name: values[name] for name in stage.inputs}))
+        results: Leaves = []
+        for value in self.results:
+            if isinstance(value, Symbol):
+                value = values[self.node_names[value.node]]
+            results.append(value)
+        return self.rebuild_result(results)
+
+    def _make_call(self, call: Call, values: dict[str, Any]) -> None:
+        def resolved(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                value = values[self.node_names[argument]]
+                return value if isinstance(value, DistArray) else distributed(value, self.comm)
+            if isinstance(argument, list | tuple):
+                return type(argument)(map(resolved, argument))
+            return argument
+
+        found = call.function(*map(resolved, call.arguments), **call.options)
+        for node, value in zip(
+            call.results, found if isinstance(found, tuple) else (found,), strict=True
+        ):
+            if node in self.node_names:
+                values[self.node_names[node]] = value
