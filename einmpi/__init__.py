@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from einmpi.api import (
         compile,
         einsum,
-        fori,
         grad,
-        jit,
         load,
         loop,
         open_dataset,
@@ -20,11 +18,11 @@ if TYPE_CHECKING:
         program,
         reference,
         run,
-        trace,
         train,
         value_and_grad,
         vjp,
     )
+    from einmpi.api.tracing import fori, jit, trace
     from einmpi.arrays.dist_array import DistArray
     from einmpi.job.job import Job
 
@@ -57,8 +55,8 @@ _MODULES = {
     "Job": "einmpi.job.job",
     "compile": "einmpi.api",
     "einsum": "einmpi.api",
-    "fori": "einmpi.api",
-    "jit": "einmpi.api",
+    "fori": "einmpi.api.tracing",
+    "jit": "einmpi.api.tracing",
     "grad": "einmpi.api",
     "load": "einmpi.api",
     "loop": "einmpi.api",
@@ -67,7 +65,7 @@ _MODULES = {
     "program": "einmpi.api",
     "reference": "einmpi.api",
     "run": "einmpi.api",
-    "trace": "einmpi.api",
+    "trace": "einmpi.api.tracing",
     "train": "einmpi.api",
     "value_and_grad": "einmpi.api",
     "vjp": "einmpi.api",

@@ -4,15 +4,12 @@ from einmpi.api.gradients import grad, value_and_grad, vjp
 from einmpi.api.jobs import load, open_dataset, program
 from einmpi.api.loops import loop, train
 from einmpi.api.running import compile, einsum, plan, reference, run
-from einmpi.api.tracing import fori, jit, trace
 from einmpi.job.job import options_of
 
 __all__ = [
     "compile",
     "einsum",
-    "fori",
     "grad",
-    "jit",
     "load",
     "loop",
     "open_dataset",
@@ -21,7 +18,6 @@ __all__ = [
     "program",
     "reference",
     "run",
-    "trace",
     "train",
     "value_and_grad",
     "vjp",

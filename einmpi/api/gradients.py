@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from einmpi.api.jobs import check_job
 from einmpi.api.running import run
-from einmpi.api.tracing import differentiated
 from einmpi.arguments import named_values, optional_names
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.einsum import element_text
@@ -57,6 +56,8 @@ def grad(
     array([0., 6.])
     """
     if callable(job):
+        from einmpi.api.tracing import differentiated
+
         return differentiated("grad", job, _arguments(loss, wrt), with_value=False)
     changed, _ = _with_gradients(check_job("grad", job), *_names(loss, wrt), "grad")
     return changed
@@ -119,6 +120,8 @@ def value_and_grad(
     (25.0, array([6., 8.]))
     """
     if callable(job):
+        from einmpi.api.tracing import differentiated
+
         return differentiated("value_and_grad", job, _arguments(loss, wrt), with_value=True)
     loss, names = _names(loss, wrt)
     changed, gradients = _with_gradients(check_job("value_and_grad", job), loss, names, "grad")

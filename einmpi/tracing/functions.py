@@ -198,11 +198,15 @@ def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bo
 
 def select(array: Symbol, key: Any) -> Symbol:
     """Return the elements that a key selects: a view of them, if numpy has one."""
-    trace_of([array])
+    trace = trace_of(list(_leaves((array, key))))
+    array = symbol_of(trace, array)
     if indexing.is_basic(key):
         fixed = indexing.fixed_key(key)
-        return Symbol.view_of(array, lambda node: _selected(array.own_trace, node, fixed), fixed)
-    return Symbol(array.own_trace, _selected(array.own_trace, array.node, key))
+        is_one = len(fixed) == array.ndim and not any(isinstance(part, slice) for part in fixed)
+        if is_one or not array.ndim:  # numbers in numpy, which have no views
+            return Symbol(trace, _selected(trace, array.node, fixed))
+        return Symbol.view_of(array, lambda node: _selected(trace, node, fixed), fixed)
+    return Symbol(trace, _selected(trace, array.node, key))
 
 
 def _selected(trace: Trace, node: Node, key: Any) -> Node:
@@ -523,7 +527,9 @@ def _einsum(subscripts: str, operands: Sequence[Any], dtype: Any) -> Symbol:
 
 def of_single_elements(name: str, array: Symbol, dtype: Any) -> Symbol:
     """Aggregate every element alone, which may still convert it."""
-    return cast(array, np.asarray(getattr(np, name)(np.ones(1, array.dtype), axis=()), dtype).dtype)
+    sample = getattr(np, name)(np.ones(1, array.dtype), axis=())
+    text = "abs({0} - {0})" if name in ("var", "std") else "{0}"
+    return elementwise(array.own_trace, text, [array], np.asarray(sample, dtype).dtype)
 
 
 # ---- calls between two programs ------------------------------------------------------------------

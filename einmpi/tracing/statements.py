@@ -34,6 +34,16 @@ class Definition:
     header: ast.expr | None = None  # of a scattered result
 
     @property
+    def keeps_labels(self) -> bool:
+        """Whether labels in brackets are labels of the result too, as those of a scan are."""
+        brackets = [node.func for node in ast.walk(self.body) if isinstance(node, ast.Call)]
+        for bracket in brackets:
+            for entry in entries_of(bracket) if isinstance(bracket, ast.Subscript) else ():
+                if isinstance(entry, ast.Name) and entry.id in self.labels:
+                    return True
+        return False
+
+    @property
     def is_view(self) -> bool:
         """Whether every element is an element of the only operand."""
         name = self.body.value if isinstance(self.body, ast.Subscript) else self.body
@@ -62,6 +72,15 @@ class Definition:
                     found += names
         long_labels = {label for label, extent in self.extents.items() if extent > 1}
         return len(found) == len(set(found)) and long_labels <= set(found)
+
+    def reads_by_labels(self, operand: str) -> bool:
+        """Return whether an operand is indexed by labels and numbers only, without arithmetic."""
+        for node in ast.walk(self.body):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
+                for entry in entries_of(node):
+                    if not isinstance(entry, ast.Name | ast.Constant):
+                        return False
+        return True
 
     @property
     def is_aggregate(self) -> bool:
@@ -161,7 +180,8 @@ class Node:
         if self.definition is None:
             return True
         is_long = self.operations == 0 and self.is_computed
-        return is_long or self.is_gradient or self.definition.header is not None
+        is_scattered = self.definition.header is not None
+        return is_long or is_scattered or self.is_gradient or self.definition.keeps_labels
 
 
 def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
@@ -218,14 +238,16 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
             assert definition is not None
             base = operand
             is_read_once = definition.reads_once(name)
+            is_read_by_labels = definition.reads_by_labels(name)
             while not base.must_be_named and not base.is_computed:
                 assert base.definition is not None
                 ((own_name, below),) = base.operands.items()
                 is_read_once = is_read_once and base.definition.reads_once(own_name)
+                is_read_by_labels &= base.definition.reads_by_labels(own_name)
                 base = below
             uses[base] += definition.occurrences[name]
             if base.definition is not None and base.definition.is_aggregate:
-                is_read_once = True  # the language makes a tensor of it
+                is_read_once = is_read_by_labels  # the language makes a tensor of it
             is_crossing = base.level < node.level or node.is_gradient
             is_number = base.definition is not None and not base.operands
             if not is_number and (uses[base] > 1 or not is_read_once or is_crossing):
@@ -254,7 +276,7 @@ class Writer:
         """Return the statement that defines a tensor."""
         definition = node.definition
         assert definition is not None
-        self.fresh = self._labels()
+        self.fresh = self._free_labels()
         self.extents = {}
         self.bare = set()
         own: dict[str, ast.expr] = {}
@@ -274,11 +296,12 @@ class Writer:
             text = ast.unparse(entry)
             parts.append(self._with_extent(text) if isinstance(entry, ast.Name) else text)
         header = ", ".join(parts)
-        text = ast.unparse(_WithExtents(self).visit(body))
+        kept = {entry.id for entry in entries if isinstance(entry, ast.Name)}
+        text = ast.unparse(_WithExtents(self, kept).visit(body))
         target = f"{self.names[node]}[{header}]" if header else self.names[node]
         return f"{target} = {text}"
 
-    def _labels(self) -> Iterator[str]:
+    def _free_labels(self) -> Iterator[str]:
         for number in range(10**6):
             for letter in string.ascii_lowercase[8:]:  # from i on
                 name = f"{letter}{number or ''}"
@@ -367,7 +390,7 @@ class _Substitution(ast.NodeTransformer):
 
     def visit_Slice(self, node: ast.Slice) -> ast.expr:
         assert node.lower is not None
-        lower = self.visit(node.lower)
+        lower: ast.expr = self.visit(node.lower)
         # An extent of a label is written where it is needed; an index of a result needs one.
         if isinstance(node.lower, ast.Name) and node.lower.id not in self.operands:
             return lower
@@ -398,15 +421,16 @@ def _shift(node: ast.expr) -> tuple[ast.expr, int]:
 class _WithExtents(ast.NodeTransformer):
     """Adds the extents of aggregated labels that do not follow from tensors."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, kept: set[str]) -> None:
         self.writer = writer
+        self.without_extent = writer.bare | kept
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         if isinstance(node.func, ast.Subscript):
             entries: list[ast.expr] = []
             for entry in entries_of(node.func):
                 # One that is used in several places has its extent already.
-                if isinstance(entry, ast.Name) and entry.id not in self.writer.bare:
+                if isinstance(entry, ast.Name) and entry.id not in self.without_extent:
                     entry = ast.Slice(entry, ast.Constant(self.writer.extents[entry.id]))
                 entries.append(entry)
             node.func.slice = ast.Tuple(entries) if len(entries) > 1 else entries[0]

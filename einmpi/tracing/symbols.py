@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-import einmpi
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.elementwise import Number
 from einmpi.comm.base import Comm
@@ -24,8 +23,9 @@ from einmpi.schedule.layout import Layout
 from einmpi.tracing.statements import Node, computed
 
 MOST_STATEMENTS = 1000  # of a traced function, unless it asks for more
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (einmpi, np)
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(np.__file__)) + os.sep,
 )
 
 
@@ -187,7 +187,9 @@ class Symbol(DistArray):
         refuse(what, "np.where(condition, x, y)", "or a branch on shapes and numbers of Python")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        self._needs_values("an array of numpy")
+        what = "a function of numpy needs values, which a traced function does not have"
+        hint = "an array that is indexed can be an argument of the function, or a DistArray"
+        refuse(what, "tensors, or a function of numpy that takes DistArrays", hint)
 
     def tolist(self) -> Any:
         self._needs_values("tolist()")

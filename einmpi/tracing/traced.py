@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from einmpi.arrays.dist_array import DistArray, symbols_in_use
 from einmpi.arrays.moving import distributed
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
+from einmpi.files.atomic import replace_file
 from einmpi.graph.scalar import Names
 from einmpi.job.job import Job, options_of, program_job, with_settings
+from einmpi.job.job_file import parameter
 from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
@@ -127,6 +130,7 @@ class Traced:
         self.trace = Trace(comm, most_statements)
         self.names = Names(())
         self.argument_names: list[str | None] = []
+        self.parameters: dict[str, float | complex] = {}  # numbers, with their first values
         with tracing(self.trace):
             leaves = [self._symbol(name, value) for name, value in arguments]
             positional, named = rebuild(list(leaves))
@@ -152,6 +156,7 @@ class Traced:
         if is_tensor(value):
             dtype = np.dtype(value.dtype).newbyteorder("=")
             return Symbol(self.trace, Node(tuple(value.shape), dtype, name), name)
+        self.parameters[name] = value
         dtype = np.dtype(complex if isinstance(value, complex) else float)
         return Symbol(self.trace, Node((), dtype, name), name, is_weak=True)
 
@@ -203,9 +208,14 @@ class Traced:
             if name in words and name not in defined
         }
         wanted = [names[node] for node in own if node in used_later]
-        job = program_job("\n".join(lines), inputs, {}, "float64", wanted)
+        specs = [
+            parameter(name, value, "jit")
+            for name, value in self.parameters.items()
+            if inputs.pop(name, None) is not None
+        ]
+        job = program_job("\n".join(lines), inputs, {}, "float64", wanted, specs)
         stage.job = with_settings(job, self.settings)
-        stage.inputs = tuple(inputs)
+        stage.inputs = tuple(vertex.name for vertex in stage.job.graph.inputs)
         return stage
 
     # ---- programs ----
@@ -276,3 +286,36 @@ class Traced:
         ):
             if node in self.node_names:
                 values[self.node_names[node]] = value
+
+    # ---- files ----
+
+    def to_toml(self, path: str | os.PathLike[str]) -> None:
+        """Save the program as a job file.
+
+        Its inputs are random until the file names others; arrays that the function has from
+        elsewhere are written to files beside it.
+        """
+        job = self.job
+        lines = ['program = """', job.source.text, '"""', "", "[inputs]"]
+        folder = os.path.dirname(os.path.abspath(path))
+        for vertex in job.graph.inputs:
+            value = self.trace.constants.get(vertex.name)
+            if value is not None:
+                array = value.gather() if isinstance(value, DistArray) else value
+                file = f"{os.path.splitext(os.path.basename(path))[0]}_{vertex.name}.npy"
+                if self.comm.rank == 0:
+                    np.save(os.path.join(folder, file), array)
+                lines.append(f'{vertex.name} = {{ file = "{file}" }}')
+                continue
+            if vertex.name in self.parameters:
+                continue
+            kind = "normal" if np.dtype(vertex.dtype).kind in "fc" else "zeros"
+            lines.append(
+                f"{vertex.name} = {{ shape = {list(vertex.bound)}, "
+                f'dtype = "{vertex.dtype}", random = "{kind}" }}'
+            )
+        if self.parameters:
+            lines += ["", "[parameters]"]
+            lines += [f"{name} = {value}" for name, value in self.parameters.items()]
+        if self.comm.rank == 0:
+            replace_file(path, ["\n".join([*lines, ""]).encode()])

@@ -1,0 +1,347 @@
+"""Functions written with numpy, traced: values, bits, words, programs and messages."""
+
+import numpy as np
+import pytest
+from traced_cases import BY_HAND
+
+import einmpi
+from einmpi.comm.threads import run_threads
+
+RNG = np.random.default_rng(5)
+
+
+def arguments_of(shapes):
+    rng = np.random.default_rng(1)
+    return {
+        name: rng.normal(size=shape) if isinstance(shape, tuple) else shape
+        for name, shape in shapes.items()
+    }
+
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_traced_function_is_the_program_written_by_hand(name):
+    """Same words on all ranks, and the same bits."""
+    function, shapes, text = BY_HAND[name]
+    given = arguments_of(shapes)
+    traced = einmpi.trace(function, *given.values())
+    outputs = [name for name in ("out", "out1") if f"{name}[" in text]
+    job = einmpi.program(text, outputs=outputs, **given)
+    for ranks in (1, 2, 3, 4, 7, 8, 64):
+        own = einmpi.plan(traced.job, ranks=ranks)
+        by_hand = einmpi.plan(job, ranks=ranks)
+        assert own.bytes_predicted == by_hand.bytes_predicted, ranks
+
+    def on_rank(comm):
+        arrays = {
+            name: einmpi.DistArray.from_global(value, comm)
+            for name, value in given.items()
+            if not isinstance(value, float)
+        }
+        numbers = {name: value for name, value in given.items() if isinstance(value, float)}
+        results = as_tuple(einmpi.jit(function)(*arrays.values(), *numbers.values()))
+        wanted = einmpi.run(job, arrays, comm)
+        return [
+            (result.gather(), wanted[output].gather())
+            for result, output in zip(results, outputs, strict=True)
+        ]
+
+    for ranks in (1, 3, 4):
+        for own, by_hand in run_threads(ranks, on_rank)[0]:
+            np.testing.assert_array_equal(own, by_hand)
+
+
+FUNCTIONS = {
+    "elementwise": lambda a, b: np.exp(-a) * np.abs(b) + np.sin(a) / (1 + b**2),
+    "reductions": lambda a, b: (a.sum(0), a.mean(), b.std(1, ddof=1), (a * b).max(1), b.argmin(0)),
+    "where": lambda a, b: np.where(a > b, a, b - 1),
+    "slices": lambda a, b: a[1:, ::2] - b[:-1, ::-1][:, : a[:, ::2].shape[1]],
+    "einsum": lambda a, b: np.einsum("ij,kj->ik", a, b) + a @ b.T,
+    "broadcast": lambda a, b: (a - a.mean(0)) / np.sqrt((b**2).sum(1, keepdims=True)),
+    "shapes": lambda a, b: a.reshape(-1)[::3] + b.T.reshape(-1)[::3],
+    "joins": lambda a, b: np.concatenate([a, np.stack([a[0], b[1]]), b], axis=0),
+    "scans": lambda a, b: np.cumsum(a, axis=1) + np.cumsum(b).reshape(4, 6),
+    "gathers": lambda a, b: a[np.array([3, 0, 0]), 1:] + b[[1, 2, 3]][:, 1:],
+    "writes": lambda a, b: _writes(a, b),
+    "sorts": lambda a, b: np.sort(a * 2, axis=0) + np.median(b, axis=0),
+    "matrices": lambda a, b: np.linalg.solve(a @ a.T + 9 * np.eye(4), b)[::-1],
+    "loops": lambda a, b: _unrolled(a, b),
+    "several": lambda a, b: {"sum": a + b, "pair": [a.min(), (b, 3)]},
+    "triangles": lambda a, b: np.tril(a @ b.T) + np.triu(a @ b.T, 1) * 2,
+    "rolls": lambda a, b: np.roll(a, 1, 0) + np.roll(b, (2, 1), (1, 0)) + np.pad(a, 1)[2:, 2:],
+}
+
+
+def _writes(a, b):
+    found = np.zeros_like(a)
+    found[1:3, ::2] = b[:2, ::2]
+    found[0] += a[2]
+    found[:, -1] *= 2
+    found[found > 1] = 1
+    return found
+
+
+def _unrolled(a, b):
+    for power in range(4):
+        if power % 2 == 0:
+            a = np.tanh(a + b)
+        else:
+            a -= a.mean(axis=power % 2, keepdims=True)
+    return a
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in flat(each)]
+    if isinstance(value, list | tuple):
+        return [leaf for each in value for leaf in flat(each)]
+    return [value]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_numpy(name, ranks):
+    """As numpy, up to the rounding of sums in another order: a few units of 1e-15 each."""
+    a, b = np.random.default_rng(3).normal(size=(2, 4, 6))
+    with np.errstate(all="ignore"):
+        expected = flat(FUNCTIONS[name](a.copy(), b.copy()))
+
+    def on_rank(comm):
+        function = einmpi.jit(FUNCTIONS[name])
+        given = [einmpi.DistArray.from_global(each, comm) for each in (a, b)]
+        first = flat(function(*given))
+        again = flat(function(*given))
+        return [
+            (x.gather(), y.gather()) if isinstance(x, einmpi.DistArray) else (x, y)
+            for x, y in zip(first, again, strict=True)
+        ]
+
+    found = run_threads(ranks, on_rank)[0]
+    assert len(found) == len(expected)
+    for (first, again), wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(first, wanted, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(first, again)
+        assert np.asarray(first).dtype == np.asarray(wanted).dtype
+
+
+def test_a_number_may_differ_from_call_to_call_and_does_not_decide_about_dtypes():
+    calls = []
+
+    @einmpi.jit
+    def scaled(x, rate, power):
+        calls.append(power)
+        return rate * x**power
+
+    x = np.arange(3, dtype="float32")
+    for rate in (0.5, 2.0):
+        found = scaled(x, rate, 2)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found.gather(), np.float32(rate) * x**2)
+    assert calls == [2]  # traced once
+    scaled(x, 0.5, 3)
+    scaled(x.astype("float64"), 0.5, 3)
+    assert calls == [2, 3, 3]
+
+
+def test_the_program_is_that_of_the_language(tmp_path):
+    @einmpi.jit
+    def distances(X, Y):
+        return np.sqrt(((X[:, None, :] - Y[None, :, :]) ** 2).sum(-1))
+
+    X, Y = RNG.normal(size=(2, 4, 3))
+    result = distances(X, Y).gather()
+    assert distances.program == "out[i, j] = sqrt(sum[k]((X[i, k] - Y[j, k]) ** 2))"
+    assert einmpi.plan(distances.job, ranks=2).bytes_predicted >= 0
+    distances.trace(X, Y).to_toml(tmp_path / "job.toml")
+    job = einmpi.load(tmp_path / "job.toml")
+    np.testing.assert_array_equal(einmpi.run(job, {"X": X, "Y": Y})["out"].gather(), result)
+
+
+def test_arrays_from_elsewhere_are_inputs(tmp_path):
+    table = RNG.normal(size=(5, 3))
+    distributed = einmpi.DistArray.from_global(table)
+
+    @einmpi.jit
+    def looked_up(indices):
+        return distributed[indices] + table[:3]
+
+    indices = np.array([4, 0, 4])
+    expected = table[indices] + table[:3]
+    np.testing.assert_array_equal(looked_up(indices).gather(), expected)
+    looked_up.trace(indices).to_toml(tmp_path / "job.toml")
+    assert (tmp_path / "job_constant.npy").exists()
+    job = einmpi.load(tmp_path / "job.toml")
+    found = einmpi.run(job, {"indices": indices})["out"].gather()
+    np.testing.assert_array_equal(found, expected)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+LOSSES = {
+    "products": lambda w, x: (np.tanh(x @ w) ** 2).sum(),
+    "slices": lambda w, x: ((w[1:] - w[:-1]) ** 2).sum() * x.mean(),
+    "softmax": lambda w, x: -np.log(_softmax(x @ w))[:, 0].mean(),
+    "where": lambda w, x: np.where(w > 0, w**3, -w).sum(),
+    "gathers": lambda w, x: (w[[0, 2, 2]] * x[:3, : w.shape[1]]).sum(),
+    "shapes": lambda w, x: (w.reshape(-1) * np.arange(w.size)).sum() + (w.T @ w).sum(),
+    "writes": lambda w, x: (_written(w) ** 2).sum(),
+}
+
+
+def _softmax(scores):
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def _written(w):
+    found = w.copy()
+    found[1:, 0] = 3 * w[:-1, 1]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_differences(name, ranks):
+    """Central differences with steps of 1e-6: their error is about 1e-9 of the values here."""
+    loss = LOSSES[name]
+    rng = np.random.default_rng(2)
+    w, x = rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
+    expected = np.zeros_like(w)
+    for place in np.ndindex(w.shape):
+        step = np.zeros_like(w)
+        step[place] = 1e-6
+        expected[place] = (loss(w + step, x) - loss(w - step, x)) / 2e-6
+
+    def on_rank(comm):
+        given = [einmpi.DistArray.from_global(each, comm) for each in (w, x)]
+        value, gradient = einmpi.value_and_grad(loss)(*given)
+        return value.gather(), gradient.gather(), einmpi.grad(loss)(*given).gather()
+
+    value, gradient, again = run_threads(ranks, on_rank)[0]
+    np.testing.assert_allclose(value, loss(w, x), rtol=1e-12)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(gradient, again)
+
+
+def test_gradients_by_containers():
+    def loss(parameters, x):
+        return ((x @ parameters["w"] + parameters["b"]) ** 2).sum()
+
+    parameters = {"w": RNG.normal(size=(3, 2)), "b": RNG.normal(size=2)}
+    x = RNG.normal(size=(4, 3))
+    found = einmpi.grad(loss)(parameters, x)
+    residual = x @ parameters["w"] + parameters["b"]
+    np.testing.assert_allclose(found["w"].gather(), 2 * x.T @ residual, rtol=1e-12)
+    np.testing.assert_allclose(found["b"].gather(), 2 * residual.sum(0), rtol=1e-12)
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_loops(ranks):
+    A = RNG.normal(size=(6, 6))
+    A = A @ A.T
+    v = np.ones(6)
+
+    def power(step, x, total):
+        y = A @ x
+        return y / np.sqrt((y**2).sum()), total + step
+
+    expected = v
+    for _ in range(20):
+        expected = A @ expected
+        expected /= np.sqrt((expected**2).sum())
+
+    def on_rank(comm):
+        start = einmpi.DistArray.from_global(v, comm)
+        zero = einmpi.DistArray.from_global(np.array(0), comm)
+        alone = einmpi.fori(20, power, start, zero)
+        inside = einmpi.jit(lambda x: einmpi.fori(20, power, 2 * x, zero)[0] + 1)(start)
+        return alone[0].gather(), alone[1].gather(), inside.gather()
+
+    found, total, inside = run_threads(ranks, on_rank)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(inside, expected + 1, rtol=1e-10)
+    assert total == sum(range(20))
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def branches(x):
+    return x if x.sum() > 0 else -x
+
+
+def converts(x):
+    return x * float(x.max())
+
+
+def changes_its_argument(x):
+    x += 1
+    return x
+
+
+def selects_by_values(x):
+    return x[x > 0].sum()
+
+
+def counts(x):
+    return np.unique(x)
+
+
+def keeps(x, kept=[]):  # noqa: B006  # that is the mistake
+    kept.append(x)
+    return kept[0] + x
+
+
+def gathers_all(x):
+    return x.gather()
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "message"),
+    [
+        (branches, 1, "the branch depends on the values of a tensor"),
+        (converts, 1, "needs values"),
+        (changes_its_argument, 1, "writes into x, which the function is given"),
+        (selects_by_values, 1, "a mask selects as many values as are true"),
+        (counts, 1, "as many results as the values say"),
+        (gathers_all, 1, "gather() needs values"),
+    ],
+)
+def test_messages_name_the_line(function, line, message):
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.jit(function)(np.ones(3))
+    number = function.__code__.co_firstlineno + line
+    assert str(caught.value).startswith(f"test_jit.py:{number}: "), caught.value
+    assert message in str(caught.value)
+    assert "; expected " in str(caught.value)
+
+
+def test_a_symbol_that_is_kept():
+    function = einmpi.jit(keeps)
+    function(np.ones(3))
+    with pytest.raises(einmpi.InputError, match="symbol of another call"):
+        function(np.ones(4))
+
+
+def test_a_program_that_is_too_long():
+    @einmpi.jit(most_statements=50)
+    def long(x):
+        for number in range(2000):
+            x = np.sin(x) + x.sum() * number
+        return x
+
+    with pytest.raises(einmpi.InputError, match=r"statements; expected .*einmpi\.fori"):
+        long(np.ones(3))
+
+
+def test_there_is_no_gradient_through_a_call_between_programs():
+    with pytest.raises(einmpi.InputError, match="no gradient through a call"):
+        einmpi.grad(lambda x: np.sort(x)[0] * 1.0)(np.ones(3))
+    with pytest.raises(einmpi.InputError, match="real number without dimensions"):
+        einmpi.grad(lambda x: x * 2)(np.ones(3))
