@@ -158,16 +158,10 @@ class Node:
     is_gradient: bool = False
     call: Any = None  # the call between two programs that returns it
     level: int = 0  # how many such calls come before it
-    operations: int = 0  # in its expression, if it is written out
 
     def __post_init__(self) -> None:
         for operand in self.operands.values():
             self.level = max(self.level, operand.level)
-            self.operations += operand.operations
-        if self.definition is not None and not self.definition.is_view:
-            self.operations += 1
-        if self.operations > MOST_OPERATIONS:
-            self.operations = 0  # a tensor of its own
 
     @property
     def is_computed(self) -> bool:
@@ -179,9 +173,8 @@ class Node:
         """Whether it is a tensor of its own however it is used."""
         if self.definition is None:
             return True
-        is_long = self.operations == 0 and self.is_computed
         is_scattered = self.definition.header is not None
-        return is_long or is_scattered or self.is_gradient or self.definition.keeps_labels
+        return is_scattered or self.is_gradient or self.definition.keeps_labels
 
 
 def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
@@ -228,7 +221,8 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
     """
     named = set(outputs)
     uses: Counter[Node] = Counter()
-    for node in reversed(in_order(outputs)):
+    nodes = in_order(outputs)
+    for node in reversed(nodes):
         if node.must_be_named:
             named.add(node)
         if node.definition is not None and not node.is_computed and node not in named:
@@ -256,7 +250,14 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
             named.update(node.call.operands)
         if node.is_gradient:
             named.update(node.operands.values())
-    return {node for node in named if node.definition is not None or node.name}
+    operations: Counter[Node] = Counter()  # in expressions that are written out
+    for node in nodes:
+        if node not in named and node.definition is not None:
+            operations[node] = 1 + sum(operations[operand] for operand in node.operands.values())
+            if operations[node] > MOST_OPERATIONS:
+                named.add(node)
+                operations[node] = 0
+    return named
 
 
 # ---- programs ------------------------------------------------------------------------------------

@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import arrays_case, arrays_generate, arrays_running, arrays_shrink, reproduce, running
+from . import (
+    arrays_case,
+    arrays_generate,
+    arrays_running,
+    arrays_shrink,
+    reproduce,
+    running,
+    traced_running,
+)
 from . import case as program_case
 from . import shrink as program_shrink
 from .drive import worker_command, worker_environment
@@ -62,6 +70,13 @@ KINDS = {
         arrays_generate.make_array_case,
         arrays_running.check_on_threads,
         arrays_running.check_on_mpi,
+        arrays_shrink.shrink,
+        arrays_case.failure_text,
+    ),
+    "traced": Kind(
+        arrays_generate.make_array_case,
+        traced_running.check_on_threads,
+        traced_running.check_on_mpi,
         arrays_shrink.shrink,
         arrays_case.failure_text,
     ),
