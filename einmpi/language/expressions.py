@@ -340,7 +340,8 @@ class Expressions(ExpressionReader):
             return read_gradient(self, node, brackets, scope)
         if not is_callable(name):
             raise self._unknown_function(node, name)
-        if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
+        is_counted = OPERATIONS[name].accepts(len(node.args))
+        if brackets is not None or node.keywords or not is_counted:
             raise self.wrong_call(node, name)
         if name == "where":
             return self._where(node, scope)

@@ -22,6 +22,7 @@ import llvmlite.binding
 import numba
 from numba import types
 
+from einmpi.graph import random_numbers
 from einmpi.kernels.cpu import intrinsics
 from einmpi.process.environment import (
     CACHE_VARIABLE,
@@ -178,7 +179,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 @cache
 def _intrinsics_source() -> bytes:
-    return Path(intrinsics.__file__).read_bytes()
+    return b"".join(Path(part.__file__).read_bytes() for part in (intrinsics, random_numbers))
 
 
 class CacheFolder(NamedTuple):
