@@ -42,8 +42,8 @@ class Operation:
         The text in compiled CPU kernels by kind of number (b, i, u, f, c; "" for all others). Kind
         u has the text of i if it has none of its own.
         {0}, {1}, {2} are the arguments, {t} is their dtype, {r} the dtype of their real part,
-        {n} a new name, {more} the last one of `arity` and those after it. Assignments may precede the last expression, each ended by "; ". A kind
-        without text is computed by numpy.
+        {n} a new name, {more} the last one of `arity` and those after it. Assignments may precede
+        the last expression, each ended by "; ". A kind without text is computed by numpy.
     cpu_is_long : bool
         Whether the CPU text becomes many instructions: loops with it are unrolled less.
     cuda : str

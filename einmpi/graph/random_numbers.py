@@ -34,8 +34,8 @@ MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MIX_LAST = 31
 
 # −2 log x = −2 k log 2 − 2 log m, with √½ < m < √2, and with s = (m − 1) / (m + 1)
-# −2 log m = s (−4 + Σ aⱼ s²ʲ): the bits of √½, and these coefficients from j = 1 on, interpolated at
-# Chebyshev points.
+# −2 log m = s (−4 + Σ aⱼ s²ʲ): the bits of √½, and these coefficients from j = 1 on, interpolated
+# at Chebyshev points.
 ROOT_HALF_BITS = 0x3FE6A09E00000000
 FRACTION_BITS = 2**52 - 1
 # Makes the exponent of m · 2⁵³⁺ᵏ as a float, with √½ < m < √2, the number k.
@@ -134,7 +134,7 @@ def normal(purpose: int, *arguments: Any) -> Any:
 
 
 def _minus_two_logs(count: Any) -> Any:
-    """Return −2 log(count · 2⁻⁵³) for integers from 1 to 2⁵³, within a few units in the last place."""
+    """Return −2 log(count · 2⁻⁵³) for integers from 1 to 2⁵³, right up to a few roundings."""
     bits = (count * 1.0).view(np.uint64) + LOG_SHIFT
     k = bits.view(np.int64) >> 52
     f = ((bits & FRACTION_BITS) + ROOT_HALF_BITS).view(np.float64) - 1.0

@@ -334,6 +334,7 @@ def _random_source() -> str:
     """Return the formulas of `random_numbers` in C++."""
     multipliers = random_numbers.MULTIPLIERS
     key_steps = random_numbers.KEY_STEPS
+    minus_two_log_2 = random_numbers.MINUS_TWO_LOG_2.hex()
     (shift, factor), (next_shift, next_factor) = random_numbers.MIX
     return f"""
 // ---- random numbers ----
@@ -374,7 +375,7 @@ template <class... V> FN double random_normal(int purpose, V... values) {{
   m.bits = (x.bits & {random_numbers.FRACTION_BITS}ULL) + {random_numbers.ROOT_HALF_BITS}ULL;
   double f = m.number - 1.0, s = f / (f + 2.0), square = s * s;
   double k = (double)((Long)x.bits >> 52);
-  double logs = (log_series(square) * square - 4.0) * s + k * {random_numbers.MINUS_TWO_LOG_2.hex()};
+  double logs = (log_series(square) * square - 4.0) * s + k * {minus_two_log_2};
   double t = (double)((Long)random.second >> 11);
   return sqrt_(logs) * (sine_series(t * t) * t);
 }}
