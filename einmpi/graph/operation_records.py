@@ -46,6 +46,8 @@ class Operation:
         the last expression, each ended by "; ". A kind without text is computed by numpy.
     cpu_is_long : bool
         Whether the CPU text becomes many instructions: loops with it are unrolled less.
+    cpu_is_chain : bool
+        Whether these are integer operations that need one another's results, one after another.
     cuda : str
         The C++ expression in CUDA kernels, with {0}, {1}, {2} and {more} for the arguments, which
         have the types bool, signed char, short, int, Long, their unsigned forms, float, double or
@@ -75,6 +77,7 @@ class Operation:
     is_comparison: bool = False
     cpu: Mapping[str, str] = field(default_factory=dict)
     cpu_is_long: bool = False
+    cpu_is_chain: bool = False
     cuda: str = ""
     cuda_source: str = ""
     derivative: Derivative | None = None

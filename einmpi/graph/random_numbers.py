@@ -212,6 +212,7 @@ def _register(
             takes_complex=False,
             cpu={"": text},
             cpu_is_long=True,
+            cpu_is_chain=True,
             cuda=text,
             is_flat=True,
             is_reproducible=True,
