@@ -179,7 +179,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 @cache
 def _intrinsics_source() -> bytes:
-    return b"".join(Path(part.__file__).read_bytes() for part in (intrinsics, random_numbers))
+    files = (intrinsics.__file__, random_numbers.__file__)
+    return b"".join(Path(file).read_bytes() for file in files)
 
 
 class CacheFolder(NamedTuple):
