@@ -195,7 +195,7 @@ def test_inputs_in_zarr_stores(monkeypatch):
 def test_inputs_in_bfloat16(monkeypatch):
     monkeypatch.setattr(case_module, "BFLOAT16_SHARE", 1.0)
     checked = 0
-    for number in range(20):
+    for number in range(32):
         case = make_case(12, number)
         if any(item.values.dtype == BFLOAT16 for item in case.program.inputs):
             outcome = running.check_on_threads(case)
