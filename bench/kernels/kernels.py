@@ -57,6 +57,7 @@ class Case:
     shapes: dict[str, tuple[int, ...]]
     peers: dict[str, Peer]
     way: str = "kernel"
+    is_random: bool = False  # peers draw other numbers
 
 
 # ---- contractions -------------------------------------------------------------------------------
@@ -205,6 +206,17 @@ def mask(X: np.ndarray) -> np.ndarray:
     return np.where(n[None] <= n[:, None], X / 8.0, -np.inf)
 
 
+def drawn(method: str) -> Peer:
+    """Return a method of numpy's generator that fills an array of the shape of X."""
+
+    def peer(threads: int, arrays: Arrays) -> Run:
+        draw = getattr(np.random.Generator(np.random.Philox(1)), method)
+        out = np.empty(arrays["X"].shape)
+        return lambda: draw(out=out)
+
+    return peer
+
+
 # ---- the cases ----------------------------------------------------------------------------------
 
 ROWS, LARGE = {"X": (2000, 500), "Y": (2000, 500)}, {"X": (4000, 4000)}
@@ -282,6 +294,19 @@ CASES: dict[str, Case] = {
         "Z[i,j] = tanh(X[i,j])",
         {"X": (1000, 4000)},
         {"numpy, 1 thread": plain(lambda X: np.tanh(X)), **with_torch(lambda X: torch.tanh(X))},
+    ),
+    # X says how many numbers there are; they are float64 in all dtypes of it.
+    "uniform": Case(
+        "Z[i,j] = uniform(1, i, j) + 0 * X[i,j]",
+        {"X": (2500, 4000)},
+        {"numpy's Philox, 1 thread": drawn("random")},
+        is_random=True,
+    ),
+    "normal": Case(
+        "Z[i,j] = normal(1, i, j) + 0 * X[i,j]",
+        {"X": (2500, 4000)},
+        {"numpy's Philox, 1 thread": drawn("standard_normal")},
+        is_random=True,
     ),
     "rows": Case(
         "Z[i] = sum(X[i,j])",
@@ -364,7 +389,8 @@ def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> d
         runs = {"ours": ours(case, threads, arrays)}
         runs |= {peer: make(threads, arrays) for peer, make in case.peers.items()}
         results = {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}
-        check(name, results, dtype)
+        if not case.is_random:
+            check(name, results, dtype)
         seconds: dict[str, list[float]] = {peer: [] for peer in runs}
         for turn in range(repeat + 1):
             order = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]

@@ -14,7 +14,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, options_of, trained_job, with_settings
+from einmpi.job.job import Job, options_of, trained_job, with_numbers_of_steps, with_settings
 from einmpi.job.loop import (
     EPOCH,
     ROWS,
@@ -299,6 +299,8 @@ def _with_loop(
     """Return the job with the loop that the arguments describe."""
     job = _with_batched_inputs(job, arguments.batch, inputs)
     batches = _checked_batches(job, arguments)
+    if job.loop is None:  # else the program was read as that of a loop
+        job = with_numbers_of_steps(job, batches is not None)
     if training is None:
         loop = _checked_loop(job, arguments, batches)
     else:
@@ -423,13 +425,6 @@ def _check_numbers_of_steps(job: Job, carry: Mapping[str, str], batches: Batches
         if vertex.name in names and (vertex.bound or vertex.name in carry):
             what = f"in a loop, {vertex.name} is a number of each step"
             raise InputError("loop", what, "another name")
-    # A program that was not told of such a number has taken its name for a label.
-    told = {*job.written.by_name, *job.sizes, *(spec.name for spec in job.inputs)}
-    for vertex in job.written.computed:
-        for name in vertex.computed_einsum.aggregated:
-            if name in names and name not in told:
-                what = f"{name} is a label, but in a loop a number of each step"
-                raise InputError("loop", what, f"another label, or the declaration {name}: int64")
 
 
 def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[str, Any]) -> Job:

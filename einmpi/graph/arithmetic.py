@@ -136,6 +136,8 @@ def call(op: str, *args: Scalar) -> Scalar:
 
     OperationError if the operation has no value or no dtype for these constants.
     """
+    if op == "bernoulli" and isinstance(args[0], Const) and not 0 <= args[0].value.real <= 1:
+        raise OperationError(f"a probability of {args[0].value}", "a number from 0 to 1")
     values = [arg.value for arg in args if isinstance(arg, Const)]
     # A constant takes the dtype of the other operand, but a cast constant keeps its own.
     if len(values) < len(args) or OPERATIONS[op].is_cast:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ class Operation:
         The name in expression trees. A function is called by it.
     arity : int
         The number of arguments.
+    takes_more : bool
+        Whether there may be more arguments, all like the last one.
     documentation : str
         One line for the language reference.
     parameters : str
@@ -40,13 +42,15 @@ class Operation:
         The text in compiled CPU kernels by kind of number (b, i, u, f, c; "" for all others). Kind
         u has the text of i if it has none of its own.
         {0}, {1}, {2} are the arguments, {t} is their dtype, {r} the dtype of their real part,
-        {n} a new name. Assignments may precede the last expression, each ended by "; ". A kind
-        without text is computed by numpy.
+        {n} a new name, {more} the last one of `arity` and those after it. Assignments may precede
+        the last expression, each ended by "; ". A kind without text is computed by numpy.
     cpu_is_long : bool
         Whether the CPU text becomes many instructions: loops with it are unrolled less.
+    cpu_is_chain : bool
+        Whether these are integer operations that need one another's results, one after another.
     cuda : str
-        The C++ expression in CUDA kernels, with {0}, {1}, {2} for the arguments, which have the
-        types bool, signed char, short, int, Long, their unsigned forms, float, double or
+        The C++ expression in CUDA kernels, with {0}, {1}, {2} and {more} for the arguments, which
+        have the types bool, signed char, short, int, Long, their unsigned forms, float, double or
         Complex<…>.
     cuda_source : str
         C++ functions that `cuda` calls in addition to those of device_functions, "" for none.
@@ -65,6 +69,7 @@ class Operation:
     documentation: str
     function: Callable[..., Any]
     dtypes: DtypeRule
+    takes_more: bool = False
     takes_complex: bool = True
     parameters: str = ""
     symbol: str = ""
@@ -72,6 +77,7 @@ class Operation:
     is_comparison: bool = False
     cpu: Mapping[str, str] = field(default_factory=dict)
     cpu_is_long: bool = False
+    cpu_is_chain: bool = False
     cuda: str = ""
     cuda_source: str = ""
     derivative: Derivative | None = None
@@ -85,6 +91,16 @@ class Operation:
     @property
     def is_cast(self) -> bool:
         return self.name in DTYPES
+
+    def accepts(self, count: int) -> bool:
+        """Return whether it can have this number of arguments."""
+        return count == self.arity or (self.takes_more and count > self.arity)
+
+    def with_arguments(self, text: str, args: Sequence[str]) -> str:
+        """Return the text of a kernel with the arguments in their places."""
+        for k, arg in enumerate(args):
+            text = text.replace(f"{{{k}}}", arg)
+        return text.replace("{more}", ", ".join(args[self.arity - 1 :]))
 
     def call_text(self) -> str:
         """Return how a function is called, such as "maximum(x, y)"."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import einmpi.graph.functions
-import einmpi.graph.operators  # noqa: F401  # both add their records to the table
+import einmpi.graph.operators
+import einmpi.graph.random_numbers  # noqa: F401  # all three add their records to the table
 from einmpi.graph.derivatives.operations import Derivative, of_cast
 from einmpi.graph.dtypes import DTYPES, DType, as_cast
 from einmpi.graph.operation_records import (

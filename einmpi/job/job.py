@@ -16,7 +16,7 @@ from einmpi.files.reading import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import unique
-from einmpi.job.loop import Batches, Loop, StepProgram, numbers_of_steps
+from einmpi.job.loop import NUMBERS_OF_STEPS, Batches, Loop, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import check_rate, has_word
 from einmpi.job.outputs import HistorySpec
 from einmpi.job.program_text import ProgramText, parameter_types, written_training
@@ -29,6 +29,7 @@ from einmpi.job.settings import (
     with_settings_listed,
 )
 from einmpi.language.parse import build_graphs, rewrite
+from einmpi.language.scope import values_in
 from einmpi.language.statements import Inputs, round_every_step
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import Document, Entry, KeyPath, show
@@ -259,6 +260,10 @@ def program_job(
     tensors = dict(inputs)
     for spec in specs:
         tensors[spec.name] = spec.shape or (), spec.dtype or ""
+    items = statements(source)
+    known = {*tensors, *sizes, *(item.name for item in items)}
+    for name in values_in(items).intersection(NUMBERS_OF_STEPS).difference(known):
+        tensors[name] = (), "int64"  # a loop gives it, or a call
     types = parameter_types(specs)
     graphs = build_graphs(source, tensors, sizes, outputs, parameters=types)
     return Job(
@@ -300,6 +305,21 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         written=graphs.written,
     )
     return with_settings(changed, {"half": job.half})
+
+
+def with_numbers_of_steps(job: Job, has_batches: bool) -> Job:
+    """Return the job of a loop, in which `step`, and with batches `rows` and `epoch`, are numbers.
+
+    A program that is written in Python is read before its loop is known: it may have taken such a
+    name in brackets for a label.
+    """
+    known = {*job.sizes, *(spec.name for spec in job.inputs), *job.written.by_name}
+    known.update(item.name for item in statements(job.source))
+    inputs: dict[str, tuple[Sequence[int], str]] = {}
+    for name in numbers_of_steps(has_batches):
+        if name not in known and has_word(job.source.text, name):
+            inputs[name] = (), "int64"
+    return extended_job(job, "", inputs, job.written.outputs) if inputs else job
 
 
 # ---- training ------------------------------------------------------------------------------------

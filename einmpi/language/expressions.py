@@ -39,6 +39,7 @@ from einmpi.language.macros import (
     SCANS,
     WRITTEN_INSTEAD,
     aggregation_named,
+    call_form,
     callables,
     called_name,
     is_callable,
@@ -340,7 +341,8 @@ class Expressions(ExpressionReader):
             return read_gradient(self, node, brackets, scope)
         if not is_callable(name):
             raise self._unknown_function(node, name)
-        if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
+        is_counted = OPERATIONS[name].accepts(len(node.args))
+        if brackets is not None or node.keywords or not is_counted:
             raise self.wrong_call(node, name)
         if name == "where":
             return self._where(node, scope)
@@ -372,5 +374,7 @@ class Expressions(ExpressionReader):
             hint = f"numpy's {last_name} takes the DistArray that a program returns"
             return InputError(self.where(node), what, "a function of the language", hint)
         if is_callable(last_name):
-            return InputError(self.where(node), what, f"{last_name} alone")
+            is_random = last_name in OPERATIONS and OPERATIONS[last_name].takes_more
+            expected = call_form(last_name) if is_random else f"{last_name} alone"
+            return InputError(self.where(node), what, expected)
         return InputError(self.where(node), what, nearest_of(callables(), name))

@@ -201,7 +201,7 @@ _WINDOWS: Final = "Z[i] = sum(x[i+d] * y[d])"
 _RESHAPED: Final = "Z[i:n,j:m] = v[i*m+j]"
 
 # Statements and expressions of the language, with x, y, v for any tensors or expressions, k for
-# one of integers, r for random numbers, and n and m for extents.
+# one of integers, and n and m for extents.
 WRITTEN_INSTEAD: Final[dict[str, str]] = {
     "absolute": "abs(x[i])",
     "arange": "Z[i:n] = i",
@@ -218,7 +218,7 @@ WRITTEN_INSTEAD: Final[dict[str, str]] = {
     "correlate": _WINDOWS,
     "diff": "Z[i:n-1] = x[i+1] - x[i]",
     "dot": _PRODUCT,
-    "dropout": "where(r[i] < 0.9, x[i] / 0.9, 0) # r: an input of random numbers",
+    "dropout": "where(bernoulli(0.9, 1, i), x[i] / 0.9, 0) # 1 is the seed",
     "einsum": _PRODUCT,
     "eye": "Z[i:n,j:n] = where(i == j, 1.0, 0.0)",
     "fabs": "abs(x[i])",
@@ -248,6 +248,9 @@ WRITTEN_INSTEAD: Final[dict[str, str]] = {
     "pow": "x[i]**2",
     "power": "x[i]**2",
     "ptp": "max(x[i]) - min(x[i])",
+    "rand": "Z[i:n] = uniform(1, i) # 1 is the seed",
+    "randn": "Z[i:n] = normal(1, i) # 1 is the seed",
+    "random": "Z[i:n] = uniform(1, i) # 1 is the seed",
     "remainder": "x[i] % w[i]",
     "reshape": _RESHAPED,
     "roll": "Z[i:n] = x[(i+n-1) % n]",
@@ -260,18 +263,11 @@ WRITTEN_INSTEAD: Final[dict[str, str]] = {
 }
 
 # What is said of other functions.
-_RANDOM: Final = 'an input of random numbers, such as r = { shape = [8], random = "uniform" }'
 _SIZE: Final = "a size, such as n in [sizes] or einmpi.program(..., n=8)"
 MADE_ELSEWHERE: Final[dict[str, str]] = {
-    "bernoulli": _RANDOM,
     "len": _SIZE,
-    "normal": _RANDOM,
-    "rand": _RANDOM,
-    "randn": _RANDOM,
-    "random": _RANDOM,
     "shape": _SIZE,
     "size": _SIZE,
-    "uniform": _RANDOM,
 }
 
 # What is not an EinSum, but a function of numpy that takes a DistArray.

@@ -236,6 +236,20 @@ def mark_values(items: Iterable[Statement | Declaration], known: Mapping[str, Ve
             _mark(index, free - bound_inside(item.value))
 
 
+def values_in(items: Iterable[Statement | Declaration]) -> set[str]:
+    """Return the names that cannot be labels, because a statement has no label of this name."""
+    found: set[str] = set()
+    for item in items:
+        if not isinstance(item, Statement):
+            continue
+        labels = {label for label, _ in item.labels}
+        for tree in item.trees:
+            labels.update(bound_inside(tree), (entry.label for entry in occurrences(tree, {})))
+        names = {node.id for node in item.nodes if isinstance(node, ast.Name)}
+        found.update(names - labels)
+    return found
+
+
 def _mark(node: ast.AST, numbers: set[str]) -> None:
     children: Iterable[ast.AST] = ast.iter_child_nodes(node)
     match node:

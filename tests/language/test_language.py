@@ -342,6 +342,7 @@ def test_every_function_is_tested() -> None:
         *BINARY,
         "where",
         *("isnan", "isfinite", "clip"),  # in test_functions.py
+        *("uniform", "uniform32", "normal", "bernoulli"),  # in test_random_numbers.py
         "stop",  # in tests/gradients
         *numpy_dtypes(),
         "bfloat16",

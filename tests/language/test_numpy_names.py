@@ -19,7 +19,6 @@ GIVEN = {
     "K": (3, 3),
     "P": (2, 6, 5),
     "Q": (2, 5, 4),
-    "r": (6,),
     "n": 6,
     "m": 4,
     "low": 0.0,
@@ -83,8 +82,7 @@ def test_values_of_some_suggestions():
         ),
         (
             "x[i] + np.random.normal(6)",
-            "unknown function 'np.random.normal'; expected an input of random numbers, such as "
-            'r = { shape = [8], random = "uniform" }',
+            "unknown function 'np.random.normal'; expected normal(seed, i, …)",
         ),
     ],
 )

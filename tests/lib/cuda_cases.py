@@ -399,7 +399,11 @@ def operations(mixed=True):
     They are all combinations of dtypes, or the same dtype for all operands.
     """
     for op in OPERATIONS:
-        for dtypes in itertools.product(numpy_dtypes(), repeat=OPERATIONS[op].arity):
+        record = OPERATIONS[op]
+        counts = [record.arity, record.arity + 1] if record.takes_more else [record.arity]
+        for dtypes in itertools.chain(
+            *(itertools.product(numpy_dtypes(), repeat=count) for count in counts)
+        ):
             if not mixed and len(set(dtypes)) > 1:
                 continue
             if op == "where" and dtypes[0] not in ("bool", "float64"):

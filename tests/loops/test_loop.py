@@ -564,17 +564,50 @@ def test_numbers_in_brackets_are_values(tmp_path, ranks):
         assert float(found) == pytest.approx(wanted, rel=1e-13)
 
 
-def test_a_program_of_python_is_told_of_the_number_of_a_step():
-    """Without the declaration `step` is a label when the program is read, before any loop."""
+@pytest.mark.parametrize("start", ["", "step: int64\n"])
+@pytest.mark.parametrize(
+    "text", ["total + sum(x[step,i])", "total + step * max(x[i,0])", "total + sum[step](x[step,0])"]
+)
+def test_programs_of_python_know_the_number_of_a_step(text, start):
+    """As those of job files do: in brackets too, unless it is listed as a label."""
     x = np.arange(12.0).reshape(4, 3)
-    text = "total_next = total + sum(x[step,i])"
-    given = {"carry": {"total": "total_next"}, "steps": 3}
-    job = einmpi.program(text, x=x, total=())
-    message = "loop: step is a label, but in a loop a number of each step; expected another label, "
-    with pytest.raises(InputError, match=message + "or the declaration step: int64"):
-        einmpi.loop(job, {"x": x, "total": 0.0}, **given)
-    job = einmpi.program("step: int64\n" + text, x=x, total=())
-    assert float(einmpi.loop(job, {"x": x, "total": 0.0}, **given).outputs["total"]) == x[:3].sum()
+    job = einmpi.program(f"{start}total_next = {text}", x=x, total=())
+    done = einmpi.loop(job, {"x": x, "total": 0.0}, carry={"total": "total_next"}, steps=3)
+    wanted = {
+        "total + sum(x[step,i])": x[:3].sum(),
+        "total + step * max(x[i,0])": 3 * x[:, 0].max(),
+        "total + sum[step](x[step,0])": 3 * x[:, 0].sum(),
+    }
+    assert float(done.outputs["total"]) == wanted[text]
+
+
+def test_the_number_of_a_step_can_be_given_to_a_single_run():
+    job = einmpi.program("y[i] = x[i] + step", x=(3,))
+    found = einmpi.run(job, x=np.zeros(3), step=7)["y"].gather()
+    assert found.tolist() == [7, 7, 7]
+    # Outside of loops a name in brackets alone is a label.
+    assert einmpi.run("n = sum(x[rows,i])", x=np.ones((2, 3)))["n"].gather() == 6
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_programs_of_python_know_the_numbers_of_a_batch(ranks):
+    x = np.arange(10.0)
+    job = einmpi.program(
+        "total_next = total + sum(where(i < rows, x[i], 0.0)) * (epoch + 1)", x=(4,), total=()
+    )
+    given = {"carry": {"total": "total_next"}, "batch": ["x"], "epochs": 2, "last": "pad"}
+    for found in run_threads(
+        ranks, lambda comm: einmpi.loop(job, {"x": x, "total": 0.0}, comm, **given)
+    ):
+        assert found.steps == 6 and float(found.outputs["total"]) == 3 * x.sum()
+
+
+def test_trained_programs_of_python_know_the_number_of_a_step():
+    """The gradient is 1 + step; three steps with rate 1 subtract 1 + 2 + 3."""
+    job = einmpi.program("loss = w * (1 + step)", w=())
+    given = {"loss": "loss", "parameters": ["w"], "steps": 3}
+    done = einmpi.train(job, {"w": 0.0}, optimizer={"name": "sgd", "rate": 1.0}, **given)
+    assert float(done.outputs["w"]) == -6
 
 
 def test_integers_of_numpy():

@@ -575,7 +575,28 @@ class ProgramMaker:
             return self.constant()
         if scope and draw.chance(0.08):
             return self.position(scope)
+        if draw.chance(0.04):
+            return self.random(scope)
         return self.read(scope, **how)
+
+    def random(self, scope: list[Label]) -> Expression:
+        """Return a random number of a seed, of labels, and of the step if there is one."""
+        draw = self.draw
+        arguments: list[Expression] = [Number(draw.between(-3, 9))]
+        for label in scope:
+            value: Expression = Position(label)
+            if draw.chance(0.3):
+                value = Operation(draw.one(("*", "-", "//")), (value, Number(draw.between(2, 4))))
+            if draw.chance(0.8):
+                arguments.append(value)
+        if STEP in self.dimensions:
+            arguments.append(Read(STEP, ()))
+        if len(arguments) == 1:  # a call of constants would be one
+            arguments[0] = Operation("int64", (arguments[0],))
+        name = draw.one(("uniform", "uniform32", "normal", "bernoulli"))
+        if name == "bernoulli":
+            arguments.insert(0, Number(draw.one((0.0, 0.25, 0.9, 1.0))))
+        return Operation(name, tuple(arguments))
 
     def constant(self) -> Number:
         draw = self.draw
@@ -783,8 +804,10 @@ class ProgramMaker:
             if node.name in ("sum", "prod", "cumsum"):
                 return "i" if inner == "b" else inner
             return "c" if inner == "c" else "f"
-        if node.name in ("<", "<=", ">", ">=", "==", "!=", "isnan", "isfinite"):
+        if node.name in ("<", "<=", ">", ">=", "==", "!=", "isnan", "isfinite", "bernoulli"):
             return "b"
+        if node.name in ("uniform", "uniform32", "normal"):
+            return "f"
         kinds = [self.kind(argument) for argument in node.arguments]
         if node.name == "where":
             kinds = kinds[1:]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erf
 
+from .random_numbers import CODES, random_numbers
 from .tree import (
     CASTS,
     Aggregation,
@@ -525,6 +526,11 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
         return _extreme_of_two("minimum", _extreme_of_two("maximum", x, low), high)
     if name == "arctan2":
         return _arctan2(*arguments)
+    if name in CODES:
+        value = random_numbers(name, *(item.value for item in arguments))
+        # Rounding decides nothing of the others: they are exact.
+        error = 1e-14 * np.abs(value) if name == "normal" else 0.0
+        return Value(value, error, _magnitude(value), _any_unsure(arguments))
     if name == "**":
         return _power(*arguments)
     if name in ("<", "<=", ">", ">=", "==", "!="):

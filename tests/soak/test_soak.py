@@ -62,7 +62,7 @@ def test_a_case_follows_from_its_seed_and_number():
         return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
 
     assert digest(range(30)) == digest(reversed(range(30)))
-    assert digest(range(30))[:16] == "cb8d6e4bf4c6ed03"
+    assert digest(range(30))[:16] == "ebd30b4b70fad9a1"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -195,7 +195,7 @@ def test_inputs_in_zarr_stores(monkeypatch):
 def test_inputs_in_bfloat16(monkeypatch):
     monkeypatch.setattr(case_module, "BFLOAT16_SHARE", 1.0)
     checked = 0
-    for number in range(16):
+    for number in range(32):
         case = make_case(12, number)
         if any(item.values.dtype == BFLOAT16 for item in case.program.inputs):
             outcome = running.check_on_threads(case)
@@ -218,7 +218,7 @@ def test_ranks_that_share_memory_and_spill(monkeypatch):
     """Some of them spill, and others need not."""
     monkeypatch.setattr(case_module, "UNEVEN_SHARE", 1.0)
     monkeypatch.setattr(case_module, "SPECIAL_SHARE", 0.0)
-    for number in (4, 83):
+    for number in (39, 142):
         outcome = running.check_on_threads(make_case(9, number))
         assert not outcome.failures, (number, outcome.failures)
         assert {"shared memory", "spilled on some ranks"} <= set(outcome.notes)

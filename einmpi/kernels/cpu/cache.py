@@ -22,6 +22,7 @@ import llvmlite.binding
 import numba
 from numba import types
 
+from einmpi.graph import random_numbers
 from einmpi.kernels.cpu import intrinsics
 from einmpi.process.environment import (
     CACHE_VARIABLE,
@@ -178,7 +179,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 @cache
 def _intrinsics_source() -> bytes:
-    return Path(intrinsics.__file__).read_bytes()
+    files = (intrinsics.__file__, random_numbers.__file__)
+    return b"".join(Path(file).read_bytes() for file in files)
 
 
 class CacheFolder(NamedTuple):

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from einmpi.graph import random_numbers
 
 _types: Any = types  # parts of it have no annotations
 
@@ -273,3 +276,83 @@ def _tanh(builder: Any, x: Any) -> Any:
 
 exp = _intrinsic(_exp, 1)
 tanh = _intrinsic(_tanh, 1)
+
+# ---- random numbers -----------------------------------------------------------------------------
+
+
+class Emitted:
+    """A number in a kernel, with the operators of numpy's arrays: formulas emit instructions.
+
+    A float as the other operand makes an integer a float.
+    """
+
+    def __init__(self, builder: Any, value: Any, is_signed: bool = False) -> None:
+        self.builder = builder
+        self.value = value
+        self.is_signed = is_signed
+
+    def view(self, dtype: type) -> Emitted:
+        kind = ir.DoubleType() if dtype is np.float64 else ir.IntType(64)
+        return Emitted(self.builder, self.builder.bitcast(self.value, kind), dtype is np.int64)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any) -> Emitted:
+        return Emitted(self.builder, _call(self.builder, ufunc.__name__, self.value))
+
+    def _emit(self, of_integers: str, of_floats: str, other: Any) -> Emitted:
+        value = self.value
+        if isinstance(other, float) and isinstance(value.type, ir.IntType):
+            convert = self.builder.sitofp if self.is_signed else self.builder.uitofp
+            value = convert(value, ir.DoubleType())
+        number = other.value if isinstance(other, Emitted) else ir.Constant(value.type, other)
+        name = of_integers if isinstance(value.type, ir.IntType) else of_floats
+        result = getattr(self.builder, name)(value, number)
+        return Emitted(self.builder, result, self.is_signed)
+
+    def __add__(self, other: Any) -> Emitted:
+        return self._emit("add", "fadd", other)
+
+    def __sub__(self, other: Any) -> Emitted:
+        return self._emit("sub", "fsub", other)
+
+    def __mul__(self, other: Any) -> Emitted:
+        return self._emit("mul", "fmul", other)
+
+    def __truediv__(self, other: Any) -> Emitted:
+        return self._emit("", "fdiv", other)
+
+    def __and__(self, other: Any) -> Emitted:
+        return self._emit("and_", "", other)
+
+    def __or__(self, other: Any) -> Emitted:
+        return self._emit("or_", "", other)
+
+    def __xor__(self, other: Any) -> Emitted:
+        return self._emit("xor", "", other)
+
+    __rxor__ = __xor__
+
+    def __rshift__(self, other: int) -> Emitted:
+        return self._emit("ashr" if self.is_signed else "lshr", "", other)
+
+    def __lshift__(self, other: int) -> Emitted:
+        return self._emit("shl", "", other)
+
+
+def _random(formula: Callable[..., Any], kind: Any) -> Any:
+    """Return a function of a purpose, a seed and index values, given the formula that it emits."""
+
+    def describe(context: Any, purpose: Any, *integers: Any) -> Any:
+        def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+            parts = cgutils.unpack_tuple(builder, args[1])  # type: ignore[no-untyped-call]
+            numbers = [Emitted(builder, part) for part in parts]
+            value = formula(purpose.literal_value, *numbers).value
+            return value if kind == types.float64 else builder.fptrunc(value, ir.FloatType())
+
+        return kind(purpose, _types.UniTuple(types.int64, len(integers))), code
+
+    return intrinsic(prefer_literal=True)(describe)
+
+
+random_uniform = _random(random_numbers.uniform, types.float64)
+random_uniform32 = _random(random_numbers.uniform32, types.float32)
+random_normal = _random(random_numbers.normal, types.float64)

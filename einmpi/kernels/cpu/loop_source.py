@@ -9,6 +9,7 @@ and `je` those of a block of steps.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.scalar import Arg
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Arg, Call, walk
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
 from einmpi.kernels.loop_nest import Nest
 from einmpi.kernels.scalar_text import FoldTypes
@@ -51,13 +53,22 @@ class SourceLines:
         """End the innermost block."""
         self.depth -= 1
 
-    def add_lane_loop(self, count: str | int, *lines: str) -> None:
+    def add_lane_loop(self, count: str | int, *lines: str, group: int = 1) -> None:
         """Add a loop over lanes; {v} in its lines stands for the lane.
 
-        Every loop has a variable of its own: numba compiles that fastest.
+        Every loop has a variable of its own: numba compiles that fastest. With a group, so many
+        lanes are written out one after another, and those left over have a loop of their own.
         """
+        bounds = f"{count}"
+        if group > 1:
+            variable = f"v{len(self.lines)}"
+            self.open(f"for {variable} in range(0, {count} - {group - 1}, {group}):")
+            for k in range(group):
+                self.add(*(line.replace("{v}", f"({variable} + {k})") for line in lines))
+            self.close()
+            bounds = f"{count} - {count} % {group}, {count}"
         variable = f"v{len(self.lines)}"
-        self.open(f"for {variable} in range({count}):")
+        self.open(f"for {variable} in range({bounds}):")
         self.add(*(line.replace("{v}", variable) for line in lines))
         self.close()
 
@@ -137,12 +148,17 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
 BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 TILE_ROWS = 64  # rows that share a tile of lanes
 TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array is read
+# How many lanes are written out where each is a long chain of steps that LLVM does not vectorise:
+# the processor works on all of them at once. It vectorises them on x86, which has products of 64
+# bits for several lanes; ARM has none.
+CHAIN_LANES = 1 if platform.machine() in ("x86_64", "AMD64") else 4
 HEAD = (
     "import math\n"
     "from numba import complex64, complex128, float32, float64, int8, int16, int32, int64\n"
     "from numba import uint8, uint16, uint32, uint64\n"
     "from einmpi.kernels.cpu.intrinsics import "
-    "at, ceil, exp, floor, fmax, fmin, fmod, least, muladd, pick, rint, stack, tanh, whole\n"
+    "at, ceil, exp, floor, fmax, fmin, fmod, least, muladd, pick, random_normal, random_uniform, "
+    "random_uniform32, rint, stack, tanh, whole\n"
     "\n\n"
     "def kernel(address):\n"
     "    p = at(int64, address)\n"
@@ -200,7 +216,10 @@ def _write_map(nest: Nest, text: SourceLines) -> None:
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
     store = f"{target}[{place}] = {stored(value, nest.out.dtype)}"
-    text.add_lane_loop("n", *lanes.inside, store)
+    is_chain = any(
+        isinstance(node, Call) and OPERATIONS[node.op].cpu_is_chain for node in walk(nest.function)
+    )
+    text.add_lane_loop("n", *lanes.inside, store, group=CHAIN_LANES if is_chain else 1)
 
 
 def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:

@@ -75,8 +75,7 @@ def operation(name: str, args: Sequence[str], dtypes: Sequence[str]) -> str:
     written = _text_of(record, DTYPES[dtype].kind)
     assert written is not None
     text = written.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
-    for k, arg in enumerate(args):
-        text = text.replace(f"{{{k}}}", arg)
+    text = record.with_arguments(text, args)
     result = record.dtypes((np.dtype(dtype),) * record.arity)[-1]
     if result.kind not in "iu":
         return text

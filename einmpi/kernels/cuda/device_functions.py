@@ -5,6 +5,9 @@ Only `DEVICE` needs a GPU's compiler; `COMMON` is plain C++, which is tested wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from einmpi.graph import random_numbers
 from einmpi.graph.operations import OPERATIONS
 
 # No header is included, so that the compiler needs to find no files.
@@ -309,6 +312,77 @@ FN int quotient(int x, Long m, Long s) {
 FN Long quotient(Long x, Long d, Long) { return x / d; }
 template <class I> FN I least(I a, I b) { return a < b ? a : b; }
 """
+
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+
+def _series(name: str, coefficients: Sequence[float]) -> str:
+    """Return a function for Σ aₖ xᵏ, in pairs of pairs as `random_numbers` computes it."""
+    terms = [f"({coefficient.hex()})" for coefficient in coefficients]
+    lines = f"FN double {name}(double x) {{\n"
+    power = "x"
+    while len(terms) > 1:
+        pairs = [f"({power} * {b} + {a})" for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[len(pairs) * 2 :]
+        lines += f"  double {power}x = {power} * {power};\n"
+        power += "x"
+    return f"{lines}  return {terms[0]};\n}}\n"
+
+
+def _random_source() -> str:
+    """Return the formulas of `random_numbers` in C++."""
+    multipliers = random_numbers.MULTIPLIERS
+    key_steps = random_numbers.KEY_STEPS
+    minus_two_log_2 = random_numbers.MINUS_TWO_LOG_2.hex()
+    (shift, factor), (next_shift, next_factor) = random_numbers.MIX
+    return f"""
+// ---- random numbers ----
+struct Bits {{ ULong first, second; }};
+union DoubleBits {{ double number; ULong bits; }};
+FN Bits philox(ULong first, ULong second, ULong key) {{
+  unsigned a = (unsigned)first, b = (unsigned)(first >> 32), k = (unsigned)key;
+  unsigned c = (unsigned)second, d = (unsigned)(second >> 32), l = (unsigned)(key >> 32);
+  for (int round = 0; round < {random_numbers.ROUNDS}; ++round) {{
+    ULong p = a * {multipliers[0]}ULL, q = c * {multipliers[1]}ULL;
+    a = (unsigned)(q >> 32) ^ b ^ k; b = (unsigned)q; k += {key_steps[0]}u;
+    c = (unsigned)(p >> 32) ^ d ^ l; d = (unsigned)p; l += {key_steps[1]}u;
+  }}
+  return {{a | (ULong)b << 32, c | (ULong)d << 32}};
+}}
+FN ULong mixed(ULong x) {{
+  x = (x ^ x >> {shift}) * {factor}ULL;
+  x = (x ^ x >> {next_shift}) * {next_factor}ULL;
+  return x ^ x >> {random_numbers.MIX_LAST};
+}}
+FN Bits keyed_bits(ULong key, ULong a = 0, ULong b = 0) {{ return philox(a, b, key); }}
+template <class... V> FN Bits keyed_bits(ULong key, ULong a, ULong b, ULong c, V... values) {{
+  return keyed_bits(mixed(a * {random_numbers.GOLDEN}ULL + key), b, c, values...); }}
+template <class... V> FN Bits random_bits(int purpose, Long seed, V... values) {{
+  ULong code = purpose + 4 * sizeof...(V);
+  return keyed_bits(mixed((ULong)seed + code * {random_numbers.GOLDEN}ULL), (ULong)values...); }}
+template <class... V> FN double random_uniform(int purpose, V... values) {{
+  return (double)(random_bits(purpose, values...).first >> 11) * 0x1p-53; }}
+template <class... V> FN float random_uniform32(int purpose, V... values) {{
+  return (float)(random_bits(purpose, values...).first >> 40) * 0x1p-24f; }}
+{_series("log_series", random_numbers.LOG_SERIES)}\
+{_series("sine_series", random_numbers.SCALED_SINE_SERIES)}\
+template <class... V> FN double random_normal(int purpose, V... values) {{
+  Bits random = random_bits(purpose, values...);
+  DoubleBits x, m;
+  x.number = (double)((random.first >> 11) + 1);
+  x.bits += {random_numbers.LOG_SHIFT}ULL;
+  m.bits = (x.bits & {random_numbers.FRACTION_BITS}ULL) + {random_numbers.ROOT_HALF_BITS}ULL;
+  double f = m.number - 1.0, s = f / (f + 2.0), square = s * s;
+  double k = (double)((Long)x.bits >> 52);
+  double logs = (log_series(square) * square - 4.0) * s + k * {minus_two_log_2};
+  double t = (double)((Long)random.second >> 11);
+  return sqrt_(logs) * (sine_series(t * t) * t);
+}}
+"""
+
+
+COMMON += _random_source()
 
 
 def device_source() -> str:

@@ -94,10 +94,8 @@ def operation(name: str, args: Sequence[str], dtypes: Sequence[str] = ()) -> str
     """Return the text of an operation on arguments that have the type in which it is computed."""
     if name == "**" and args[1] == number(0.5, dtypes[1]):
         return f"root_power({args[0]})"
-    text = OPERATIONS[name].cuda
-    for k, arg in enumerate(args):
-        text = text.replace(f"{{{k}}}", arg)
-    return text
+    record = OPERATIONS[name]
+    return record.with_arguments(record.cuda, args)
 
 
 # ---- expressions --------------------------------------------------------------------------------

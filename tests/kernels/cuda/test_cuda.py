@@ -48,6 +48,7 @@ from row_write_cases import check_all_row_writes
 
 import einmpi
 from einmpi.kernels import reference
+from einmpi.kernels.cpu.broadcast import compute_by_broadcasting
 from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.nest import EXACT_OPTIONS, compile_kernel
@@ -296,6 +297,25 @@ def test_integers_at_the_ends_of_their_range(cupy):
     total, _ = einmpi.program("Z[i] = mean(x[i,j])", x=stamps).graph.computed
     found = compute(cupy, total.einsum, total.dtype, [stamps])
     np.testing.assert_array_equal(found, np.full(3, 40 * 17e17))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "uniform(7, i, j)",
+        "uniform32(seed, j)",
+        "normal(seed, i, j)",
+        "normal(1, j, i - 3, i, 2)",
+        "bernoulli(0.3, seed, i, j, 4)",
+        "uniform(seed)",
+    ],
+)
+def test_random_numbers_have_the_bits_of_numpy(cupy, call):
+    seed = {"seed": np.array(-(2**40))} if "seed" in call else {}
+    einsum, kind, operands = vertex(f"Z[i:9,j:70] = {call}", seed)
+    wanted = np.empty((9, 70), kind)
+    compute_by_broadcasting(einsum, operands, wanted, {})
+    np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), wanted)
 
 
 def operations_agree(cases):
