@@ -202,8 +202,8 @@ def select(array: Symbol, key: Any) -> Symbol:
     array = symbol_of(trace, array)
     if indexing.is_basic(key):
         fixed = indexing.fixed_key(key)
-        is_one = len(fixed) == array.ndim and not any(isinstance(part, slice) for part in fixed)
-        if is_one or not array.ndim:  # numbers in numpy, which have no views
+        are_integers = all(isinstance(part, int | np.integer) for part in fixed)
+        if not array.ndim or (len(fixed) == array.ndim and are_integers):  # numbers in numpy, which have no views
             return Symbol(trace, _selected(trace, array.node, fixed))
         return Symbol.view_of(array, lambda node: _selected(trace, node, fixed), fixed)
     return Symbol(trace, _selected(trace, array.node, key))
@@ -336,6 +336,8 @@ def reshape(array: Symbol, shape: Any, copy: bool | None = None) -> Symbol:
 
 def _reshaped(trace: Trace, node: Node, bound: tuple[int, ...]) -> Node:
     """Return the elements in another shape: a group of dimensions becomes another one."""
+    if not prod(bound):
+        return trace.add(f"{_header(bound)} = {node.dtype.name}(0)", {})
     labels = _labels(len(bound))
     index: list[str] = []
     for old, new in _groups(node.shape, bound):
@@ -355,11 +357,7 @@ def _reshaped(trace: Trace, node: Node, bound: tuple[int, ...]) -> Node:
             else:
                 quotient = f"({place}) // {stride}" if stride > 1 else f"({place})"
                 index.append(quotient if position == 0 else f"({quotient}) % {extent}")
-    text = element_text("x", index)
-    if not prod(bound):
-        text = f"{node.dtype.name}(0)"
-        return trace.add(f"{_header(bound)} = {text}", {})
-    return trace.add(f"{_header(bound)} = {text}", {"x": node})
+    return trace.add(f"{_header(bound)} = {element_text('x', index)}", {"x": node})
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
