@@ -176,10 +176,18 @@ class Traced:
             if node in named and node not in names:
                 names[node] = self.names.take_new("t")
         self.node_names = names
+        needed = {names[node] for node in outputs}
+        for node in nodes:
+            if node.call is not None:
+                needed.update(names[operand] for operand in node.call.operands)
         last = max([node.level for node in nodes], default=0)
-        return [self._stage(level, nodes, outputs) for level in range(last + 1)]
+        stages = []
+        for level in reversed(range(last + 1)):
+            stages.append(self._stage(level, nodes, needed))
+        return stages[::-1]
 
-    def _stage(self, level: int, nodes: Sequence[Node], outputs: Sequence[Node]) -> Stage:
+    def _stage(self, level: int, nodes: Sequence[Node], needed: set[str]) -> Stage:
+        """Return the program of a level. `needed` names what comes after it reads, or returns."""
         names = self.node_names
         stage = Stage()
         for node in nodes:
@@ -188,12 +196,6 @@ class Traced:
         own = [node for node in nodes if node in names and node.definition and node.level == level]
         if not own:
             return stage
-        used_later: set[Node] = set(outputs)
-        for node in nodes:
-            if node.level > level:
-                used_later.update(node.operands.values())
-            if node.call is not None:
-                used_later.update(node.call.operands)
         writer = Writer(names)
         lines = [writer.statement(node) for node in own]
         if len(lines) > self.trace.most_statements:
@@ -201,19 +203,19 @@ class Traced:
             what = f"the function becomes a program of {len(lines)} statements"
             refuse(what, f"at most {most}", "einmpi.fori repeats a step without writing it out")
         words = set(_NAME.findall("\n".join(lines)))
-        defined = {names[node] for node in own}
+        outputs = [names[node] for node in own if names[node] in needed]
+        needed |= words
         inputs = {
             name: (node.shape, node.dtype.name)
             for node, name in names.items()
-            if name in words and name not in defined
+            if name in words and node not in own
         }
-        wanted = [names[node] for node in own if node in used_later]
         specs = [
             parameter(name, value, "jit")
             for name, value in self.parameters.items()
             if inputs.pop(name, None) is not None
         ]
-        job = program_job("\n".join(lines), inputs, {}, "float64", wanted, specs)
+        job = program_job("\n".join(lines), inputs, {}, "float64", outputs, specs)
         stage.job = with_settings(job, self.settings)
         stage.inputs = tuple(vertex.name for vertex in stage.job.graph.inputs)
         return stage

@@ -116,7 +116,7 @@ class _Run:
         said = self.comm.allgather_text("" if error is None else f"{type(error).__name__}: {error}")
         if len(set(map(bool, said))) > 1:
             return "ranks", f"some ranks raise, others do not: {said}"
-        reason = _unsupported(error)
+        reason = unsupported(error)
         if reason:
             self.outcome.notes.append(f"skipped: {reason}")
         else:
@@ -309,7 +309,7 @@ def _run_line(line: str, names: dict[str, Any]) -> Exception | None:
     return None
 
 
-def _unsupported(error: Exception | None) -> str:
+def unsupported(error: Exception | None) -> str:
     """Return what a documented refusal is about; "" for no error, and for any other."""
     if not isinstance(error, TypeError | ValueError):
         return ""

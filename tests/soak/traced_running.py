@@ -16,7 +16,7 @@ from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 
 from .arrays_case import KNOWN, ArrayCase, Step, plain_array
-from .arrays_running import quiet, short_error
+from .arrays_running import quiet, short_error, unsupported
 from .running import Outcome, planned_once
 
 THREAD_SECONDS = 60.0  # for a rank to wait for a message
@@ -55,8 +55,16 @@ def run_script(case: ArrayCase, comm: Any) -> Outcome:
         given = {
             name: einmpi.DistArray.from_global(array, comm) for name, array in case.arrays.items()
         }
-        # Without it, inf and nan may become others of the three.
-        found = einmpi.jit(functools.partial(computed, steps), strict=True)(given)
+        # Without `strict`, inf and nan may become others of the three.
+        function = einmpi.jit(functools.partial(computed, steps), strict=True)
+        try:
+            found = function(given)
+        except TypeError as error:
+            reason = unsupported(error)  # by a DistArray, in a call between two programs
+            if not reason:
+                raise
+            outcome.notes.append(f"refused: {reason}")
+            return outcome
         for name, own in found.items():
             if not isinstance(own, einmpi.DistArray) or name not in expected:
                 continue
