@@ -23,6 +23,9 @@ FUNCTIONS = (
     "compile",
     "open_dataset",
     "einsum",
+    "jit",
+    "trace",
+    "fori",
     "reference",
 )
 # Each with what an object of it is called on the page.

@@ -206,8 +206,8 @@ def trace(function: Callable[..., Any], *arguments: Any, **named: Any) -> Traced
     >>> traced = einmpi.trace(lambda A, B: A @ B, (40, 30), (30, 20))
     >>> print(traced.program)
     out[i, j] = sum[k](A[i, k] * B[k, j])
-    >>> einmpi.plan(traced.job, ranks=4).words
-    1800
+    >>> einmpi.plan(traced.job, ranks=4).bytes_predicted
+    11200
     """
     jitted = (
         function if isinstance(function, Jitted) else Jitted(function, ALONE, MOST_STATEMENTS, {})

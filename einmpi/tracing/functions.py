@@ -146,12 +146,23 @@ def _round(array: Symbol, /, decimals: int = 0, **_: Any) -> Any:
     return elementwise(array.own_trace, "round({0})", [array], array.dtype)
 
 
-def _function_of_elements(text: str, real_dtype: bool = False) -> Callable[[Symbol], Symbol]:
-    def apply(array: Symbol, /) -> Symbol:
-        dtype = np.empty(0, array.dtype).real.dtype if real_dtype else array.dtype
-        return elementwise(array.own_trace, text, [array], dtype)
+def _part(name: str) -> Callable[[Symbol], Symbol]:
+    """Return numpy's function `real` or `imag`: a view, which is not written into if complex."""
 
-    return apply
+    def view(array: Symbol, /) -> Symbol:
+        if name == "real" and array.dtype.kind != "c":
+            return Symbol.view_of(array, lambda node: node, ...)
+        dtype = np.empty(0, array.dtype).real.dtype.name
+
+        def read(node: Node) -> Node:
+            part = elementwise(
+                array.own_trace, f"{name}({{0}})", [Symbol(array.own_trace, node)], dtype
+            )
+            return part.node
+
+        return Symbol.view_of(array, read)
+
+    return view
 
 
 def _triangle(comparison: str) -> Callable[..., Symbol]:
@@ -203,7 +214,8 @@ def select(array: Symbol, key: Any) -> Symbol:
     if indexing.is_basic(key):
         fixed = indexing.fixed_key(key)
         are_integers = all(isinstance(part, int | np.integer) for part in fixed)
-        if not array.ndim or (len(fixed) == array.ndim and are_integers):  # numbers in numpy, which have no views
+        if not array.ndim or (len(fixed) == array.ndim and are_integers):
+            # A number of numpy has no views.
             return Symbol(trace, _selected(trace, array.node, fixed))
         return Symbol.view_of(array, lambda node: _selected(trace, node, fixed), fixed)
     return Symbol(trace, _selected(trace, array.node, key))
@@ -406,8 +418,9 @@ def concatenate(
         tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
     kind = np.dtype(dtype) if dtype else np.result_type(*(tensor.dtype for tensor in tensors))
-    tensors = [cast(tensor, kind) for tensor in tensors if tensor.size] or tensors[:1]
     joined = normalize_axis_index(axis, tensors[0].ndim)
+    with_elements = [tensor for tensor in tensors if tensor.shape[joined]]
+    tensors = [cast(tensor, kind) for tensor in with_elements or tensors[:1]]
     for tensor in tensors:
         if [*tensor.shape[:joined], *tensor.shape[joined + 1 :]] != [
             *tensors[0].shape[:joined],
@@ -622,8 +635,8 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.clip: clip,
     np.round: _round,
     np.around: _round,
-    np.real: _function_of_elements("real({0})", real_dtype=True),
-    np.imag: _function_of_elements("imag({0})", real_dtype=True),
+    np.real: _part("real"),
+    np.imag: _part("imag"),
     np.copy: lambda array, /: Symbol(array.own_trace, array.node),
     np.tril: _triangle("<="),
     np.triu: _triangle(">="),

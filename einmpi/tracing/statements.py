@@ -290,9 +290,10 @@ class Writer:
                 self.extents[name.id] = size
         entries = list(own.values())
         body = self._written(node, own)  # adds the labels that are aggregated
-        parts: list[str] = []
         if definition.header is not None:
             entries = entries_of(_Substitution(self, node, own).visit(_copy(definition.header)))
+        self._note_bare_labels([body, *entries])
+        parts: list[str] = []
         for entry in entries:
             text = ast.unparse(entry)
             parts.append(self._with_extent(text) if isinstance(entry, ast.Name) else text)
@@ -301,6 +302,17 @@ class Writer:
         text = ast.unparse(_WithExtents(self, kept).visit(body))
         target = f"{self.names[node]}[{header}]" if header else self.names[node]
         return f"{target} = {text}"
+
+    def _note_bare_labels(self, expressions: Iterable[ast.expr]) -> None:
+        """Find the labels that index a tensor as they are, not those in brackets of a sum."""
+        self.bare = set()
+        for expression in expressions:
+            for node in ast.walk(expression):
+                if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
+                    continue
+                if node.value.id in self.taken:
+                    entries = entries_of(node)
+                    self.bare.update(each.id for each in entries if isinstance(each, ast.Name))
 
     def _free_labels(self) -> Iterator[str]:
         for number in range(10**6):
@@ -322,11 +334,9 @@ class Writer:
         if node in self.names:
             entries: list[ast.expr] = []
             for entry, size in zip(index, node.shape, strict=True):
-                if isinstance(entry, ast.Name) and entry.id in self.extents:
-                    if self.extents[entry.id] == size:
-                        self.bare.add(entry.id)
-                    else:  # a label alone has the extent of the dimension
-                        entry = ast.BinOp(entry, ast.Add(), ast.Constant(0))
+                if isinstance(entry, ast.Name) and self.extents.get(entry.id, size) != size:
+                    # A label alone has the extent of the dimension.
+                    entry = ast.BinOp(entry, ast.Add(), ast.Constant(0))
                 entries.append(entry)
             name = ast.Name(self.names[node])
             if not entries:

@@ -56,7 +56,7 @@ class Trace:
     most_statements: int = MOST_STATEMENTS
     # Arrays that the function has from elsewhere, by the names of the inputs that they become.
     constants: dict[str, Any] = field(default_factory=dict)
-    known: dict[int, Node] = field(default_factory=dict)  # by the identity of such an array
+    known: list[tuple[Any, Node]] = field(default_factory=list)  # such arrays, and what they are
     count: int = 0  # of nodes so far
 
     def add(self, text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
@@ -72,13 +72,22 @@ class Trace:
             refuse(what, "fewer", "einmpi.fori repeats a step without writing it out")
 
     def constant(self, array: Any) -> Node:
-        """Return an array that is no argument as an input of the program."""
-        node = self.known.get(id(array))
-        if node is None:
-            name = f"constant{len(self.constants) or ''}"
-            node = Node(tuple(array.shape), np.dtype(array.dtype.name), name)
-            self.constants[name] = array
-            self.known[id(array)] = node
+        """Return an array that is no argument as an input of the program.
+
+        An array of numpy is taken as it is now; a DistArray is read in each call.
+        """
+        for known, node in self.known:
+            is_same = known is array
+            if isinstance(array, np.ndarray) and isinstance(known, np.ndarray):
+                is_same = known.dtype == array.dtype and np.array_equal(known, array)
+            if is_same:
+                return node
+        if isinstance(array, np.ndarray):
+            array = array.copy()
+        name = f"constant{len(self.constants) or ''}"
+        node = Node(tuple(array.shape), np.dtype(array.dtype.name), name)
+        self.constants[name] = array
+        self.known.append((array, node))
         return node
 
 
