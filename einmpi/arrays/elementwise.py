@@ -11,14 +11,13 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from einmpi.arrays.creation import block_of, layout_for
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.moving import (
-    block_indices,
     broadcast_layout,
     common_comm,
     distributed,
     layout_cutting,
     with_other_dimensions,
 )
-from einmpi.arrays.shapes import broadcast_to, concatenate, expand_dims, roll
+from einmpi.arrays.shapes import concatenate, expand_dims, roll
 from einmpi.comm.agreement import is_checking, require_same_arrays, together
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
@@ -206,23 +205,6 @@ def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
         are_both_nan = np.not_equal(a1, a1) & np.not_equal(a2, a2)
         is_equal = is_equal | are_both_nan
     return bool(np.all(is_equal))
-
-
-def triangle(compare: np.ufunc, array: DistArray, /, k: int = 0) -> DistArray:
-    """Return the tensor with zeros on one side of the k-th diagonal of its last two dimensions.
-
-    Elements stay where `compare` is True of their column and that of the diagonal.
-    """
-    if array.ndim == 0:
-        raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
-    if array.ndim == 1:
-        array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
-    rows, columns = block_indices(array.layout, array.own_comm.rank)[-2:]
-    zero = np.zeros((), array.dtype)
-    kept = compare(columns, rows[:, np.newaxis] + k)
-    if not array.local.size:
-        return array.copy()
-    return array._with_block(np.where(kept, array.host, zero))
 
 
 # ---- functions of whole rows: matrices and transforms; other dimensions are cut ------------------

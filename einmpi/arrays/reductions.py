@@ -13,7 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from einmpi.arrays.dist_array import DistArray, call, takes_symbols
 from einmpi.arrays.moving import along
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.shapes import concatenate, expand_dims, pad, with_one_axis
+from einmpi.arrays.shapes import broadcast_to, concatenate, expand_dims, pad, with_one_axis
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import element_text
@@ -282,6 +282,23 @@ def diff(
         differences: Any = np.not_equal if result.dtype == bool else np.subtract
         result = differences(later, earlier)
     return result
+
+
+def triangle(comparison: str, array: DistArray, /, k: int = 0) -> DistArray:
+    """Return the tensor with zeros on one side of the k-th diagonal of its last two dimensions.
+
+    Elements stay where the comparison is true of their column and that of the diagonal.
+    """
+    if array.ndim == 0:
+        raise ValueError("a triangle is part of a matrix, or of a stack of matrices")
+    if array.ndim == 1:
+        array = broadcast_to(array, array.shape * 2)  # as numpy, each row is the vector
+    all_labels = labels(array.ndim)
+    row, column = all_labels[-2:]
+    kept = f"{column} {comparison} {row} + ({k})"
+    element = element_text("x", all_labels)
+    text = f"{element_text('out', all_labels)} = where({kept}, {element}, {array.dtype.name}(0))"
+    return evaluate_program(array.own_comm, text, {"x": array})
 
 
 # What the methods of ufuncs compute.

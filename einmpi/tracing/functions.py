@@ -165,22 +165,6 @@ def _part(name: str) -> Callable[[Symbol], Symbol]:
     return view
 
 
-def _triangle(comparison: str) -> Callable[..., Symbol]:
-    def apply(array: Symbol, /, k: int = 0) -> Symbol:
-        if array.ndim == 1:
-            array = broadcast_to(array, array.shape * 2)
-        labels = _labels(array.ndim)
-        row, column = labels[-2:]
-        element = element_text("x", labels)
-        text = f"where({column} {comparison} {row} + ({k}), {element}, {array.dtype.name}(0))"
-        return Symbol(
-            array.own_trace,
-            array.own_trace.add(f"{_header(array.shape)} = {text}", {"x": array.node}),
-        )
-
-    return apply
-
-
 def _filled(value: Any) -> Callable[..., Symbol]:
     def like(array: Symbol, /, dtype: Any = None, device: Any = None) -> Symbol:
         return full_like(array, value, dtype)
@@ -286,6 +270,8 @@ def assign(array: Symbol, key: Any, value: Any) -> None:
     if not indexing.is_basic(key):
         refuse("assigns by a table of indices", "integers and slices", "np.where chooses by values")
     found = indexing.read_key(array, indexing.fixed_key(key))
+    if not prod(found.shape):
+        return
     values: Any = value
     if not is_number(value):
         values = broadcast_to(symbol_of(trace, value), found.shape)
@@ -638,8 +624,6 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.real: _part("real"),
     np.imag: _part("imag"),
     np.copy: lambda array, /: Symbol(array.own_trace, array.node),
-    np.tril: _triangle("<="),
-    np.triu: _triangle(">="),
     np.zeros_like: _filled(0),
     np.empty_like: _filled(0),
     np.ones_like: _filled(1),
