@@ -103,9 +103,11 @@ def call_microseconds(watch: Stopwatch, comm: Comm) -> dict[str, float]:
     job = einmpi.program("C[i,k] = sum[j](A[i,j] * B[j,k])", A=(10, 10), B=(10, 10))
     compiled = einmpi.compile(job)
     distributed = compiled(A=left, B=right)["C"]
+    traced = einmpi.jit(lambda A, B: A @ B)
     found = {
         "compiled call, 10×10 product": watch.least(lambda: compiled(A=left, B=right)),
         "  one factor is a DistArray": watch.least(lambda: compiled(A=left, B=distributed)),
+        "  as a traced function": watch.least(lambda: traced(left, right)),
         "einmpi.run, the same job": watch.least(lambda: einmpi.run(job, A=left, B=right)),
     }
     if comm.size > 1:
