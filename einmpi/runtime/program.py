@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -109,22 +109,25 @@ class Program:
         used. The arguments are those of `Run`; `on_transfer` is called after each transfer in the
         background.
         """
-        background = None
         if self.schedule.overlaps:
-            background = Background(self.backend, self.comm, on_transfer)
-        buffers = Buffers(self.backend) if background is None else background.buffers
-        run = Run(storage, buffers, failure, on_step, checkpointer)
-        may_repeat = self.can_repeat and self.has_run and not run.is_watched
-        with nullcontext() if background is None else closing(background):
-            if may_repeat and self.lock.acquire(blocking=False):
-                try:
-                    self._run_again(run)
-                finally:
-                    self.lock.release()
-            else:
-                self._run_one_by_one(run)
-                self.has_run = self.has_run or not run.has_failed
+            with closing(Background(self.backend, self.comm, on_transfer)) as background:
+                buffers: Buffers = background.buffers
+                self._run(Run(storage, buffers, failure, on_step, checkpointer))
+        else:
+            buffers = Buffers(self.backend)
+            self._run(Run(storage, buffers, failure, on_step, checkpointer))
         return {name: buffers[slot] for name, slot in self.outputs.items()}, buffers
+
+    def _run(self, run: Run) -> None:
+        may_repeat = self.can_repeat and self.has_run and not run.is_watched
+        if may_repeat and self.lock.acquire(blocking=False):
+            try:
+                self._run_again(run)
+            finally:
+                self.lock.release()
+        else:
+            self._run_one_by_one(run)
+            self.has_run = self.has_run or not run.has_failed
 
     def _run_one_by_one(self, run: Run) -> None:
         for slot in self.schedule.outside:
@@ -139,31 +142,41 @@ class Program:
             assert isinstance(self.backend, NumpyBackend)
             self.bound = BoundSteps(self.schedule, self.backend, self.comm)
         self.bound.begin(run.storage, run.buffers)
-        self._call(self.bound.calls or self.bound.bind_and_yield(run.buffers), run)
+        calls = self.bound.calls or self.bound.bind_and_yield(run.buffers)
+        self._call(calls, run.buffers, lambda: run)
         self.peak = run.buffers.peak
 
     # ---- the loop over calls --------------------------------------------------------------------
 
     def carry_out(self, run: Run, first: int, stop: int) -> None:
         """Do the steps from one number to before another, one by one."""
-        self._call(self._one_by_one(run, first, stop), run, stop)
+        self._call(self._one_by_one(run, first, stop), run.buffers, lambda: run, stop)
 
-    def _call(self, calls: Iterable[NumberedCall], run: Run, stop: int | None = None) -> None:
-        """Call what belongs to steps, in order. After one that fails, do the rest one by one."""
-        last = len(self.schedule.steps) if stop is None else stop
+    def _call(
+        self,
+        calls: Iterable[NumberedCall],
+        buffers: Buffers,
+        run_of: Callable[[], Run],
+        stop: int | None = None,
+    ) -> None:
+        """Call what belongs to steps, in order. After one that fails, do the rest one by one.
+
+        `run_of` returns the run, which most calls do not need.
+        """
         while True:
             number = 0
             try:
                 with np.errstate(all="ignore"):
                     for numbered_call in calls:
                         number, call = numbered_call
-                        call(run.buffers)
+                        call(buffers)
                 return
             except StoredOtherwise:
                 pass
             except Exception as error:
-                self._go_on_after(error, number, run)
-            calls = self._one_by_one(run, number + 1, last)
+                self._go_on_after(error, number, run_of())
+            last = len(self.schedule.steps) if stop is None else stop
+            calls = self._one_by_one(run_of(), number + 1, last)
 
     def _one_by_one(self, run: Run, first: int, stop: int) -> list[NumberedCall]:
         """Return the calls that do some steps, with what others want to know about them."""
@@ -226,8 +239,11 @@ class Program:
             blocks = take_blocks()
             buffers = Buffers(self.backend)
             arrays = buffers.arrays = {**bound.kept.slots, **blocks}
-            run = Run(_GivenBlocks(blocks), buffers, failure)
-            self._call(bound.calls_after_loading, run)
+            self._call(
+                bound.calls_after_loading,
+                buffers,
+                lambda: Run(_GivenBlocks(blocks), buffers, failure),
+            )
         finally:
             self.lock.release()
         return {name: arrays[slot.name] for name, slot in self.outputs.items()}
