@@ -134,7 +134,8 @@ class Program:
             run.buffers.place(slot)
         if run.checkpointer is not None:
             run.checkpointer.restore(self.schedule.rank, run.buffers)
-        self.carry_out(run, 0, len(self.schedule.steps))
+        calls = self._one_by_one(run, 0, len(self.schedule.steps))
+        self._call(calls, run.buffers, lambda: run)
 
     def _run_again(self, run: Run) -> None:
         """Call what is bound to the steps; bind it first if that was not done yet."""
