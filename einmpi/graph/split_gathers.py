@@ -280,15 +280,15 @@ class _ScatterSplitter:
         return [first, last]
 
     def _holding_masked(self, value: Scalar, product: ProductSplitter) -> Scalar:
-        """Return a factor in a dtype that holds what takes the place of values.
+        """Return a factor in a dtype that holds what takes the place of values, and their sum.
 
         The neutral element of max and min is that of the product, which a small integer may not
-        hold.
+        hold. A sum of integers would be int64, and its product with float32 float64.
         """
-        is_neutral_of_all = self.segments.masked == AGGREGATIONS[str(self.einsum.aggregation)].empty
-        if is_neutral_of_all or product.dtype.kind not in "iu":
-            return value
         if np.dtype(product.type(value)) == product.dtype:
+            return value
+        is_neutral_of_all = self.segments.masked == AGGREGATIONS[str(self.einsum.aggregation)].empty
+        if is_neutral_of_all and product.dtype.kind in "iu":
             return value
         return Call(product.dtype.name, (value,))
 
