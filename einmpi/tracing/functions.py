@@ -198,10 +198,11 @@ def select(array: Symbol, key: Any) -> Symbol:
     if indexing.is_basic(key):
         fixed = indexing.fixed_key(key)
         are_integers = all(isinstance(part, int | np.integer) for part in fixed)
-        if not array.ndim or (len(fixed) == array.ndim and are_integers):
-            # A number of numpy has no views.
+        if array.ndim and len(fixed) == array.ndim and are_integers:  # a number, which is no view
             return Symbol(trace, _selected(trace, array.node, fixed))
-        return Symbol.view_of(array, lambda node: _selected(trace, node, fixed), fixed)
+        # Numbers of numpy have no views, but arrays without dimensions do: none is written into.
+        written = fixed if array.ndim else None
+        return Symbol.view_of(array, lambda node: _selected(trace, node, fixed), written)
     return Symbol(trace, _selected(trace, array.node, key))
 
 

@@ -248,7 +248,8 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
                 named.add(base)
         if node.call is not None:
             named.update(node.call.operands)
-        if node.is_gradient:
+        is_scan = node.definition is not None and node.definition.keeps_labels
+        if node.is_gradient or is_scan:  # their labels are those of tensors
             named.update(node.operands.values())
     operations: Counter[Node] = Counter()  # in expressions that are written out
     for node in nodes:
