@@ -64,7 +64,8 @@ def read_element(reader: ExpressionReader, node: ast.Subscript, scope: Scope) ->
     index: list[str | Scalar] = []
     for part, extent in zip(parts, tensor.bound, strict=True):
         if not isinstance(part, ast.Name):
-            index.append(_computed_index(reader, part, extent, scope))
+            is_recurring = tensor.name in reader.symbols.recurring
+            index.append(_computed_index(reader, part, extent, scope, is_recurring))
         elif _has_other_extent(part.id, extent, scope):
             at_label = Call("+", (Index(part.id), Const(0)))
             index.append(_checked_index(reader, at_label, extent, scope, part))
@@ -97,9 +98,17 @@ def _has_other_extent(label: str, extent: int, scope: Scope) -> bool:
 # ---- indices that are computed ------------------------------------------------------------------
 
 
-def _computed_index(reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope) -> Scalar:
-    """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
+def _computed_index(
+    reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope, is_recurring: bool
+) -> Scalar:
+    """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant.
+
+    `is_recurring` says that the tensor is one that the statement, or one with it, defines: then
+    only a condition can keep the index inside of the tensor, since h[max(t-1,0)] would be itself.
+    """
     scalar, kind = reader.expression(node, scope)
+    if is_recurring:
+        scalar = _unclamped(scalar)
     dtype = np.dtype(kind)
     if dtype.kind not in "iu":
         what = f"the index {reader.symbols.written(node)} is {dtype.name}"
@@ -108,6 +117,13 @@ def _computed_index(reader: ExpressionReader, node: ast.expr, extent: int, scope
     if isinstance(scalar, Const):
         return Const(index_from_start(reader.where(node), int(scalar.value.real), extent))
     return _checked_index(reader, scalar, extent, scope, node)
+
+
+def _unclamped(scalar: Scalar) -> Scalar:
+    match scalar:
+        case Call("maximum" | "minimum", (inner, Const())):
+            return _unclamped(inner)
+    return scalar
 
 
 def _checked_index(

@@ -112,7 +112,7 @@ def work_of(step: Step) -> Work | None:
 
 
 def _work_of(step: Step) -> Work:
-    operations = sum(kernel.einsum.operations() for kernel in step.kernels)
+    operations = sum(times * kernel.einsum.operations() for kernel, times in step.work)
     receiver = None
     if step.transfer is not None:
         receiver = next((rank for rank, _ in step.transfer.outgoing()), None)
