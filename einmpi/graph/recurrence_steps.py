@@ -189,8 +189,8 @@ class _GroupSteps:
         return self._add(self.number, (), Const(first), self.group.vertices[0])
 
     def _next_number(self) -> Vertex:
-        change = Const(-1 if self.group.backwards else 1)
-        expression = Call("+", (Element(self.number, ()), change))
+        operation = "-" if self.group.backwards else "+"
+        expression = Call(operation, (Element(self.number, ()), Const(1)))
         return self._add(self.next_number, (), expression, self.group.vertices[0])
 
     def _zeros(self, name: str) -> Vertex:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from einmpi.errors import OperationError
 from einmpi.graph.eingraph import Vertex
@@ -45,6 +46,16 @@ class Group:
     def label(self, vertex: Vertex) -> str:
         """Return the label of a vertex along which the group is computed."""
         return vertex.computed_einsum.output[self.along[vertex.name]]
+
+    def read_at_other_indices(self) -> Iterator[str]:
+        """Yield the tensors that some vertex reads at another index of the label than its own."""
+        known = {vertex.name: vertex for vertex in self.vertices}
+        found: set[str] = set()
+        for vertex in self.vertices:
+            for name, index in reads_of(vertex, known):
+                if shift_of(index[self.along[name]], self.label(vertex)) != 0:
+                    found.add(name)
+        yield from (name for name in known if name in found)
 
     @property
     def indices(self) -> Sequence[int]:
@@ -250,19 +261,24 @@ def reads_of(vertex: Vertex, known: Mapping[str, Vertex]) -> Iterator[tuple[str,
 
 
 def shift_of(entry: str | Scalar, label: str) -> int | None:
-    """Return the constant distance of an index from a label; None if there is none.
-
-    What keeps an index inside of its tensor where a condition around it does not hold is left out.
-    """
-    match entry:
-        case Call("maximum" | "minimum", (inner, Const())):
-            return shift_of(inner, label)
-        case Call("where", (_, inner, Const(0)) | (_, Const(0), inner)):
-            return shift_of(inner, label)
-    affine = affine_of(entry)
+    """Return the constant distance of an index from a label; None if there is none."""
+    affine = affine_of(unclamped(entry))
     if affine is None or affine.terms != ((label, 1),):
         return None
     return affine.constant
+
+
+Entry = TypeVar("Entry", str, Scalar, str | Scalar)
+
+
+def unclamped(entry: Entry) -> Entry:
+    """Return an index without what keeps it inside of its tensor where a condition fails."""
+    match entry:
+        case Call("maximum" | "minimum", (inner, Const())):
+            return unclamped(inner)
+        case Call("where", (_, inner, Const(0)) | (_, Const(0), inner)):
+            return unclamped(inner)
+    return entry
 
 
 def at_index(

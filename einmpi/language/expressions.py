@@ -21,6 +21,7 @@ from einmpi.graph.index_arithmetic import (
     is_remainder,
 )
 from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.recurrences import unclamped
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
 from einmpi.language.expression_reader import (
     ExpressionReader,
@@ -108,7 +109,7 @@ def _computed_index(
     """
     scalar, kind = reader.expression(node, scope)
     if is_recurring:
-        scalar = _unclamped(scalar)
+        scalar = unclamped(scalar)
     dtype = np.dtype(kind)
     if dtype.kind not in "iu":
         what = f"the index {reader.symbols.written(node)} is {dtype.name}"
@@ -117,13 +118,6 @@ def _computed_index(
     if isinstance(scalar, Const):
         return Const(index_from_start(reader.where(node), int(scalar.value.real), extent))
     return _checked_index(reader, scalar, extent, scope, node)
-
-
-def _unclamped(scalar: Scalar) -> Scalar:
-    match scalar:
-        case Call("maximum" | "minimum", (inner, Const())):
-            return _unclamped(inner)
-    return scalar
 
 
 def _checked_index(
