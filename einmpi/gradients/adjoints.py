@@ -32,7 +32,18 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum, inside_segments, reopen
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.recurrences import unclamped
-from einmpi.graph.scalar import Call, Const, Element, Index, Names, Scalar, labels_of, relabel, walk
+from einmpi.graph.scalar import (
+    Call,
+    Const,
+    Element,
+    Index,
+    Names,
+    Scalar,
+    labels_of,
+    relabel,
+    walk,
+    with_gathers,
+)
 from einmpi.graph.segments import without_guard
 
 # ---- factors -------------------------------------------------------------------------------------
@@ -294,9 +305,9 @@ class Adjoints(AdjointTensors):
         along = self.along.get(element.tensor)
         if along is not None:
             # A step reads another one under a condition: where it fails, there is nothing to send.
-            index = list(element.index)
-            index[along] = unclamped(index[along])
-            element = Element(element.tensor, tuple(index))
+            before, after = element.index[:along], element.index[along + 1 :]
+            entries = with_gathers(element.index[along : along + 1], unclamped)
+            element = Element(element.tensor, before + entries + after)
         self.send(element.tensor, builder.build(element, target.bound, part))
 
     def _share_equal_parts(self, vertex: Vertex, sweep: Sweep) -> None:

@@ -45,12 +45,13 @@ def add_gradients(
     found: dict[str, str] = {}
 
     def send_back(vertex: Vertex, declared: str | None = None) -> None:
+        if vertex.name not in wanted:
+            return
         labels = _labels_of_dimensions(vertex, names)
-        adjoint: Scalar | None = None
-        if declared is not None:
-            adjoint = Element(declared, labels)
-        elif vertex.name in wanted:
+        if declared is None:
             adjoint = adjoints.adjoint_of(vertex.name, labels)
+        else:
+            adjoint = Element(declared, labels)
         if adjoint is None:
             return
         if vertex.name in parameters:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from einmpi.errors import OperationError
 from einmpi.graph.eingraph import Vertex
@@ -262,23 +261,20 @@ def reads_of(vertex: Vertex, known: Mapping[str, Vertex]) -> Iterator[tuple[str,
 
 def shift_of(entry: str | Scalar, label: str) -> int | None:
     """Return the constant distance of an index from a label; None if there is none."""
-    affine = affine_of(unclamped(entry))
+    affine = affine_of(entry if isinstance(entry, str) else unclamped(entry))
     if affine is None or affine.terms != ((label, 1),):
         return None
     return affine.constant
 
 
-Entry = TypeVar("Entry", str, Scalar, str | Scalar)
-
-
-def unclamped(entry: Entry) -> Entry:
+def unclamped(index: Scalar) -> Scalar:
     """Return an index without what keeps it inside of its tensor where a condition fails."""
-    match entry:
+    match index:
         case Call("maximum" | "minimum", (inner, Const())):
             return unclamped(inner)
         case Call("where", (_, inner, Const(0)) | (_, Const(0), inner)):
             return unclamped(inner)
-    return entry
+    return index
 
 
 def at_index(
