@@ -57,12 +57,13 @@ class BoundSteps:
         backend: NumpyBackend,
         comm: Comm,
         repeat: Callable[[int, Buffers], None],
+        outer: Sequence[Slot] = (),
     ) -> None:
         self.schedule = schedule
         self.backend = backend
         self.comm = comm
         self.repeat = repeat  # what a step does that repeats others, given its number
-        self.kept = keep_memory(schedule.steps, backend.shared.arrays)
+        self.kept = keep_memory(schedule.steps, backend.shared.arrays, outer)
         self.calls: list[tuple[int, BoundCall]] = []  # with the number of the step
         self.calls_after_loading: list[tuple[int, BoundCall]] = []  # all but those that take inputs
         self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot

@@ -150,13 +150,13 @@ class Program:
         self._call(bound.calls or bound.bind_and_yield(run.buffers), run)
         self.peak = run.buffers.peak
 
-    def _new_bound_steps(self) -> BoundSteps:
+    def _new_bound_steps(self, outer: Sequence[Slot] = ()) -> BoundSteps:
         assert isinstance(self.backend, NumpyBackend)
 
         def repeat(number: int, buffers: Buffers) -> None:
             self._repeat(number, self.under_way, buffers)
 
-        return BoundSteps(self.schedule, self.backend, self.comm, repeat)
+        return BoundSteps(self.schedule, self.backend, self.comm, repeat, outer)
 
     # ---- steps that repeat others ---------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Program:
         try:
             stored = stored_as([run.buffers[slot] for slot in outer])
             if self.bound is None or self.bound_to != stored:
-                self.bound, self.bound_to = self._new_bound_steps(), stored
+                self.bound, self.bound_to = self._new_bound_steps(outer), stored
             bound = self.bound
             bound.begin(run.storage, run.buffers)
             for _ in range(times):
