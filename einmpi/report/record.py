@@ -25,8 +25,9 @@ from einmpi.schedule.steps import Step
 # What every rank did and when: the steps of a run on a common clock.
 
 
-# "wait" is the time in which a rank waits for transfers in the background.
-KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill", "wait")
+# "wait" is the time in which a rank waits for transfers in the background, "repeat" all steps of a
+# recurrence together.
+KINDS = ("load", "exchange", "reduce", "kernel", "repeat", "store", "spill", "wait")
 
 
 @dataclass(frozen=True)
