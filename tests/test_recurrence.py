@@ -179,9 +179,8 @@ def test_bytes_are_those_of_the_plan_however_it_is_cut(strategy, ranks):
         options = {"pin": {"h": (1, ranks) if strategy == "pinned" else (ranks, 1)}}
     done = run_on_threads(einmpi.program(RNN, **inputs), ranks, inputs, **options)
     assert done.moved == done.plan.bytes_predicted
-    assert (done.moved > 0) == (strategy not in ("replicate", "sqrt") or ranks in (4, 6)) or (
-        strategy == "replicate"
-    )
+    if strategy in ("pinned", "along t", "eindecomp-paper"):
+        assert done.moved > 0
     np.testing.assert_allclose(done.outputs["h"], rnn(**inputs), rtol=1e-10)
 
 
@@ -261,7 +260,7 @@ def test_repeated_calls_give_the_same_bits(ranks):
 
 def test_a_failed_step_ends_all_ranks():
     """An index out of range in the middle of the steps: ranks go on until all can be told."""
-    text = "h[t,k] = where(t > 0, h[t-1,k], 0) + sum(x[place[t],k,l])"
+    text = "h[t,k] = sum(x[place[t],k,l] * where(t > 0, h[t-1,l], 1)) / 6"
     x = np.ones((4, 6, 6))
     place = np.array([0, 1, 7, 2, 3])
     job = einmpi.program(text, x=x, place=place)
@@ -277,8 +276,9 @@ def test_a_failed_step_ends_all_ranks():
         return found, good
 
     for found, good in run_threads(2, on_rank):
-        assert all("an index from 7 to 7 is out of range" in message for message in found)
-        assert good[-1].tolist() == [30.0] * 6
+        for message in found:
+            assert "an index from 7 to 7 is out of range" in message
+        assert good.tolist() == [[1.0] * 6] * 5
 
 
 def test_steps_of_a_loop_may_have_recurrences():
@@ -540,7 +540,7 @@ DIRECTIONS = "reads of h[t-1,k], h[t-2,k] and so on, or of h[t+1,k] and so on, a
             f"{DIRECTIONS}",
         ),
         (
-            "f[t] = where(t > 0, g[t-1], 0) + x[t]; g[t:5] = f[t+1]",
+            "f[t] = where((t > 0) & (t < 6), g[t-1], 0) + x[t]; g[t:5] = f[t+0]",
             "program:1:1: f and g depend on each other along t, which has extents 9 and 5; "
             "expected one extent",
         ),

@@ -63,16 +63,16 @@ def read_element(reader: ExpressionReader, node: ast.Subscript, scope: Scope) ->
         expected = f"{len(tensor.bound)}, one for each dimension of {written}"
         raise InputError(reader.where(node), what, expected)
     index: list[str | Scalar] = []
+    is_recurring = tensor.name in reader.symbols.recurring
     for part, extent in zip(parts, tensor.bound, strict=True):
         if not isinstance(part, ast.Name):
-            is_recurring = tensor.name in reader.symbols.recurring
             index.append(_computed_index(reader, part, extent, scope, is_recurring))
         elif _has_other_extent(part.id, extent, scope):
             at_label = Call("+", (Index(part.id), Const(0)))
             index.append(_checked_index(reader, at_label, extent, scope, part))
         else:
             index.append(part.id)
-    if 0 in tensor.bound and _is_guarded_by_where(reader):
+    if 0 in tensor.bound and _is_guarded_by_where(reader) and not is_recurring:
         return _element_of_empty(reader, tensor, index, scope, node)
     return TypedScalar(Element(tensor.name, tuple(index)), np.dtype(tensor.dtype))
 

@@ -8,10 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from einmpi.errors import InputError, OperationError
-from einmpi.graph.eingraph import Vertex, make_vertex
-from einmpi.graph.einsum import einsum_over
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.recurrences import arranged
-from einmpi.graph.scalar import Call, Const
 from einmpi.language.indices import affine_of_syntax
 from einmpi.language.macros import GRADIENT, called_name
 from einmpi.language.scope import indices_in
@@ -41,9 +39,6 @@ def add_recurrence(symbols: SymbolTable, items: Sequence[Statement]) -> None:
                 raise
             symbols.known, symbols.names = known, names
     symbols.recurring = frozenset()
-    for item in items:
-        if 0 in shapes[item.name]:
-            symbols.known[item.name] = _without_elements(symbols.known[item.name])
     try:
         order = arranged(tuple(symbols.known.values()))
     except OperationError as error:
@@ -60,14 +55,6 @@ def _refuse_what_has_no_step(symbols: SymbolTable, item: Statement) -> None:
         if called is not None and called[0] == GRADIENT:
             what = f"{item.name} depends on itself and has a gradient"
             raise InputError(symbols.source.at(node), what, "a gradient in a statement of its own")
-
-
-def _without_elements(vertex: Vertex) -> Vertex:
-    """Return a vertex without elements that reads nothing, and so not itself either."""
-    einsum = vertex.computed_einsum
-    zero = Call(vertex.dtype, (Const(0),))
-    empty = einsum_over(einsum.output, (), zero, None, (), einsum.extent)
-    return make_vertex(vertex.name, empty, (), {}, places=vertex.places)
 
 
 def _with_shapes(
