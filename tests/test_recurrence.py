@@ -308,6 +308,75 @@ def test_steps_of_a_loop_may_have_recurrences():
             np.testing.assert_allclose(W, state["W"], rtol=1e-9)
 
 
+def decaying(x, rate=0.5):
+    h = np.zeros_like(x)
+    for t, row in enumerate(x):
+        h[t] = (rate * h[t - 1] if t else 0) + row
+    return h
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3))
+def test_recurrences_before_in_and_as_what_a_loop_carries(ranks):
+    """That of h is the same in all steps of the loop, that of z is not; then h is carried."""
+    text = """
+    h[t,k]    = where(t > 0, 0.5 * h[t-1,k], 0) + x[t,k]
+    s_next[k] = s[k] * 0.5 + sum(h[t,k])
+    z[t]      = where(t > 0, z[t-1] * 0.9, 0) + sum(s_next[k] * h[t,k])
+    """
+    inputs = normal(1, x=(5, 4), s=(4,))
+    job = einmpi.program(text, outputs=["s_next", "z"], **inputs)
+    alone = einmpi.program(text.splitlines()[1], x=inputs["x"])
+
+    def on_rank(comm):
+        done = einmpi.loop(job, inputs, carry={"s": "s_next"}, steps=4, comm=comm)
+        carried = einmpi.loop(alone, {"x": inputs["x"]}, carry={"x": "h"}, steps=3, comm=comm)
+        compiled = einmpi.compile(alone, comm=comm, carry={"x": "h"}, donate=True)
+        given_away = einmpi.DistArray.from_global(inputs["x"], comm)
+        for _ in range(3):
+            given_away = compiled(x=given_away)["h"]
+        found = (done.outputs["z"], carried.outputs["x"], given_away)
+        return [array.gather() for array in found]
+
+    h, s = decaying(inputs["x"]), inputs["s"]
+    for _ in range(4):
+        s = s * 0.5 + h.sum(axis=0)
+    thrice = decaying(decaying(h))
+    for z, carried, given_away in run_threads(ranks, on_rank):
+        np.testing.assert_allclose(z, decaying(h @ s, 0.9), rtol=1e-12)
+        np.testing.assert_allclose(carried, thrice, rtol=1e-12)
+        np.testing.assert_allclose(given_away, thrice, rtol=1e-12)
+
+
+def test_training_on_batches():
+    text = """
+    h[b,t,k] = tanh(sum(W[k,l] * where(t > 0, h[b,t-1,l], 0)) + sum(U[k,j] * x[b,t,j]))
+    loss = mean((sum(V[k] * h[b,5,k]) - y[b])**2)
+    """
+    inputs = normal(1, W=(8, 8), U=(8, 3), V=(8,), x=(32, 6, 3))
+    inputs["y"] = 0.3 * inputs["x"].sum(axis=(1, 2))
+    shapes = {name: array.shape for name, array in inputs.items()} | {"x": (8, 6, 3), "y": (8,)}
+    job = einmpi.program(text, **shapes)
+
+    def on_rank(comm):
+        done = einmpi.train(
+            job,
+            inputs,
+            comm,
+            loss="loss",
+            parameters=["W", "U", "V"],
+            optimizer={"name": "adam", "rate": 0.02},
+            batch=["x", "y"],
+            epochs=10,
+            record=["loss"],
+        )
+        return done.history["loss"]
+
+    (alone,) = run_threads(1, on_rank)
+    assert alone[-1] < alone[0] / 3
+    for together in run_threads(3, on_rank):
+        np.testing.assert_allclose(together, alone, rtol=1e-9)  # sums in another order
+
+
 # ---- gradients -----------------------------------------------------------------------------------
 
 
