@@ -236,6 +236,23 @@ def test_any_shape_and_dtype(steps, width, ranks, shift, backwards, dtype, last)
     assert np.abs(found - expected).max() <= 8 * np.finfo(dtype).eps * scale  # of the sums
 
 
+@pytest.mark.parametrize(
+    "text, dtype",
+    (
+        ("f[t] = where(t > 0, 0.5 * f[t-1], 0) + x[t]", "float32"),
+        ("f[t] = where(t > 0, f[t-1], 0) + int64(x[t] > 0)", "int64"),
+        ("f[t:9] = where(t > 1, f[t-1] + f[t-2], 1)", "int64"),
+        ("f[t:9] = where(t > 0, -f[t-1], 1)", "int64"),
+        ("f[t:9] = int32(where(t > 0, f[t-1], 1) + 1)", "int32"),
+        ("f[t:9] = where(t > 0, f[t-1] / 2, 1)", "float64"),
+        ("f[t] = where(t > 0, f[t-1], True) & (x[t] > 0)", "bool"),
+        ("f[t] = where(t > 0, 1j * f[t-1], 1) * x[t]", "complex64"),
+    ),
+)
+def test_dtypes(text, dtype):
+    assert einmpi.program(text, x=(9,), dtype="float32").graph["f"].dtype == dtype
+
+
 @pytest.mark.parametrize("ranks", (1, 3))
 def test_repeated_calls_give_the_same_bits(ranks):
     """The first call does steps one by one; later ones call what was bound."""

@@ -7,9 +7,13 @@ import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from einmpi.errors import InputError, OperationError
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.recurrences import arranged
+from einmpi.graph.scalar import Names, unique
 from einmpi.language.indices import affine_of_syntax
 from einmpi.language.macros import GRADIENT, called_name
 from einmpi.language.scope import indices_in
@@ -17,9 +21,9 @@ from einmpi.language.statements import add_statement
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Statement, entries
 
-# What the dtypes of tensors that read themselves are taken to be at first. The second is for
-# operations that bools do not have.
-_FIRST_DTYPES = ("bool", "int8")
+# Dtypes that are tried for tensors that read themselves, besides those of floating-point numbers
+# that are read: 0.0 beside a float32 is a float32, but beside a bool a float64.
+_NARROW_DTYPES = ("bool", "int64")
 _MOST_ROUNDS = 8  # each gives some tensor a wider dtype
 
 
@@ -29,21 +33,41 @@ def add_recurrence(symbols: SymbolTable, items: Sequence[Statement]) -> None:
         _refuse_what_has_no_step(symbols, item)
     items, shapes = _with_shapes(symbols, items)
     symbols.recurring = frozenset(shapes)
-    for first in _FIRST_DTYPES:
-        known, names = dict(symbols.known), symbols.names.copy()
+    before, names = symbols.known, symbols.names
+    found: list[tuple[list[tuple[int, int]], dict[str, Vertex], Names]] = []
+    for first in _first_dtypes(symbols, items):
+        symbols.known, symbols.names = before, names
         try:
             _add_with_dtypes(symbols, items, shapes, first)
-            break
-        except InputError:
-            if first == _FIRST_DTYPES[-1]:
-                raise
-            symbols.known, symbols.names = known, names
+        except InputError as error:
+            problem = error
+            continue
+        widths = [_width(symbols.known[name].dtype) for name in shapes]
+        found.append((widths, symbols.known, symbols.names))
+    if not found:
+        raise problem
+    _, symbols.known, symbols.names = min(found, key=lambda each: each[0])
     symbols.recurring = frozenset()
     try:
         order = arranged(tuple(symbols.known.values()))
     except OperationError as error:
         raise error.at(symbols.source.at(items[0].node)) from None
     symbols.known = {vertex.name: vertex for vertex in order}
+
+
+def _first_dtypes(symbols: SymbolTable, items: Sequence[Statement]) -> tuple[str, ...]:
+    """Return the dtypes with which the search for those of the tensors begins."""
+    read = []
+    for item in items:
+        for node in item.nodes:
+            if isinstance(node, ast.Name) and node.id in symbols.known:
+                read.append(symbols.known[node.id].dtype)
+    return unique(_NARROW_DTYPES, [dtype for dtype in read if DTYPES[dtype].kind in "fc"])
+
+
+def _width(dtype: str) -> tuple[int, int]:
+    """Return a key that is greater for wider dtypes."""
+    return "biufc".index(DTYPES[dtype].kind), np.dtype(dtype).itemsize
 
 
 def _refuse_what_has_no_step(symbols: SymbolTable, item: Statement) -> None:
