@@ -1,4 +1,4 @@
-"""What small work costs: a step of a loop, calls of compiled programs and of jobs, a kernel.
+"""What small work costs: steps of loops and recurrences, calls of compiled programs and jobs.
 
     python -m bench step
     mpirun -n 2 python -m bench step
@@ -96,6 +96,34 @@ def kernel_microseconds(run: LoopRun, watch: Stopwatch) -> dict[str, float]:
     return found
 
 
+RECURRENT = "h[t,k] = tanh(sum(W[k,l] * where(t > 0, h[t-1,l], 0)) + x[t,k])"
+RECURRENT_STEP = "h_next[k] = tanh(sum(W[k,l] * h[l]) + x[k])"
+
+
+def recurrence_microseconds(size: int, steps: int, watch: Stopwatch, comm: Comm) -> float:
+    """Return the least time of a step of a recurrent network, as a recurrence."""
+    random = np.random.default_rng(3)
+    inputs = {"W": random.normal(size=(size, size)) / size, "x": random.normal(size=(steps, size))}
+    compiled = einmpi.compile(einmpi.program(RECURRENT, **inputs))
+    once = Stopwatch(watch.repeat, 1, watch.clock is time.process_time)
+    return once.least(lambda: compiled(inputs)) / steps
+
+
+def same_in_loop_microseconds(size: int, steps: int, watch: Stopwatch, comm: Comm) -> float:
+    """Return the least time of the same step in a loop, which keeps no other values of h."""
+    random = np.random.default_rng(3)
+    inputs = {"W": random.normal(size=(size, size)) / size, "x": random.normal(size=size)}
+    inputs["h"] = np.zeros(size)
+    job = einmpi.program(RECURRENT_STEP, **inputs)
+    loop = Loop(steps, {"h": "h_next"})
+    run = LoopRun(replace(job, loop=loop), comm, options_of(job))
+    run.prepare(inputs)
+    ends = []
+    run.on_row = lambda number, row: ends.append(watch.clock())
+    run.run()
+    return 1e6 * float(np.diff(ends).min())
+
+
 def call_microseconds(watch: Stopwatch, comm: Comm) -> dict[str, float]:
     """Return the time of each way to compute a product of small matrices."""
     left = np.random.default_rng(1).random((10, 10))
@@ -137,6 +165,11 @@ def main() -> None:
     rows.append(("  the median of all steps", median))
     rows += [(f"  {text}", microseconds) for text, microseconds in kernels.items()]
     rows.append(("  the step without its kernels", step - sum(kernels.values())))
+    steps = min(options.steps, 1000)
+    recurrence = recurrence_microseconds(options.size, steps, watch, comm)
+    rows.append(("step of a recurrent network, as a recurrence", recurrence))
+    in_loop = same_in_loop_microseconds(options.size, steps, watch, comm)
+    rows.append(("  the same in a loop", in_loop))
     rows += call_microseconds(watch, comm).items()
     if comm.rank == 0:
         clock = "processor time" if options.cpu_time else "time"

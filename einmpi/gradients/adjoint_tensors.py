@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,6 +70,19 @@ class AdjointTensors:
     def send(self, tensor: str, contribution: Contribution) -> None:
         """Add a part to the adjoint of a tensor."""
         self._sent.setdefault(tensor, []).append(contribution)
+
+    def declare(self, tensor: str) -> str:
+        """Return the name of the adjoint of a tensor, which others read before it is defined."""
+        name = self.names.take_new(PREFIX + tensor)
+        self.known[name] = replace(self.known[tensor], name=name, einsum=None, inputs=())
+        return name
+
+    def define(self, tensor: str, name: str, labels: Sequence[str]) -> None:
+        """Add the adjoint of a tensor that was declared by this name."""
+        total = self.adjoint_of(tensor, labels)
+        vertex = self.known[tensor]
+        extent = dict(zip(labels, vertex.bound, strict=True))
+        self.emit(name, labels, self._cast(ZERO if total is None else total, vertex.dtype), extent)
 
     def adjoint_of(self, tensor: str, labels: Sequence[str]) -> Scalar | None:
         """Return the adjoint of a tensor, over these labels of its dimensions.

@@ -31,7 +31,19 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum, inside_segments, reopen
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Const, Element, Index, Names, Scalar, labels_of, relabel, walk
+from einmpi.graph.recurrences import unclamped
+from einmpi.graph.scalar import (
+    Call,
+    Const,
+    Element,
+    Index,
+    Names,
+    Scalar,
+    labels_of,
+    relabel,
+    walk,
+    with_gathers,
+)
 from einmpi.graph.segments import without_guard
 
 # ---- factors -------------------------------------------------------------------------------------
@@ -184,6 +196,7 @@ class Adjoints(AdjointTensors):
     ) -> None:
         super().__init__(known, names, places)
         self.parameters = frozenset(parameters)
+        self.along: Mapping[str, int] = {}  # of a group that sends to itself (graph/recurrences.py)
 
     # ---- one vertex -----------------------------------------------------------------------------
 
@@ -289,6 +302,12 @@ class Adjoints(AdjointTensors):
             einsum.labels, einsum.extent, self.type_of, self.names.take_new
         )
         target = self.known[element.tensor]
+        along = self.along.get(element.tensor)
+        if along is not None:
+            # A step reads another one under a condition: where it fails, there is nothing to send.
+            before, after = element.index[:along], element.index[along + 1 :]
+            entries = with_gathers(element.index[along : along + 1], unclamped)
+            element = Element(element.tensor, before + entries + after)
         self.send(element.tensor, builder.build(element, target.bound, part))
 
     def _share_equal_parts(self, vertex: Vertex, sweep: Sweep) -> None:

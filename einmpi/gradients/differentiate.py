@@ -15,6 +15,7 @@ from einmpi.graph.dtypes import kind_of
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.recurrences import arranged, in_groups, until_stable
 from einmpi.graph.scalar import Arg, Call, Const, Element, Names, Scalar, with_gathers
 
 
@@ -42,30 +43,54 @@ def add_gradients(
     adjoints = Adjoints(known, names, places, parameters)
     adjoints.send(loss, Contribution((), Const(1.0), (), {}))
     found: dict[str, str] = {}
-    for vertex in reversed(list(known.values())):
+
+    def send_back(vertex: Vertex, declared: str | None = None) -> None:
         if vertex.name not in wanted:
-            continue
+            return
         labels = _labels_of_dimensions(vertex, names)
-        adjoint = adjoints.adjoint_of(vertex.name, labels)
+        if declared is None:
+            adjoint = adjoints.adjoint_of(vertex.name, labels)
+        else:
+            adjoint = Element(declared, labels)
         if adjoint is None:
-            continue
+            return
         if vertex.name in parameters:
             found[vertex.name] = adjoints.as_tensor(vertex.name, labels, adjoint)
         if vertex.einsum is not None and not wanted.isdisjoint(vertex.inputs):
             adjoints.send_through(vertex, adjoint, wanted)
+
+    for part in reversed(in_groups(tuple(known.values()))):
+        if isinstance(part, Vertex):
+            send_back(part)
+            continue
+        # Later steps send to the adjoints of earlier ones: these are a recurrence too.
+        declared = {}
+        for name in part.read_at_other_indices():
+            if name in wanted:
+                declared[name] = adjoints.declare(name)
+        adjoints.along = part.along
+        for vertex in reversed(part.vertices):
+            send_back(vertex, declared.get(vertex.name))
+        adjoints.along = {}
+        for name, adjoint_name in declared.items():
+            adjoints.define(name, adjoint_name, _labels_of_dimensions(known[name], names))
     for name in parameters:
         if name not in found:  # only products with 0 lead there
             labels = _labels_of_dimensions(known[name], names)
             found[name] = adjoints.as_tensor(name, labels, ZERO)
+    order = {vertex.name: vertex for vertex in arranged(tuple(known.values()))}
+    known.clear()
+    known.update(order)
     return found
 
 
 def with_gradient(known: Mapping[str, Vertex], loss: str) -> set[str]:
     """Return the tensors to which a derivative leads from a loss, the loss included."""
     found = {loss}
-    for vertex in reversed(list(known.values())):
-        if vertex.name in found and vertex.einsum is not None and _is_continuous(vertex):
-            found.update(_passed_on(vertex))
+    for _ in until_stable(found):
+        for vertex in reversed(list(known.values())):
+            if vertex.name in found and vertex.einsum is not None and _is_continuous(vertex):
+                found.update(_passed_on(vertex))
     return {name for name in found if _is_continuous(known[name])}
 
 
@@ -82,20 +107,22 @@ def _labels_of_dimensions(vertex: Vertex, names: Names) -> tuple[str, ...]:
 def _leading_to(known: Mapping[str, Vertex], loss: str) -> set[str]:
     """Return the tensors that a tensor is computed from, and itself."""
     found = {loss}
-    for vertex in reversed(list(known.values())):
-        if vertex.name in found:
-            found.update(vertex.inputs)
+    for _ in until_stable(found):
+        for vertex in reversed(list(known.values())):
+            if vertex.name in found:
+                found.update(vertex.inputs)
     return found
 
 
 def _depending_on(known: Mapping[str, Vertex], parameters: Collection[str]) -> set[str]:
     """Return the tensors that change with these ones, and these."""
     found = set(parameters)
-    for vertex in known.values():
-        if vertex.einsum is None or not _is_continuous(vertex):
-            continue
-        if vertex.name not in found and not found.isdisjoint(_passed_on(vertex)):
-            found.add(vertex.name)
+    for _ in until_stable(found):
+        for vertex in known.values():
+            if vertex.einsum is None or not _is_continuous(vertex):
+                continue
+            if vertex.name not in found and not found.isdisjoint(_passed_on(vertex)):
+                found.add(vertex.name)
     return found
 
 
@@ -148,7 +175,7 @@ def finished(vertices: Mapping[str, Vertex], has_gradients: bool) -> dict[str, V
                 changed, inputs = make_einsum(
                     einsum.output, plain, einsum.aggregation, einsum.aggregated, einsum.extent
                 )
-                vertex = make_vertex(name, changed, inputs, known, vertex.origin, vertex.places)
+                vertex = make_vertex(name, changed, inputs, vertices, vertex.origin, vertex.places)
         known[name] = vertex
     return known
 

@@ -16,6 +16,24 @@ from einmpi.graph.scalar import Element, Scalar
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """Vertices that follow one another in a graph and are computed `steps` times, in this order.
+
+    `carry` has tensors that are computed before, and the vertices among them that take their
+    places after each step. A recurrence has the name of the first tensor that it computes.
+    """
+
+    name: str
+    steps: int
+    carry: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def starts(self) -> frozenset[str]:
+        """The tensors that are there before the first step, and change in each."""
+        return frozenset(start for start, _ in self.carry)
+
+
+@dataclass(frozen=True)
 class Vertex:
     """The paper's triple (bound, EinSum, inputs), with a name and a dtype.
 
@@ -36,6 +54,23 @@ class Vertex:
     # How many elements it changes where it is written over one of its inputs, in a loop. If this
     # is not known, all of them.
     changed: int | None = field(default=None, compare=False)
+    recurrence: Recurrence | None = None  # whose steps compute it; None: it is computed once
+
+    @property
+    def steps(self) -> int:
+        """How often it is computed."""
+        return 1 if self.recurrence is None else self.recurrence.steps
+
+    def is_fixed(self, operand: Vertex) -> bool:
+        """Return whether an operand is the same in all steps that compute it."""
+        if self.recurrence is None:
+            return True
+        is_changing = operand.recurrence == self.recurrence
+        return not is_changing and operand.name not in self.recurrence.starts
+
+    def moves_of(self, operand: Vertex) -> int:
+        """Return how often an operand moves to it."""
+        return 1 if self.is_fixed(operand) else self.steps
 
     @property
     def is_input(self) -> bool:
@@ -60,7 +95,7 @@ class Vertex:
 
     def operations(self) -> int:
         """Return the number of scalar operations that compute it."""
-        operations = self.computed_einsum.operations()
+        operations = self.steps * self.computed_einsum.operations()
         if self.changed is None:
             return operations
         return operations * self.changed // max(1, self.elements)
@@ -74,14 +109,18 @@ class Vertex:
         if self.einsum is None:
             shape = f"[{', '.join(map(str, self.bound))}]" if self.bound else ""
             return f"{self.name}: {self.dtype}{shape}"
-        return f"{self._assigned_element()} ← {self.einsum.show(self.inputs)}"
+        return f"{self._repetition()}{self._assigned_element()} ← {self.einsum.show(self.inputs)}"
 
     @property
     def summary(self) -> str:
         """The vertex as a line for people; that of a scan in blocks is in words."""
         if self.einsum is None:
             return str(self)
-        return f"{self._assigned_element()} ← {self.einsum.summary(self.inputs)}"
+        shown = self.einsum.summary(self.inputs)
+        return f"{self._repetition()}{self._assigned_element()} ← {shown}"
+
+    def _repetition(self) -> str:
+        return "" if self.recurrence is None else f"{self.steps} times: "
 
     def _assigned_element(self) -> str:
         """Return the text Z[i,k], with extents that do not follow from operands."""
@@ -131,16 +170,42 @@ class EinGraph:
 
     @cached_property
     def last_reads(self) -> Mapping[str, tuple[str, ...]]:
-        """For each vertex, the tensors that it is the last to read; outputs are never freed."""
+        """For each vertex, the tensors that it is the last to read; outputs are never freed.
+
+        All steps of a recurrence read what is computed before, up to its last vertex. What is
+        carried from step to step is there as long as the result, which takes its memory.
+        """
         last_reader: dict[str, str] = {}
         for vertex in self.vertices:
             for name in vertex.inputs:
                 last_reader[name] = vertex.name
+                if vertex.recurrence not in (None, self[name].recurrence):
+                    last_reader[name] = self.members[vertex.recurrence][-1].name
+        for result, start in self.carried.items():
+            last_reader[start] = last_reader.get(result, result)
         freed: dict[str, list[str]] = {vertex.name: [] for vertex in self.vertices}
+        results = {start: result for result, start in self.carried.items()}
         for name, reader in last_reader.items():
-            if not self.is_output(name):
+            if not self.is_output(results.get(name, name)):
                 freed[reader].append(name)
         return {name: tuple(names) for name, names in freed.items()}
+
+    @cached_property
+    def members(self) -> Mapping[Recurrence, tuple[Vertex, ...]]:
+        """The vertices of each recurrence, in the order of a step."""
+        found: dict[Recurrence, list[Vertex]] = {}
+        for vertex in self.vertices:
+            if vertex.recurrence is not None:
+                found.setdefault(vertex.recurrence, []).append(vertex)
+        return {recurrence: tuple(vertices) for recurrence, vertices in found.items()}
+
+    @cached_property
+    def carried(self) -> Mapping[str, str]:
+        """The results of recurrences, and the tensors whose places and layouts they take."""
+        found: dict[str, str] = {}
+        for recurrence in self.members:
+            found.update({result: start for start, result in recurrence.carry})
+        return found
 
     @cached_property
     def inputs(self) -> tuple[Vertex, ...]:
@@ -164,7 +229,10 @@ class EinGraph:
         return self.by_name[name]
 
     def __str__(self) -> str:
-        """One line for each vertex; `einmpi.language.parse.parse_graph` reads it back."""
+        """One line for each vertex; `einmpi.language.parse.parse_graph` reads it back.
+
+        The steps of a recurrence are for people only.
+        """
         lines = [str(vertex) for vertex in self.vertices]
         lines.append(f"outputs: {', '.join(self.outputs)}")
         return "\n".join(lines)

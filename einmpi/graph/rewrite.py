@@ -9,6 +9,8 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.index_arithmetic import affine_of
+from einmpi.graph.recurrence_steps import with_steps
+from einmpi.graph.recurrences import until_stable
 from einmpi.graph.scalar import (
     Arg,
     Call,
@@ -31,6 +33,14 @@ MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what 
 def optimize(graph: EinGraph, strict: bool = False) -> EinGraph:
     """Apply all rewrites until nothing changes; if `strict`, only those exact for all values.
 
+    Vertices that depend on each other along a label become the steps of a recurrence.
+    """
+    return with_steps(prune(graph), lambda part: _optimize(part, strict))
+
+
+def _optimize(graph: EinGraph, strict: bool) -> EinGraph:
+    """Rewrite a graph without recurrences.
+
     What is fused may be split once more: several rounds can be needed.
     """
     split_graph = split(split_scattered(share(prune(graph)), strict), strict)
@@ -49,9 +59,10 @@ def optimize(graph: EinGraph, strict: bool = False) -> EinGraph:
 def prune(graph: EinGraph) -> EinGraph:
     """Leave out the vertices and inputs that no output needs."""
     needed = set(graph.outputs)
-    for vertex in reversed(graph.vertices):
-        if vertex.name in needed:
-            needed.update(vertex.inputs)
+    for _ in until_stable(needed):
+        for vertex in reversed(graph.vertices):
+            if vertex.name in needed:
+                needed.update(vertex.inputs)
     kept = tuple(vertex for vertex in graph.vertices if vertex.name in needed)
     return replace(graph, vertices=kept)
 
@@ -413,18 +424,20 @@ def hoist(graph: EinGraph, changing: Collection[str]) -> Hoisted:
     nothing there, and keeping it would take memory.
     """
     changed = set(changing)
-    for vertex in graph.vertices:
-        if not changed.isdisjoint(vertex.inputs):
-            changed.add(vertex.name)
+    for _ in until_stable(changed):
+        for vertex in graph.vertices:
+            if not changed.isdisjoint(vertex.inputs):
+                changed.add(vertex.name)
     inputs = {vertex.name for vertex in graph.inputs}
     from_tensors: set[str] = set()  # unchanged results that depend on an input
-    for vertex in graph.computed:
-        if vertex.name in changed:
-            continue
-        reads_input = not inputs.isdisjoint(vertex.inputs)
-        reads_result = not from_tensors.isdisjoint(vertex.inputs)
-        if reads_input or reads_result:
-            from_tensors.add(vertex.name)
+    for _ in until_stable(from_tensors):
+        for vertex in graph.computed:
+            if vertex.name in changed:
+                continue
+            reads_input = not inputs.isdisjoint(vertex.inputs)
+            reads_result = not from_tensors.isdisjoint(vertex.inputs)
+            if reads_input or reads_result:
+                from_tensors.add(vertex.name)
 
     once_outputs = [name for name in graph.outputs if name not in changed]
     step_outputs = tuple(name for name in graph.outputs if name in changed)

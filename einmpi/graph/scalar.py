@@ -193,6 +193,12 @@ class Names:
     def __contains__(self, name: str) -> bool:
         return name in self._taken
 
+    def copy(self) -> Names:
+        """Return the same names, to which others can be added."""
+        copied = Names(self._taken)
+        copied._next_number = dict(self._next_number)
+        return copied
+
     def add(self, name: str) -> None:
         """Note that a name is in use."""
         self._taken.add(name)

@@ -5,7 +5,8 @@ indices are applied beforehand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import (
     Arg,
+    Call,
     Const,
     Index,
     IndexEntries,
@@ -131,6 +133,64 @@ def check_index_range(low: int, high: int, extent: int) -> None:
         raise IndexError(
             f"an index from {low} to {high} is out of range; expected 0 to {extent - 1}"
         )
+
+
+# ---- indices that are numbers --------------------------------------------------------------------
+
+
+Number: TypeAlias = Callable[[Sequence[Array]], int]  # of the operands
+# Of numbers of Python, which do not wrap around: an index that does is out of range.
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "maximum": max,
+    "minimum": min,
+}
+
+
+class ReadAtNumbers(NamedTuple):
+    """An EinSum that reads views of operands, without the dimensions whose index is a number."""
+
+    einsum: EinSum
+    # For each of its operands, that of the old one, and the number or None for each dimension.
+    views: tuple[tuple[int, tuple[Number | None, ...]], ...]
+
+
+@lru_cache(maxsize=1024)
+def read_at_numbers(einsum: EinSum) -> ReadAtNumbers | None:
+    """Return an EinSum as one of views at numbers that operands have; None if it has no such."""
+    if not einsum.is_gathering or einsum.has_special_form or einsum.is_pass_of_scan:
+        return None
+    indices: list[IndexEntries] = []
+    numbers: list[tuple[Number | None, ...]] = []
+    for entries in einsum.operands:
+        found = [None if isinstance(entry, str) else _number(einsum, entry) for entry in entries]
+        kept = zip(entries, found, strict=True)
+        indices.append(tuple(entry for entry, number in kept if number is None))
+        numbers.append(tuple(found))
+    if not any(any(found) for found in numbers):
+        return None
+    inside = replace(einsum, operands=tuple(indices))
+    taken = operands_read(expressions_of(inside), indices)
+    views = tuple((position, numbers[position]) for position in taken)
+    return ReadAtNumbers(with_operands(inside, taken), views)
+
+
+def _number(einsum: EinSum, index: Scalar) -> Number | None:
+    """Return what gives an index that is arithmetic on numbers of operands; None for all else."""
+    match index:
+        case Const(int(value)):
+            return lambda _: value
+        case Arg(position) if einsum.operands[position] == ():
+            return lambda operands: int(operands[position])
+        case Call(op, (first, second)) if op in _ARITHMETIC:
+            left, right = _number(einsum, first), _number(einsum, second)
+            if left is None or right is None:
+                return None
+            combine = _ARITHMETIC[op]
+            return lambda operands: combine(left(operands), right(operands))
+    return None
 
 
 # ---- boxes ---------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES, computed_dtype
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.recurrences import Group, in_groups, vertex_at
 from einmpi.graph.scalar import Arg, Call, labels_in
 from einmpi.kernels.operands import check_index_range
 from einmpi.kernels.prepared import apply, in_float32, reduce_block
@@ -32,20 +33,43 @@ Block: TypeAlias = Mapping[str, range]  # the indices of each label
 def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of a graph, computed in this process."""
     tensors = {vertex.name: np.asarray(inputs[vertex.name]) for vertex in graph.inputs}
-    for vertex in graph.computed:
-        operands = [tensors[name] for name in vertex.inputs]
-        try:
-            result = _whole_scan(vertex.computed_einsum, operands, vertex.dtype)
-            if result is None:
-                result = _long_product(vertex.computed_einsum, operands, vertex.dtype)
-            if result is None:
-                result = evaluate_einsum(vertex.computed_einsum, operands, vertex.dtype)
-            tensors[vertex.name] = result
-        except (ValueError, IndexError, MemoryError) as error:
-            raise EinmpiError(f"{vertex.located_name}: {error}") from error
-        for name in graph.last_reads[vertex.name]:
-            del tensors[name]
+    for part in in_groups(graph.vertices):
+        vertices = part.vertices if isinstance(part, Group) else (part,)
+        if isinstance(part, Group):
+            _evaluate_group(part, tensors)
+        elif part.einsum is not None:
+            tensors[part.name] = _evaluate_at(part, part.einsum, part.inputs, tensors)
+        for vertex in vertices:
+            for name in graph.last_reads[vertex.name]:
+                del tensors[name]
     return {name: tensors[name] for name in graph.outputs}
+
+
+def _evaluate_group(group: Group, tensors: dict[str, Array]) -> None:
+    """Compute tensors that read each other, one index of their label after another."""
+    for vertex in group.vertices:
+        tensors[vertex.name] = np.zeros(vertex.bound, vertex.dtype)
+    for index in group.indices:
+        for vertex in group.vertices:
+            einsum, inputs = vertex_at(group, vertex, index)
+            rows = np.moveaxis(tensors[vertex.name], group.along[vertex.name], 0)
+            rows[index] = _evaluate_at(vertex, einsum, inputs, tensors)
+
+
+def _evaluate_at(
+    vertex: Vertex, einsum: EinSum, inputs: Sequence[str], tensors: Mapping[str, Array]
+) -> Array:
+    """Return the value of an EinSum of a vertex, which an error names."""
+    operands = [tensors[name] for name in inputs]
+    try:
+        result = _whole_scan(einsum, operands, vertex.dtype)
+        if result is None:
+            result = _long_product(einsum, operands, vertex.dtype)
+        if result is None:
+            result = evaluate_einsum(einsum, operands, vertex.dtype)
+        return result
+    except (ValueError, IndexError, MemoryError) as error:
+        raise EinmpiError(f"{vertex.located_name}: {error}") from error
 
 
 def memory_needed(graph: EinGraph) -> int:

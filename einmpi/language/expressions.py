@@ -21,6 +21,7 @@ from einmpi.graph.index_arithmetic import (
     is_remainder,
 )
 from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.recurrences import unclamped
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
 from einmpi.language.expression_reader import (
     ExpressionReader,
@@ -63,15 +64,16 @@ def read_element(reader: ExpressionReader, node: ast.Subscript, scope: Scope) ->
         expected = f"{len(tensor.bound)}, one for each dimension of {written}"
         raise InputError(reader.where(node), what, expected)
     index: list[str | Scalar] = []
+    is_recurring = tensor.name in reader.symbols.recurring
     for part, extent in zip(parts, tensor.bound, strict=True):
         if not isinstance(part, ast.Name):
-            index.append(_computed_index(reader, part, extent, scope))
+            index.append(_computed_index(reader, part, extent, scope, is_recurring))
         elif _has_other_extent(part.id, extent, scope):
             at_label = Call("+", (Index(part.id), Const(0)))
             index.append(_checked_index(reader, at_label, extent, scope, part))
         else:
             index.append(part.id)
-    if 0 in tensor.bound and _is_guarded_by_where(reader):
+    if 0 in tensor.bound and _is_guarded_by_where(reader) and not is_recurring:
         return _element_of_empty(reader, tensor, index, scope, node)
     return TypedScalar(Element(tensor.name, tuple(index)), np.dtype(tensor.dtype))
 
@@ -98,9 +100,17 @@ def _has_other_extent(label: str, extent: int, scope: Scope) -> bool:
 # ---- indices that are computed ------------------------------------------------------------------
 
 
-def _computed_index(reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope) -> Scalar:
-    """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
+def _computed_index(
+    reader: ExpressionReader, node: ast.expr, extent: int, scope: Scope, is_recurring: bool
+) -> Scalar:
+    """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant.
+
+    `is_recurring` says that the tensor is one that the statement, or one with it, defines: then
+    only a condition can keep the index inside of the tensor, since h[max(t-1,0)] would be itself.
+    """
     scalar, kind = reader.expression(node, scope)
+    if is_recurring:
+        scalar = unclamped(scalar)
     dtype = np.dtype(kind)
     if dtype.kind not in "iu":
         what = f"the index {reader.symbols.written(node)} is {dtype.name}"

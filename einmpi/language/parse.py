@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import heapq
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -12,9 +11,11 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.garbage import without_garbage_search
 from einmpi.gradients.differentiate import finished
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.recurrences import connected
 from einmpi.graph.rewrite import optimize, prune
 from einmpi.graph.scalar import MAX_LABELS
 from einmpi.language.macro_calls import gradients_in, losses_in
+from einmpi.language.recurrences import add_recurrence, shifted_reads
 from einmpi.language.scope import mark_values
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable
@@ -116,14 +117,20 @@ def parse_program(
     mark_values(program, symbols.known)
     symbols.differentiated = gradients_in(program)
     reads = _reads(program)
-    uses = reads
-    if symbols.is_differentiated:
-        uses = _reads(program, losses_in(program))
+    order = _in_order(source, program, reads)
+    not_used = losses_in(program) if symbols.is_differentiated else set()
+    for group in order:
+        names = [item.name for item in group]
+        if _is_cyclic(names, reads):
+            # What only its own next steps read is a result.
+            for item in group:
+                not_used |= shifted_reads(item, names)
+            add_recurrence(symbols, group)
+        else:
+            add_statement(symbols, group[0])
     used: set[str] = set()
-    for names in uses.values():
-        used.update(names)
-    for statement in _in_order(source, program, reads):
-        add_statement(symbols, statement)
+    for read in _reads(program, not_used).values() if not_used else reads.values():
+        used.update(read)
     defined = [item.name for item in program]
     if not outputs:
         outputs = [name for name in defined if name not in used]
@@ -165,7 +172,7 @@ def _names_in(item: Statement, ignored: Collection[int]) -> Iterator[tuple[str, 
     for node in item.nodes:
         if isinstance(node, ast.Subscript):
             in_brackets.update(id(entry) for entry in entries(node.slice))
-            if isinstance(node.value, ast.Name):
+            if isinstance(node.value, ast.Name) and id(node.value) not in ignored:
                 yield node.value.id, True
         elif isinstance(node, ast.Name) and id(node) not in in_brackets:
             yield node.id, False
@@ -173,40 +180,31 @@ def _names_in(item: Statement, ignored: Collection[int]) -> Iterator[tuple[str, 
 
 def _in_order(
     source: Source, program: Sequence[Statement], reads: Mapping[str, Sequence[str]]
-) -> list[Statement]:
+) -> list[list[Statement]]:
     """Return the statements, each after those it uses, otherwise as written.
 
-    Of the statements that are ready, the one written first comes next. InputError on a cycle.
+    Those that use each other come together: they are a recurrence, if one of them is read at an
+    index with arithmetic. InputError if not.
     """
-    position = {item.name: k for k, item in enumerate(program)}
-    missing = {name: set(names) for name, names in reads.items()}
-    readers: dict[str, list[str]] = {name: [] for name in reads}
-    for name, names in reads.items():
-        for needed in names:
-            readers[needed].append(name)
-    ready = [position[name] for name, names in missing.items() if not names]
-    heapq.heapify(ready)
+    by_name = {item.name: item for item in program}
     order = []
-    while ready:
-        item = program[heapq.heappop(ready)]
-        order.append(item)
-        for name in readers[item.name]:
-            missing[name].discard(item.name)
-            if not missing[name]:
-                heapq.heappush(ready, position[name])
-    if len(order) < len(program):
-        cycle = _cycle(program, missing, position)
-        node = program[position[cycle[0]]].node
-        what = f"{cycle[0]} depends on itself: {' ← '.join(cycle)}"
-        raise InputError(source.at(node), what, "a program without cycles")
+    for names in connected(reads):
+        group = [by_name[name] for name in names]
+        if _is_cyclic(names, reads) and not any(shifted_reads(item, names) for item in group):
+            cycle = _cycle(names, reads)
+            what = f"{cycle[0]} depends on itself: {' ← '.join(cycle)}"
+            raise InputError(source.at(by_name[cycle[0]].node), what, "a program without cycles")
+        order.append(group)
     return order
 
 
-def _cycle(
-    program: Sequence[Statement], missing: Mapping[str, set[str]], position: Mapping[str, int]
-) -> list[str]:
+def _is_cyclic(names: Sequence[str], reads: Mapping[str, Sequence[str]]) -> bool:
+    return len(names) > 1 or names[0] in reads[names[0]]
+
+
+def _cycle(names: Sequence[str], reads: Mapping[str, Sequence[str]]) -> list[str]:
     """Return names each of which uses the next; the last is the first one again."""
-    path = [next(item.name for item in program if missing[item.name])]
+    path = [names[0]]
     while path[-1] not in path[:-1]:
-        path.append(min(missing[path[-1]], key=lambda name: position[name]))
+        path.append(next(name for name in names if name in reads[path[-1]]))
     return path[path.index(path[-1]) :]

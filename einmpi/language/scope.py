@@ -147,6 +147,18 @@ def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
     return found
 
 
+def indices_in(node: ast.AST) -> Iterator[tuple[str, int, ast.expr]]:
+    """Yield a tensor, a dimension and its index for every index in `node`.
+
+    Those in which an aggregation binds a label by name are left out.
+    """
+    for part, _, tensor, _, binders in _collect(node, {}, []):
+        bound = {label for brackets, _ in binders if brackets for label in _listed(brackets)}
+        names = {name.id for name in ast.walk(part) if isinstance(name, ast.Name)}
+        if isinstance(tensor.value, ast.Name) and names.isdisjoint(bound):
+            yield tensor.value.id, entries(tensor.slice).index(part), part
+
+
 def reaches_in(
     node: ast.AST,
     known: Mapping[str, Vertex],

@@ -62,6 +62,8 @@ class SymbolTable:
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
         self.differentiated: Mapping[str, Sequence[str]] = {}  # loss → tensors that grad is by
         self.gradients: dict[tuple[str, str], str] = {}  # loss, tensor → the gradient
+        # Tensors that the statements being read define, and read at other indices.
+        self.recurring: frozenset[str] = frozenset()
 
     @property
     def is_differentiated(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.files.specs import InputSpec
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex
 from einmpi.graph.rewrite import hoist, prune
 from einmpi.graph.scalar import unique
 from einmpi.job.job import Job, loop_of
@@ -51,7 +51,19 @@ def with_updates_in_order(
         if vertex.name in inputs_of_outputs:
             vertex = replace(vertex, changed=_elements_changed(graph, vertex, inputs_of_outputs))
         vertices.append(vertex)
-    return replace(graph, vertices=tuple(vertices))
+    return replace(graph, vertices=_with_steps_together(vertices))
+
+
+def _with_steps_together(order: Sequence[Vertex]) -> tuple[Vertex, ...]:
+    """Return an order in which updates that came between vertices of a recurrence come after."""
+    members: dict[Recurrence, list[Vertex]] = {}
+    for vertex in order:
+        if vertex.recurrence is not None:
+            members.setdefault(vertex.recurrence, []).append(vertex)
+    found: list[Vertex] = []
+    for vertex in order:
+        found += [vertex] if vertex.recurrence is None else members.pop(vertex.recurrence, [])
+    return tuple(found)
 
 
 def _elements_changed(

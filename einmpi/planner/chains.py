@@ -332,7 +332,7 @@ class ChainSearch:
                     yield operand
 
     def _can_be_member(self, vertex: Vertex) -> bool:
-        if vertex.is_input or vertex.name in self.excluded:
+        if vertex.is_input or vertex.recurrence is not None or vertex.name in self.excluded:
             return False
         einsum = vertex.computed_einsum
         if einsum.has_special_form or einsum.is_pass_of_scan:

@@ -44,7 +44,8 @@ class Edge:
     target_symbols: tuple[int, ...]  # symbol of the target → dimension of the tensor or R
     operand: int = -1  # of the target, if that is a vertex
     needed: Needed | None = None  # of the tensor, where that is not simply a block of it
-    weight: int = 1  # how many equal edges of repeated layers it stands for
+    # How many equal edges of repeated layers it stands for, or steps of a recurrence.
+    weight: int = 1
 
     @property
     def ndim(self) -> int:
@@ -75,10 +76,14 @@ class Factored:
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
     """Return whether a tensor has a layout of its own: outputs, pinned ones, those used twice.
 
+    So have those that a recurrence carries from step to step.
+
     So have those that are read with index arithmetic: what a rank needs of them is no block of a
     layout. Other tensors go straight to their only user.
     """
     if graph.is_output(name) or name in pinned:
+        return True
+    if name in graph.carried or name in graph.carried.values():
         return True
     bound = graph[name].bound
     if any(needed_of(graph[user], name, bound) is not None for user in graph.consumers[name]):
@@ -111,7 +116,8 @@ def factor(
                 builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):
             layout = builder.variable("tensor", vertex, vertex.bound)
-            builder.connect(vertex, layout, tensor_symbols(len(vertex.bound)))
+            symbols = tensor_symbols(len(vertex.bound))
+            builder.connect(vertex, layout, symbols, times=vertex.steps)
     edges = []
     for edge, count in builder.edges.items():
         edges.append(edge if count == 1 else replace(edge, weight=count))
@@ -223,22 +229,31 @@ class _Builder:
         tensor = self.graph[name]
         wanted = input_symbols(vertex.computed_einsum, operand)
         layout = self.number.get(("tensor", name))
+        times = vertex.moves_of(tensor)
         if layout is None:
-            self.connect(tensor, state, wanted, operand)
+            self.connect(tensor, state, wanted, operand, times)
             return
         needed = needed_of(vertex, name, tensor.bound)
         if needed is None or vertex.inputs.index(name) == operand:
             stored = tensor_symbols(len(tensor.bound))
-            self.add_edge(tensor, layout, state, stored, wanted, operand, needed)
+            self.add_edge(tensor, layout, state, stored, wanted, operand, needed, times)
 
     def connect(
-        self, tensor: Vertex, target: int, target_symbols: tuple[int, ...], operand: int = -1
+        self,
+        tensor: Vertex,
+        target: int,
+        target_symbols: tuple[int, ...],
+        operand: int = -1,
+        times: int = 1,
     ) -> None:
-        """Add the edge from where a tensor is made, or an input stored, to a variable."""
+        """Add the edge from where a tensor is made, or an input stored, to a variable.
+
+        The tensor goes along it so many times.
+        """
         if tensor.einsum is not None:
             source = self.number["vertex", tensor.name]
             made = output_symbols(tensor.einsum)
-            self.add_edge(tensor, source, target, made, target_symbols, operand)
+            self.add_edge(tensor, source, target, made, target_symbols, operand, times=times)
         elif tensor.name not in self.resident:
             self.add_edge(tensor, None, target, (), target_symbols, operand)
 
@@ -251,6 +266,7 @@ class _Builder:
         target_symbols: tuple[int, ...],
         operand: int,
         needed: Needed | None = None,
+        times: int = 1,
     ) -> None:
         edge = Edge(
             self.layout_name(tensor.name),
@@ -263,7 +279,7 @@ class _Builder:
             operand,
             needed,
         )
-        self.edges[edge] = self.edges.get(edge, 0) + 1
+        self.edges[edge] = self.edges.get(edge, 0) + times
 
 
 def _own_block(vertex: Vertex) -> Block:

@@ -251,7 +251,9 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
 
     scans = []
     if is_default:
-        scans = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
+        for vertex in graph.computed:
+            if vertex.recurrence is None and can_be_blocked(vertex, mesh.ranks):
+                scans.append(vertex.name)
     try:
         plan = plan_of(graph)
         if _may_move_less(plan):
@@ -336,6 +338,8 @@ def _note_on_form(plan: Plan, name: str) -> str:
 
 def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
     """Return whether something moves for a vertex with gathers, or for what it gathers from."""
+    if vertex.recurrence is not None:
+        return False  # the number of a step is the same on all ranks
     for gather in picked_gathers(vertex, plan.graph.by_name):
         for name in (vertex.name, gather.element.tensor):
             if name in plan.bills and plan.bills[name].nbytes > 0:

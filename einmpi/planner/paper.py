@@ -236,6 +236,10 @@ class Cost:
             self.repartition + other.repartition,
         )
 
+    def times(self, steps: int) -> Cost:
+        """Return what a vertex moves that is computed in all steps of a recurrence."""
+        return Cost(steps * self.join, steps * self.aggregate, steps * self.repartition)
+
 
 def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> Cost:
     """Return the cost of a computed vertex.
@@ -259,7 +263,7 @@ def graph_cost(graph: EinGraph, partitionings: Mapping[str, Parts]) -> int:
     """Return the paper's cost of a decomposition."""
     total = 0
     for vertex in graph.computed:
-        total += vertex_cost(graph, vertex.name, partitionings).total
+        total += vertex.steps * vertex_cost(graph, vertex.name, partitionings).total
     return total
 
 

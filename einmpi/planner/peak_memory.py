@@ -49,16 +49,22 @@ def bytes_at_vertices(
         cut,
         frozenset(resident),
         stage,
-        frozenset(in_place),
+        frozenset((*in_place, *cut.graph.carried)),
         frozenset(blocked),
         frozenset(overlapped),
     )
     memory.read_early(early)
     chain_of = {name: chain for chain in cut.chains for name in chain.vertices}
+    members: tuple[Vertex, ...] = ()
     for vertex in cut.graph.computed:
+        if vertex.recurrence is not None and vertex not in members:
+            members = cut.graph.members[vertex.recurrence]
+            memory.begin_steps(members)
         chain = chain_of.get(vertex.name)
         if chain is None:
             memory.compute([vertex.name])
+            if members and vertex is members[-1]:
+                memory.end_steps()
         elif vertex.name == chain.vertices[0]:
             memory.compute(chain.vertices, chain.inner, chain.nbytes)
     return memory.needed
@@ -89,12 +95,27 @@ class _Memory:
         self.present = sum(self.stored.values())  # all that is stored or waits
         self.needed = [self.present]  # before the first vertex, and at each so far
         self.gathered_before = 0  # for a blocked vertex, and needed until the next one is complete
+        self.gathered_for_steps = 0  # what all steps of a recurrence read
+        self.while_gathering = 0
 
     def read_early(self, early: Collection[str]) -> None:
         """Read inputs before the first vertex."""
         names = [name for name in early if name not in self.resident]
         self.waiting = input_bytes(self.cut, names)
         self.present += sum(self.waiting.values())
+
+    def begin_steps(self, members: Sequence[Vertex]) -> None:
+        """Bring to the vertices of a recurrence what is the same in all steps."""
+        for vertex in members:
+            operands = self._bring_operands(vertex, in_each_step=False)
+            self.gathered_for_steps += operands.gathered
+            self.present += operands.new + operands.gathered
+            self.while_gathering = max(self.while_gathering, self.present + operands.buffers)
+
+    def end_steps(self) -> None:
+        """Free what was brought to the vertices of a recurrence."""
+        self.present -= self.gathered_for_steps
+        self.gathered_for_steps = 0
 
     def compute(self, names: Sequence[str], inner: Collection[str] = (), nbytes: int = 0) -> None:
         """Compute a vertex, or those of a chain, and free what is read for the last time.
@@ -121,7 +142,9 @@ class _Memory:
         for name in names:
             if name not in inner and self.cut.moves(name):
                 while_moving = max(while_moving, self._move(name))
-        self.needed += [max(while_computing, while_moving)] * len(names)
+        most = max(while_computing, while_moving, self.while_gathering)
+        self.while_gathering = 0
+        self.needed += [most] * len(names)
         if len(names) == 1 and names[0] in self.overlapped:
             self.needed[-2] += new + gathered + buffers
             self.needed[-1] = while_moving + gathered + buffers
@@ -162,8 +185,8 @@ class _Memory:
             if name not in self.resident:
                 self.present -= self.stored.pop(name, 0)
 
-    def _bring_operands(self, vertex: Vertex) -> _Operands:
-        """Bring the operands to a vertex.
+    def _bring_operands(self, vertex: Vertex, in_each_step: bool = True) -> _Operands:
+        """Bring operands to a vertex: of one in a recurrence, those that change, or the others.
 
         An input that has a layout of its own and is read for the first time is stored from now on.
         """
@@ -172,6 +195,8 @@ class _Memory:
         state = cut.states[vertex.name]
         for operand, name in enumerate(vertex.inputs):
             tensor = cut.graph[name]
+            if vertex.recurrence is not None and vertex.is_fixed(tensor) == in_each_step:
+                continue
             if tensor.is_input and name not in stored and name in layouts:
                 stored[name] = cut.block_bytes(name, layouts[name])
                 new += stored[name]
@@ -211,7 +236,7 @@ def peak_bound(
     `without_memory`: outputs that may take the memory of inputs, and tensors inside of chains.
     """
     share = {vertex.name: -(-vertex.nbytes // ranks) for vertex in graph.vertices}
-    share.update(dict.fromkeys(without_memory, 0))
+    share.update(dict.fromkeys((*without_memory, *graph.carried), 0))
     resident = frozenset(resident)
     present = {name for name in resident if graph.consumers.get(name)}
     nbytes = sum(share[name] for name in present)
@@ -247,6 +272,8 @@ def why_not_in_place(cut: Cuts, name: str, output: str, nan_checked: Collection[
     graph = cut.graph
     if not graph[name].bound:
         return "a number is not worth it"
+    if graph[output].recurrence is not None:
+        return f"{output} is computed step by step"
     if not graph.consumers[name]:
         return "no step reads it"
     position = graph.position

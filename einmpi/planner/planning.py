@@ -388,7 +388,8 @@ class Planning:
         overlapped = []
         for name, bill in plan.bills.items():
             nbytes = bill.nbytes if plan.uneven else bill.between
-            if nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
+            is_once = plan.graph[name].recurrence is None
+            if is_once and nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
                 overlapped.append(name)
         names = [None, *(vertex.name for vertex in plan.graph.computed)]
         peak = plan.peak

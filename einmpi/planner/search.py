@@ -368,6 +368,7 @@ class CutSearch:
         """Return the problem; `tie` has the vertices that share variables."""
         # An output that becomes an input of the next step has the layout of that input.
         same_layout = {output: name for name, output in self.options.carry.items()}
+        same_layout.update(self.graph.carried)
         return factor(self.graph, self.resident, self.pinned, tie, same_layout, self.prices)
 
     @cached_property

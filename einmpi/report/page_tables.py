@@ -135,8 +135,9 @@ def _measured_by_tensor(timeline: Timeline) -> dict[str, _Measured]:
     found: dict[str, _Measured] = {}
     for span in timeline.spans:
         tensor = found.setdefault(span.vertex, _Measured())
-        if span.kind == "kernel":
+        if span.kind in ("kernel", "repeat"):
             tensor.computing += span.end - span.start
+            tensor.nbytes += span.nbytes
         elif span.kind in ("exchange", "reduce", "wait"):
             tensor.nbytes += span.nbytes
             if not span.background:  # in the background it takes no time of its own

@@ -25,8 +25,9 @@ from einmpi.schedule.steps import Step
 # What every rank did and when: the steps of a run on a common clock.
 
 
-# "wait" is the time in which a rank waits for transfers in the background.
-KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill", "wait")
+# "wait" is the time in which a rank waits for transfers in the background, "repeat" all steps of a
+# recurrence together.
+KINDS = ("load", "exchange", "reduce", "kernel", "repeat", "store", "spill", "wait")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def work_of(step: Step) -> Work | None:
 
 
 def _work_of(step: Step) -> Work:
-    operations = sum(kernel.einsum.operations() for kernel in step.kernels)
+    operations = sum(times * kernel.einsum.operations() for kernel, times in step.work)
     receiver = None
     if step.transfer is not None:
         receiver = next((rank for rank, _ in step.transfer.outgoing()), None)

@@ -85,9 +85,10 @@ class _Sums:
             self.hidden += took - waited
             self.communication += waited
             self.nbytes += span.nbytes
-        elif span.kind == "kernel":
+        elif span.kind in ("kernel", "repeat"):
             self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
             self.operations += span.operations
+            self.nbytes += span.nbytes
         else:
             self.waiting += waited
             self.communication += took - waited
@@ -110,7 +111,7 @@ def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes,
     """Return the times of every tensor that was computed or moved, in the order of `names`."""
     sums: dict[str, _Sums] = {}
     for span, waited in zip(timeline.spans, _waits(timeline), strict=True):
-        if span.kind in ("kernel", "exchange", "reduce"):
+        if span.kind in ("kernel", "repeat", "exchange", "reduce"):
             sums.setdefault(span.vertex, _Sums()).add(span, waited)
     busy_ranks = len({span.rank for span in timeline.spans})
     known = set(names)

@@ -20,6 +20,7 @@ from einmpi.schedule.steps import (
     Begin,
     Free,
     Load,
+    Repeat,
     Reuse,
     SavePoint,
     Spill,
@@ -117,6 +118,13 @@ def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
     return EinmpiError(f"{name}: {str(error) or type(error).__name__}")
 
 
+def _repeat(step: Repeat, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
+    """Do steps again and again, one by one. A program calls what it has bound to them instead."""
+    for _ in range(step.times):
+        for each in step.steps:
+            ACTIONS[type(each)](each, comm, storage, buffers)
+
+
 def _reuse(step: Reuse, _: Comm, __: InputSource, buffers: Buffers) -> None:
     for slot in step.nan_checked:
         if np.isnan(buffers.backend.to_host(buffers[slot])).any():
@@ -139,6 +147,7 @@ ACTIONS: dict[type, Callable[[Any, Comm, InputSource, Buffers], None]] = {
     Free: lambda step, _, __, buffers: buffers.free(step.slot),
     Reuse: _reuse,
     Spill: _spill,
+    Repeat: _repeat,
 }
 
 

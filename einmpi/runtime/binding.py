@@ -38,7 +38,7 @@ from einmpi.runtime.transfer import (
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.regions import Region, Slot, names_of, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Free, Load, Reuse, SavePoint, Step, Store, Transfer
+from einmpi.schedule.steps import Free, Load, Repeat, Reuse, SavePoint, Step, Store, Transfer
 
 BoundCall: TypeAlias = Callable[[Buffers], None]
 SlotView: TypeAlias = Callable[[Buffers], HostArray]  # a part of a slot in this run
@@ -51,11 +51,19 @@ class StoredOtherwise(Exception):
 class BoundSteps:
     """The calls that are bound to the steps of a schedule, and the memory that they keep."""
 
-    def __init__(self, schedule: Schedule, backend: NumpyBackend, comm: Comm) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        backend: NumpyBackend,
+        comm: Comm,
+        repeat: Callable[[int, Buffers], None],
+        outer: Sequence[Slot] = (),
+    ) -> None:
         self.schedule = schedule
         self.backend = backend
         self.comm = comm
-        self.kept = keep_memory(schedule.steps, backend.shared.arrays)
+        self.repeat = repeat  # what a step does that repeats others, given its number
+        self.kept = keep_memory(schedule.steps, backend.shared.arrays, outer)
         self.calls: list[tuple[int, BoundCall]] = []  # with the number of the step
         self.calls_after_loading: list[tuple[int, BoundCall]] = []  # all but those that take inputs
         self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot
@@ -71,6 +79,12 @@ class BoundSteps:
         self.storage = storage
         buffers.arrays.update(self.kept.slots)
         buffers.grow(self.kept.nbytes)
+
+    def end(self, buffers: Buffers) -> None:
+        """End a run after which others use the buffers: these slots have no memory any more."""
+        for name in self.kept.slots:
+            buffers.arrays.pop(name, None)
+        buffers.shrink(self.kept.nbytes)
 
     def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
         """Return whether calls were bound to blocks of all inputs that are stored as these are."""
@@ -101,6 +115,8 @@ class BoundSteps:
 
     def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
         """Return the calls that carry out a step, given the slots that exist before it."""
+        if isinstance(step, Repeat):
+            return [partial(self.repeat, number)]
         action = ACTIONS[type(step)]
         as_ever: list[BoundCall] = [lambda buffers: action(step, self.comm, self.storage, buffers)]
         used = names_of((*step.reads, *step.writes, *step.frees, *step.reuses))
@@ -131,8 +147,9 @@ class BoundSteps:
         return as_ever
 
     def _may_be_partial(self, kernel: Kernel) -> bool:
-        """Return whether a kernel may write over an input, and then only where it changes."""
-        return kernel.target.name in self.reused and changes_a_part(kernel)
+        """Return whether a kernel may write over an operand, and then only where it changes."""
+        is_over_operand = kernel.target.name in self.reused or kernel.target in kernel.operands
+        return is_over_operand and changes_a_part(kernel)
 
     def _bind_load(self, step: Load) -> BoundCall:
         """Return the call that takes a block of an input that is on the rank."""

@@ -107,17 +107,21 @@ _Key: TypeAlias = str | _MessageKey  # the name of a slot, or a message
 _Arrays: TypeAlias = dict[_Key, ArrayUse]  # those that are only of use together
 
 
-def keep_memory(steps: Sequence[Step], shared: Container[str] = ()) -> KeptMemory:
+def keep_memory(
+    steps: Sequence[Step], shared: Container[str] = (), outer: Sequence[Slot] = ()
+) -> KeptMemory:
     """Allocate memory for the small slots and messages of a schedule, as far as is planned.
 
-    Slots in memory that ranks share, given by name, have theirs already.
+    Slots in memory that ranks share, given by name, have theirs already, and so have those of a
+    schedule around it.
     """
     messages = _small_messages(steps)
     candidates = list(messages)
     for arrays in _small_slots(steps):
         if not any(key in shared for key in arrays):
             candidates.append(arrays)
-    uses, most_in_use = _within_plan(candidates, bytes_needed(steps, shared))
+    needed = bytes_needed(steps, shared, dict.fromkeys(names_of(outer), 0))
+    uses, most_in_use = _within_plan(candidates, needed)
     offsets, total = place_arrays(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)
@@ -161,7 +165,13 @@ def _within_plan(candidates: Sequence[_Arrays], needed: Sequence[int]) -> tuple[
     counted = np.zeros(len(needed), np.int64)  # those of them that are not single numbers
     others = np.array(needed, np.int64)
     by_size = sorted(candidates, key=_total_bytes)
-    for arrays in sorted(by_size, key=_are_slots):
+    everything: _Arrays = {}
+    for arrays in candidates:
+        everything.update(arrays)
+    # All together may fit where some alone, which are there all the time, would not.
+    for arrays in (everything, *sorted(by_size, key=_are_slots)):
+        if arrays.keys() <= chosen.keys():
+            continue
         kept_before = kept.copy()
         counted_before = counted.copy()
         for use in arrays.values():

@@ -7,15 +7,16 @@ the steps or saves between them; after a step that fails, the rest is done one b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from einmpi.comm.base import Comm
+from einmpi.kernels.prepared import stored_as
 from einmpi.runtime.actions import (
     ACTIONS,
     KERNEL_ERRORS,
@@ -32,7 +33,7 @@ from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, SavePoint, Step, Store
+from einmpi.schedule.steps import Load, Repeat, SavePoint, Step, Store
 
 Outputs: TypeAlias = tuple[dict[str, Array], Buffers]  # the blocks of outputs, and the memory used
 NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
@@ -93,7 +94,15 @@ class Program:
         self.has_run = False
         self.lock = threading.Lock()
         self.bound: BoundSteps | None = None
+        self.bound_to: Hashable = ()  # how the slots of a schedule around it are stored
         self.peak = 0  # of the memory of a further run
+        self.under_way: Callable[[], Run]  # returns the run whose bound steps are called
+        # The programs of steps that repeat others, by the number of the step.
+        self.inner: dict[int, Program] = {}
+        for number, step in enumerate(schedule.steps):
+            if isinstance(step, Repeat):
+                inside = replace(schedule, steps=step.steps, lowered_steps=())
+                self.inner[number] = Program(inside, backend, comm)
 
     def run(
         self,
@@ -139,13 +148,55 @@ class Program:
 
     def _run_again(self, run: Run) -> None:
         """Call what is bound to the steps; bind it first if that was not done yet."""
-        if self.bound is None:
-            assert isinstance(self.backend, NumpyBackend)
-            self.bound = BoundSteps(self.schedule, self.backend, self.comm)
-        self.bound.begin(run.storage, run.buffers)
-        calls = self.bound.calls or self.bound.bind_and_yield(run.buffers)
-        self._call(calls, run.buffers, lambda: run)
+        bound = self.bound = self.bound or self._new_bound_steps()
+        bound.begin(run.storage, run.buffers)
+        self.under_way = lambda: run
+        calls = bound.calls or bound.bind_and_yield(run.buffers)
+        self._call(calls, run.buffers, self.under_way)
         self.peak = run.buffers.peak
+
+    def _new_bound_steps(self, outer: Sequence[Slot] = ()) -> BoundSteps:
+        assert isinstance(self.backend, NumpyBackend)
+
+        def repeat(number: int, buffers: Buffers) -> None:
+            self._repeat(number, self.under_way(), buffers)
+
+        return BoundSteps(self.schedule, self.backend, self.comm, repeat, outer)
+
+    # ---- steps that repeat others ---------------------------------------------------------------
+
+    def _repeat(self, number: int, run: Run, buffers: Buffers) -> None:
+        """Do the step with this number, which repeats others. Nobody is told of those."""
+        step = self.schedule.steps[number]
+        assert isinstance(step, Repeat)
+        inside = Run(run.storage, buffers, run.failure)
+        self.inner[number].run_many_times(inside, step.times, step.outer)
+
+    def run_many_times(self, run: Run, times: int, outer: Sequence[Slot]) -> None:
+        """Carry out the schedule again and again, on slots of the schedule around it.
+
+        From the first time on, what is bound to the steps is called.
+        """
+        is_bound = self.can_repeat and times > 1 and self.lock.acquire(blocking=False)
+        if not is_bound:
+            for _ in range(times):
+                self._run_one_by_one(run)
+            return
+        try:
+            stored = stored_as([run.buffers[slot] for slot in outer])
+            if self.bound is None or self.bound_to != stored:
+                self.bound, self.bound_to = self._new_bound_steps(outer), stored
+            bound = self.bound
+            bound.begin(run.storage, run.buffers)
+            for _ in range(times):
+                if run.is_watched:  # the rank has failed
+                    self._run_one_by_one(run)
+                else:
+                    calls = bound.calls or bound.bind_and_yield(run.buffers)
+                    self._call(calls, run.buffers, lambda: run)
+            bound.end(run.buffers)
+        finally:
+            self.lock.release()
 
     # ---- the loop over calls --------------------------------------------------------------------
 
@@ -186,13 +237,16 @@ class Program:
         for number in range(first, stop):
             step = self.schedule.steps[number]
             if is_watched:
-                calls.append((number, partial(self._do, step, run)))
+                calls.append((number, partial(self._do, number, run)))
+            elif isinstance(step, Repeat):
+                calls.append((number, partial(self._repeat, number, run)))
             else:
                 calls.append((number, partial(ACTIONS[type(step)], step, self.comm, run.storage)))
         return calls
 
-    def _do(self, step: Step, run: Run, buffers: Buffers) -> None:
+    def _do(self, number: int, run: Run, buffers: Buffers) -> None:
         """Do a step, tell those who watch, and skip what a rank that has failed leaves out."""
+        step = self.schedule.steps[number]
         if run.on_step is not None:
             run.on_step(step)
         if run.failure is not None and run.failure.skips(step):
@@ -201,6 +255,8 @@ class Program:
             if isinstance(buffers, SharedBuffers):
                 buffers.background.wait_for_all()
             run.checkpointer.reached(step, buffers)
+        elif isinstance(step, Repeat):
+            self._repeat(number, run, buffers)
         else:
             ACTIONS[type(step)](step, self.comm, run.storage, buffers)
 
@@ -240,11 +296,8 @@ class Program:
             blocks = take_blocks()
             buffers = Buffers(self.backend)
             arrays = buffers.arrays = {**bound.kept.slots, **blocks}
-            self._call(
-                bound.calls_after_loading,
-                buffers,
-                lambda: Run(_GivenBlocks(blocks), buffers, failure),
-            )
+            self.under_way = lambda: Run(_GivenBlocks(blocks), buffers, failure)
+            self._call(bound.calls_after_loading, buffers, self.under_way)
         finally:
             self.lock.release()
         return {name: arrays[slot.name] for name, slot in self.outputs.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.memory import FusedChain
 from einmpi.planner.mesh import Mesh
@@ -17,6 +17,7 @@ from einmpi.planner.plan import Plan
 from einmpi.schedule.compute import Compute, Kernel, fused
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
+from einmpi.schedule.memory import repeat
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.passes import LOWERING_PASSES, Context, run_passes
 from einmpi.schedule.regions import (
@@ -63,7 +64,7 @@ def lower(plan: Plan, rank: int) -> Schedule:
         plan.digest,
         tuple(steps),
         updates=tuple(lowering.updates()),
-        may_share=not plan.overlapped and not plan.spilled,
+        may_share=not plan.overlapped and not plan.spilled and not plan.graph.members,
     )
     reuses = lowering.reuses() if plan.donate else []
     schedule = run_passes(schedule, LOWERING_PASSES, Context(plan, reuses))
@@ -157,7 +158,10 @@ class _Lowering:
                 chain_of[name] = each
         for vertex in graph.computed:
             chain = chain_of.get(vertex.name)
-            if chain is None:
+            if vertex.recurrence is not None:
+                if vertex is graph.members[vertex.recurrence][0]:
+                    self.lower_recurrence(vertex.recurrence)
+            elif chain is None:
                 self.steps.append(Compute((self.lower_kernel(vertex),)))
                 self.complete(vertex, inside=False)
             elif vertex.name == chain.vertices[0]:
@@ -249,25 +253,71 @@ class _Lowering:
         for vertex in vertices:
             self.complete(vertex, inside=vertex is not vertices[-1])
 
+    def lower_recurrence(self, recurrence: Recurrence) -> None:
+        """Add the step that repeats the steps of a recurrence.
+
+        What is the same in all of them moves before. What is carried stays in its slot.
+        """
+        members = self.plan.graph.members[recurrence]
+        brought = [self.bring_operands(vertex, fixed=True) for vertex in members]
+        outer_steps = self.steps
+        self.steps = []
+        for vertex, operands in zip(members, brought, strict=True):
+            operands.update(self.bring_operands(vertex, fixed=False))
+            self.steps.append(Compute((self.kernel_on(vertex, operands),)))
+            self.move_to_layout(vertex)
+        outer_steps.append(repeat(recurrence.name, self.steps, recurrence.steps))
+        self.steps = outer_steps
+        for vertex in members:
+            self.store(vertex, inside=vertex is not members[-1])
+
+    def slot_of_result(self, vertex: Vertex, cuts: Cuts, role: str = "") -> Slot:
+        """Return the slot of a result; what is carried from step to step keeps its slot."""
+        start = self.plan.graph.carried.get(vertex.name)
+        if start is not None and cuts == self.plan.layouts[start]:
+            return self.stored[start][0]
+        return slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype, role)
+
     def lower_kernel(self, vertex: Vertex) -> Kernel:
         """Add the steps that move operands to where a vertex needs them; return its kernel."""
+        return self.kernel_on(vertex, self.bring_operands(vertex, fixed=True))
+
+    def bring_operands(self, vertex: Vertex, fixed: bool) -> dict[int, tuple[Slot, Region | None]]:
+        """Add the steps that move operands to where a vertex needs them; return their slots.
+
+        `fixed` are those that are the same in all steps of a recurrence. For operands with index
+        arithmetic, return the region of the tensor that is in the slot, too.
+        """
         graph = self.plan.graph
+        found: dict[int, tuple[Slot, Region | None]] = {}
+        shared: dict[str, tuple[Slot, Region]] = {}
+        for operand, name in enumerate(vertex.inputs):
+            if vertex.is_fixed(graph[name]) != fixed:
+                continue
+            needed = needed_of(vertex, name, graph[name].bound)
+            if needed is None:
+                found[operand] = self.operand(vertex, operand), None
+                continue
+            if name not in shared:
+                shared[name] = self.operand_with_halo(vertex, operand, needed)
+            found[operand] = shared[name]
+        return found
+
+    def kernel_on(
+        self, vertex: Vertex, brought: Mapping[int, tuple[Slot, Region | None]]
+    ) -> Kernel:
+        """Return the kernel of a vertex, given the slots of its operands."""
         state = self.plan.states[vertex.name]
         einsum = vertex.computed_einsum
         operands = []
         regions: dict[int, Region] = {}  # what is in the slots of operands with index arithmetic
-        shared: dict[str, tuple[Slot, Region]] = {}
-        for operand, name in enumerate(vertex.inputs):
-            needed = needed_of(vertex, name, graph[name].bound)
-            if needed is None:
-                operands.append(self.operand(vertex, operand))
-                continue
-            if name not in shared:
-                shared[name] = self.operand_with_halo(vertex, operand, needed)
-            slot, regions[operand] = shared[name]
+        for operand in range(len(vertex.inputs)):
+            slot, region = brought[operand]
             operands.append(slot)
+            if region is not None:
+                regions[operand] = region
         cuts = self.plan.made(vertex.name)
-        slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
+        slot = self.slot_of_result(vertex, cuts)
         computed_cuts = []
         for label, cut in zip(state, cuts, strict=True):
             is_partial = label is not None and label in einsum.aggregated
@@ -280,11 +330,19 @@ class _Lowering:
 
         `inside` says that the save point is inside of a chain.
         """
-        graph = self.plan.graph
+        self.move_to_layout(vertex)
+        self.store(vertex, inside)
+
+    def move_to_layout(self, vertex: Vertex) -> None:
+        """Add the steps that bring a result to its layout, if it has one."""
         final_cuts = self.plan.layouts.get(vertex.name)
         if final_cuts is not None:
             final_slot = self.move(vertex, final_cuts, FINAL_LAYOUT)
             self.stored[vertex.name] = final_slot, final_cuts
+
+    def store(self, vertex: Vertex, inside: bool) -> None:
+        """Add the steps that store an output, and the save point."""
+        graph = self.plan.graph
         slot, cuts = self.stored[vertex.name]
         if graph.is_output(vertex.name):
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
@@ -342,6 +400,8 @@ class _Lowering:
             aggregation = vertex.computed_einsum.required_aggregation
             self.transfer(vertex, slot, slot, reduction, aggregation)
         result = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
+        if role == FINAL_LAYOUT:
+            result = self.slot_of_result(vertex, target, role)
         for moves in moving:
             self.transfer(vertex, slot, result, moves)
             slot = result  # later moves pass on what has arrived

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Reuse, Step, loads_among
+from einmpi.schedule.steps import Begin, Free, Repeat, Reuse, Step, loads_among
 
 
-def with_frees(steps: Sequence[Step]) -> list[Step]:
-    """Add a Free after the last use of each slot, except for slots that a step keeps."""
+def with_frees(steps: Sequence[Step], outer: Collection[str] = ()) -> list[Step]:
+    """Add a Free after the last use of each slot, except for slots that a step keeps.
+
+    Those in `outer`, given by name, are there for steps that follow.
+    """
     last_use: dict[Slot, int] = {}
-    kept: set[str] = set()
+    kept = set(outer)
     for number, step in enumerate(steps):
         for slot in (*step.reads, *step.writes):
             last_use[slot] = number
@@ -28,6 +31,19 @@ def with_frees(steps: Sequence[Step]) -> list[Step]:
         found.append(step)
         found += freed_after.get(number, [])
     return found
+
+
+def repeat(recurrence: str, steps: Sequence[Step], times: int) -> Repeat:
+    """Return a step that does others so many times; slots of theirs alone are freed each time."""
+    outer: dict[Slot, None] = {}
+    made: set[Slot] = set()
+    for step in steps:
+        outer.update(dict.fromkeys(slot for slot in step.reads if slot not in made))
+        made.update(step.writes)
+    freeing = tuple(with_frees(steps, names_of(outer)))
+    there = dict.fromkeys(names_of(outer), 0)
+    most = max(bytes_needed(freeing, in_memory_before=there), default=0)
+    return Repeat(recurrence, freeing, times, tuple(outer), most)
 
 
 def with_reuses(steps: Sequence[Step], reuses: Sequence[Reuse]) -> list[Step]:
@@ -96,7 +112,7 @@ def reordered(
 
 
 def _computes(step: Step) -> bool:
-    return bool(step.kernels)
+    return step.computes
 
 
 def is_out_of_core(step: Step) -> bool:

@@ -379,6 +379,11 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
             loads.clear()
             for slot in step.writes:
                 writers[slot.name] = number
+        elif step.computes:  # again and again: no transfer begins inside of it
+            latest = None
+            loads.clear()
+            for slot in step.writes:
+                writers.pop(slot.name, None)
         if not isinstance(step, Transfer) and not step.manages_memory:
             route = []
     return found

@@ -66,7 +66,7 @@ class _Spilling:
         for number, step in enumerate(steps):
             for name in set(names_of((*step.reads, *step.writes))):
                 self.uses.setdefault(name, []).append(number)
-                if step.kernels:
+                if step.computes:
                     self.kernel_uses.setdefault(name, []).append(number)
 
     def add_steps(self) -> None:
@@ -78,7 +78,7 @@ class _Spilling:
                 (kernel,) = step.kernels
                 self.compute_out_of_core(number, kernel)
                 continue
-            if step.kernels:
+            if step.computes:
                 self.bring(number, (*step.reads, *step.writes), step.working_bytes)
                 self.outside.difference_update(names_of(step.writes))
             elif step.writes:

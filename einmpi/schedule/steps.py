@@ -101,6 +101,17 @@ class Step(ABC):
         return ()
 
     @property
+    def work(self) -> Iterator[tuple[Kernel, int]]:
+        """The kernels that it computes, or that steps inside of it do, and how often."""
+        for kernel in self.kernels:
+            yield kernel, 1
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes anything, from slots in memory if they fit."""
+        return bool(self.kernels)
+
+    @property
     def transfer(self) -> Moves | None:
         """The messages that it sends and receives."""
         return None
@@ -474,6 +485,64 @@ class SavePoint(Step):
 
     def __str__(self) -> str:
         return f"complete  {self.slot}"
+
+
+@dataclass(frozen=True)
+class Repeat(Step):
+    """Do other steps again and again: those of a recurrence."""
+
+    name = "repeat"
+    computes = True
+
+    recurrence: str
+    steps: tuple[Step, ...]
+    times: int
+    # The slots that they use and that are there before and afterwards: what is the same each time,
+    # and what is carried from one time to the next, in place.
+    outer: Slots
+    most_bytes: int  # of other slots and of messages
+
+    @property
+    def vertex(self) -> str:
+        return self.recurrence
+
+    @property
+    def reads(self) -> Slots:
+        return self.outer
+
+    @property
+    def writes(self) -> Slots:
+        written = {slot for step in self.steps for slot in step.writes}
+        return tuple(slot for slot in self.outer if slot in written)
+
+    @property
+    def work(self) -> Iterator[tuple[Kernel, int]]:
+        for step in self.steps:
+            for kernel, times in step.work:
+                yield kernel, self.times * times
+
+    @property
+    def nbytes(self) -> int:
+        return self.times * sum(step.nbytes for step in self.steps)
+
+    @property
+    def working_bytes(self) -> int:
+        return self.most_bytes
+
+    def __str__(self) -> str:
+        received = f", {show_bytes(self.nbytes)} received" if self.nbytes else ""
+        inside = "".join(f"\n  {step}" for step in self.steps)
+        return f"repeat    {self.times} times{received}:{inside}"
+
+
+def innermost(steps: Sequence[Step]) -> Iterator[tuple[Step, int]]:
+    """Yield steps and how often each is done, with those that are repeated in place of a Repeat."""
+    for step in steps:
+        if isinstance(step, Repeat):
+            for inside in step.steps:
+                yield inside, step.times
+        else:
+            yield step, 1
 
 
 def _region_bytes(region: Region, slot: Slot) -> int:

@@ -13,6 +13,7 @@ from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along
 from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import innermost
 from einmpi.schedule.transfers import Moves
 
 # Partial results are first aggregated inside each node, then between nodes. Copies go to each node
@@ -98,7 +99,7 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
     total = 0
     # Elements received, by the identity of a transfer: repeated layers share the object.
     received_of: dict[int, int] = {}
-    for step in schedule.steps:
+    for step, times in innermost(schedule.steps):
         transfer = step.transfer
         if transfer is None:
             continue
@@ -109,7 +110,7 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
                     received += elements(region)
             received_of[id(transfer)] = received
         (slot,) = step.reads  # a halo beside its block arrives in several
-        total += received_of[id(transfer)] * np.dtype(slot.dtype).itemsize
+        total += times * received_of[id(transfer)] * np.dtype(slot.dtype).itemsize
     return total
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from einmpi.schedule.memory import is_out_of_core
 from einmpi.schedule.regions import Region, Slot, indices, names_of, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Step, loads_among
+from einmpi.schedule.steps import Step, innermost, loads_among
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -170,7 +170,7 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
     sent: dict[tuple[int, int], deque[tuple[str, tuple[int, ...]]]] = defaultdict(deque)
     expected: list[tuple[int, int, str, tuple[int, ...], str]] = []
     for schedule in schedules:
-        for number, step in enumerate(schedule.steps):
+        for number, (step, _) in enumerate(innermost(schedule.steps)):
             where = f"rank {schedule.rank}, step {number}: {step}"
             if step.transfer is None:
                 continue

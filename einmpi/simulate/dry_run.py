@@ -294,8 +294,8 @@ class _KernelTimes:
         """Add the kernels of a step; return their operations."""
         operations = 0
         attoseconds = 0
-        for kernel in step.kernels:
-            count = kernel.einsum.operations()
+        for kernel, times in step.work:
+            count = times * kernel.einsum.operations()
             operations += count
             if self.prices is not None:
                 attoseconds += count * self._time_of(kernel.tensor)

@@ -263,10 +263,10 @@ def _times_of_vertices(
         nonlocal last_step, vertex
         end_step()
         last_step = step
-        for kernel in step.kernels:
+        for kernel, count in step.work:
             if kernel.tensor in operations:
-                operations[kernel.tensor] += kernel.einsum.operations()
-        if step.kernels and step.vertex in times:
+                operations[kernel.tensor] += count * kernel.einsum.operations()
+        if step.computes and step.vertex in times:
             vertex = step.vertex
             pay(vertex)
 

@@ -36,7 +36,7 @@ from einmpi.planner.plan import Options
 from einmpi.report.describe import relative_error
 from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Transfer
+from einmpi.schedule.steps import Repeat, Transfer
 from einmpi.schedule.verify import verify
 from einmpi.units import parse_seconds
 
@@ -99,7 +99,9 @@ def go(
             plan, schedule, Inputs(compiled.job, given, compiled.files), checkpoints
         )
         assert measured.peak <= plan.peak
-        assert measured.received == sum(s.nbytes for s in schedule.steps if isinstance(s, Transfer))
+        assert measured.received == sum(
+            s.nbytes for s in schedule.steps if isinstance(s, Transfer | Repeat)
+        )
         return {name: array.gather() for name, array in outputs.items()}, checkpoints, plan
 
     return run_threads(ranks, on_rank)[0]
@@ -369,6 +371,37 @@ def test_scans_in_two_passes(tmp_path):
             if ranks == 4:
                 assert_same_bits(outputs, wanted)
                 assert "c_totals" in plan.states
+
+
+def test_killed_around_the_steps_of_a_recurrence(tmp_path):
+    """A checkpoint has what is there before all steps, or after them."""
+    program = """
+    y[t,k] = X[t,k] * 2
+    h[t,k] = tanh(sum(W[k,l] * where(t > 0, h[t-1,l], 0)) / 21 + y[t,k])
+    Z[k] = sum(h[t,k] * y[t,k])
+    """
+    inputs = """
+    X = { shape = [9, 21], random = "normal", seed = 1 }
+    W = { file = "w.h5", dataset = "/W" }
+    """
+    job = einmpi.load(write_job(tmp_path, program, inputs, outputs='Z = "out.h5:/Z"'))
+    states = {}
+
+    def keep(vertex):
+        states[vertex] = tmp_path / f"after {vertex}"
+        shutil.copytree(tmp_path / "saved", states[vertex])
+
+    wanted, _, _ = go(job, 3, tmp_path / "saved", every=0, reached=keep)
+    assert_close(wanted, einmpi.reference(job))
+    done = []
+    for state in states.values():
+        found, checkpoints, _ = go(job, 3, state, resume=True)
+        assert_same_bits(found, wanted)
+        done.append(checkpoints.saved.done)
+    names = [vertex.name for vertex in job.graph.computed]
+    steps = [names.index(vertex.name) for vertex in job.graph.computed if vertex.recurrence]
+    assert set(steps[1:]).isdisjoint(done)  # the number of vertices before: not in the middle
+    assert {steps[0], steps[-1] + 1} <= set(done)
 
 
 def test_every_dtype_and_empty_tensors(tmp_path):

@@ -24,7 +24,7 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Transfer
+from einmpi.schedule.steps import Repeat, Transfer
 from einmpi.schedule.verify import verify
 
 
@@ -133,7 +133,7 @@ def check_schedules(
     """Check that schedules fit together, and that ranks moved and held what they say."""
     verify(schedules)
     assert received == [
-        sum(s.nbytes for s in each.steps if isinstance(s, Transfer)) for each in schedules
+        sum(s.nbytes for s in each.steps if isinstance(s, Transfer | Repeat)) for each in schedules
     ]
     for schedule, peak in zip(schedules, peaks, strict=True):
         assert peak <= peak_bytes(schedule) <= plan.peak

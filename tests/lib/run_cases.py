@@ -35,6 +35,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     "nearest": {"odd": {"queries": 31, "points": 43, "f": 5}},
     "pca": {"odd": {"samples": 53, "f": 7}},
     "heat": {"odd": {"n": 29}},
+    "kalman": {"odd": {"n": 7, "steps": 11}},
     "convolution": {"odd": {"images": 3, "pixels": 16, "filters": 5}},
     "kmeans": {"odd": {"points": 101, "f": 3, "clusters": 5}},
     "gcn": {"odd": {"n": 23, "edges": 71, "f": 5, "g": 3}},
@@ -53,6 +54,11 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
     "single number": (
         "n = sum(A[i,j]**2); m = max(A[i,j]); Z[i] = n * A[i,3] - m",
         {"A": ((17, 6), "float64")},
+    ),
+    "recurrence": (
+        "h[t,k] = tanh(sum(W[k,l] * where(t > 0, h[t-1,l], 0)) / 4 + X[t,k]); n = sum(h[t,k]**2); "
+        "dW[k,l] = grad(n, W[k,l])",
+        {"W": ((7, 7), "float64"), "X": ((5, 7), "float64")},
     ),
     "diagonal": (
         "D[i] = X[i,i]; t = sum(X[i,i]); Z[i,j] = X[i,j] - D[i] * t",

@@ -24,7 +24,7 @@ from einmpi.kernels.distances import (
     recognise_distance,
     recognise_weighted_difference,
 )
-from einmpi.kernels.operands import Array
+from einmpi.kernels.operands import Array, check_index_range, read_at_numbers
 from einmpi.kernels.prepared import PreparedCall
 
 # ---- weighted difference -------------------------------------------------------------------------
@@ -70,6 +70,8 @@ def _add_kept(difference: WeightedDifference, operands: Sequence[Array], out: Ar
         else:
             np.subtract(scaled, block, out=block)
 
+
+_WHOLE = slice(None)
 
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
@@ -156,6 +158,9 @@ def prepare_einsum(
     by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
     if by_pick is not None:
         return by_pick
+    at_numbers = _prepare_at_numbers(einsum, operands, out, index, threads, strict, repetition)
+    if at_numbers is not None:
+        return at_numbers
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is None:
@@ -226,6 +231,45 @@ def _prepare_pick(
             raise out_of_range(einsum) from error
 
     return pick
+
+
+def _prepare_at_numbers(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int,
+    strict: bool,
+    repetition: int,
+) -> PreparedCall | None:
+    """Prepare an EinSum that reads operands at indices that are numbers, as x[t,k] for one t.
+
+    What it reads are then views of the operands. Return None if there is no such index.
+    """
+    at_numbers = read_at_numbers(einsum)
+    if at_numbers is None or 0 in (array.size for array in operands):
+        return None
+
+    def views_at(operands: Sequence[Array], is_first: bool = False) -> list[Array]:
+        views = []
+        for position, entries in at_numbers.views:
+            array = operands[position]
+            places: list[int | slice] = []
+            for dimension, number in enumerate(entries):
+                if number is None:
+                    places.append(_WHOLE)
+                    continue
+                place = 0 if is_first else number(operands)
+                check_index_range(place, place, array.shape[dimension])
+                places.append(place)
+            views.append(array[(*places, ...)])
+        return views
+
+    views = views_at(operands, is_first=True)  # values are not looked at here
+    compute = prepare_einsum(
+        at_numbers.einsum, views, out, index, threads, strict=strict, repetition=repetition
+    )
+    return lambda operands, out: compute(views_at(operands), out)
 
 
 def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:

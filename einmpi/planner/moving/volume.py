@@ -252,6 +252,15 @@ class Traffic:
     between: tuple[int, int]  # words between nodes: of the combined ones, of the others
     peers: tuple[int, int]  # ranks in an exchange: inside a node, between nodes
 
+    def times(self, steps: int) -> Traffic:
+        """Return what moves in all steps of a recurrence."""
+        if steps == 1:
+            return self
+        combined, others = self.between
+        return replace(
+            self, words=self.words.times(steps), between=(steps * combined, steps * others)
+        )
+
 
 def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
     """Return what an edge moves, given the symbols of each axis at its ends, the source first."""
@@ -369,7 +378,7 @@ def edges_of_plan(cut: Cuts, resident: Collection[str]) -> Iterator[EdgeOfPlan]:
         if edge.source is not None:
             source = problem.variables[edge.source]
             cuts.insert(0, cut.symbols(source.kind, source.name))
-        yield edge, target, cuts, edge_traffic(cut.mesh, edge, cuts)
+        yield edge, target, cuts, edge_traffic(cut.mesh, edge, cuts).times(edge.weight)
 
 
 def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bill]:
@@ -396,8 +405,8 @@ def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bil
             payer = found[edge.tensor]
             payer.add(Cost(0, combined, 0), between_combined, itemsize, prices)
         inside, across = traffic.peers
-        payer.moving_inside += mesh.ranks * prices.messages(inside, 1)
-        payer.moving_between += mesh.ranks * prices.messages(1, across)
+        payer.moving_inside += edge.weight * mesh.ranks * prices.messages(inside, 1)
+        payer.moving_between += edge.weight * mesh.ranks * prices.messages(1, across)
 
     if prices.machine is not None:
         for vertex in graph.computed:

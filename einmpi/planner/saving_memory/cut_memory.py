@@ -123,6 +123,8 @@ class CutMemory:
         for vertex in cut.graph.vertices:
             cuts = cut.layouts.get(vertex.name)
             takes_none = vertex.name in without_own
+            if vertex.name in cut.graph.carried:
+                takes_none = True  # it takes the memory of what it was before the step
             if vertex.name in updates:
                 takes_none = self.options.donate
             if cuts is None and vertex.is_input:
@@ -165,10 +167,16 @@ class CutMemory:
         """Return the least memory in which a rank can carry out these cuts.
 
         Everything but resident inputs is then kept outside of memory, and each vertex is computed
-        in the smallest pieces.
+        in the smallest pieces. The steps of a recurrence have all of their tensors in memory.
         """
         pieces = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
-        return with_message_buffers(self.staying(cut), max(pieces, default=0), self.mesh.ranks)
+        least = with_message_buffers(self.staying(cut), max(pieces, default=0), self.mesh.ranks)
+        if not cut.graph.members:
+            return least
+        for vertex, nbytes in zip(cut.graph.computed, self.at_vertices(cut)[1:], strict=True):
+            if vertex.recurrence is not None:
+                least = max(least, nbytes)
+        return least
 
     def updatable(self, cut: Cuts) -> dict[str, str]:
         """Return the inputs that can be updated in place, each with the output that it becomes."""

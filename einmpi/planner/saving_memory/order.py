@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex
 from einmpi.planner.memory import FusedChain
 
 # For a unit, the key by which it is chosen among those that are ready: the least is computed next.
@@ -60,6 +60,8 @@ def with_chains_together(graph: EinGraph, chains: Sequence[FusedChain]) -> EinGr
     because two chains need results of each other.
     """
     chain_of = {name: chain.vertices for chain in chains for name in chain.vertices}
+    for members in graph.members.values():
+        chain_of.update({vertex.name: tuple(each.name for each in members) for vertex in members})
     groups: dict[tuple[str, ...], None] = {}  # in the order of their first vertices
     for vertex in graph.computed:
         groups[chain_of.get(vertex.name, (vertex.name,))] = None
@@ -73,7 +75,8 @@ def with_chains_together(graph: EinGraph, chains: Sequence[FusedChain]) -> EinGr
 
 @dataclass(frozen=True)
 class _Unit:
-    """Vertices that are computed one after another: an update, with what only it reads."""
+    """Vertices that are computed one after another: an update, with what only it reads, or those
+    of a recurrence."""
 
     vertices: tuple[Vertex, ...]
     reads: tuple[str, ...]  # tensors from outside, each once
@@ -82,9 +85,14 @@ class _Unit:
 
 
 def _with_updates(graph: EinGraph, constraints: Constraints) -> list[list[str]]:
-    """Return the computed vertices in order, but a product stays with the update that it is for."""
+    """Return the computed vertices in order, but a product stays with the update that it is for.
+
+    The vertices of a recurrence stay together.
+    """
     joined: dict[str, str] = {}  # update → the last vertex before it that only it reads
     for vertex in graph.computed:
+        if vertex.recurrence is not None:
+            continue
         readers = graph.consumers[vertex.name]
         if len(readers) != 1 or graph.is_output(vertex.name):
             continue
@@ -95,11 +103,16 @@ def _with_updates(graph: EinGraph, constraints: Constraints) -> list[list[str]]:
             joined[update] = vertex.name
     products = set(joined.values())
     groups = []
+    steps: dict[Recurrence, list[str]] = {}
     for vertex in graph.computed:
-        if vertex.name in joined:
+        if vertex.recurrence in steps:
+            steps[vertex.recurrence].append(vertex.name)
+        elif vertex.name in joined:
             groups.append([joined[vertex.name], vertex.name])
         elif vertex.name not in products:
             groups.append([vertex.name])
+            if vertex.recurrence is not None:
+                steps[vertex.recurrence] = groups[-1]
     return groups
 
 

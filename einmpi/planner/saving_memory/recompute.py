@@ -120,6 +120,8 @@ class _Again:
             seen.update(missing)
             if most is not None and len(seen) > most:
                 return []
+            if any(self.graph[each].recurrence is not None for each in missing):
+                return []
             if missing:
                 waiting += reversed(missing)
             else:
@@ -187,6 +189,9 @@ def _candidates(graph: EinGraph, nbytes: Mapping[str, int]) -> dict[str, _Candid
         name = vertex.name
         if graph.is_output(name) or not nbytes[name] or len(reads[name]) < 2:
             continue
+        readers = [graph.computed[read] for read in reads[name]]
+        if any(each.recurrence is not None for each in (vertex, *readers)):
+            continue  # all steps read it
         found[name] = _Candidate(name, number, tuple(reads[name]), nbytes[name])
     return found
 

@@ -470,6 +470,7 @@ def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
     return {
         "name": vertex.name,
         "einsum": str(vertex),
+        **({} if vertex.recurrence is None else {"steps": vertex.steps}),
         "partitioning": plan.parts(vertex.name),
         "words": asdict(bill.words),
         "bytes_between_predicted": bill.between if plan.knows_nodes else None,
