@@ -5,21 +5,33 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
 from einmpi.api.loops import loop
+from einmpi.api.running import run
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import comm_of_program
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
+from einmpi.graph.einsum import element_text
 from einmpi.job.job import Job
 from einmpi.job.settings import only_settings, takes_settings
-from einmpi.tracing.functions import call_between
-from einmpi.tracing.statements import Node
-from einmpi.tracing.symbols import MOST_STATEMENTS, TRACES, Symbol, refuse, trace_of
+from einmpi.tracing.functions import call_between, full_like
+from einmpi.tracing.statements import Node, copied, in_order
+from einmpi.tracing.symbols import (
+    MOST_STATEMENTS,
+    TRACES,
+    Symbol,
+    Trace,
+    refuse,
+    symbol_of,
+    trace_of,
+)
 from einmpi.tracing.traced import Traced, flatten, is_tensor, kind_of
+from einmpi.units import counted
 
 MOST_TRACES = 256  # of a function, for arguments of different kinds
 
@@ -44,10 +56,13 @@ class Jitted:
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if TRACES.stack and _has_symbols((arguments, named)):
+        if TRACES.stack:  # it is part of the function that is traced
             return self.function(*arguments, **named)
         traced, leaves = self._traced(arguments, named)
         return traced.run(leaves)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else MethodType(self, instance)
 
     def trace(self, *arguments: Any, **named: Any) -> Traced:
         """Return what a call computes, without computing it."""
@@ -127,10 +142,6 @@ def _structure(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value), tuple(map(_structure, value))
     return None
-
-
-def _has_symbols(value: Any) -> bool:
-    return any(isinstance(leaf, Symbol) for _, leaf in flatten(value)[0])
 
 
 @takes_settings
@@ -231,11 +242,25 @@ def differentiated(
     numbers = [wrt] if isinstance(wrt, int) else list(wrt)
 
     def gradients(*arguments: Any, **named: Any) -> Any:
-        loss = function(*arguments, **named)
+        trace = TRACES.stack[-1]
+        given = list(arguments)
+        rebuilds = {}
+        copies: list[list[Symbol]] = []
+        for number in numbers:
+            if not -len(given) <= number < len(given):
+                refuse(f"{where} by argument {number}", f"one of {len(given)}, counted from 0")
+            leaves, rebuilds[number] = flatten(arguments[number])
+            copies.append([_copy_to_differentiate(where, trace, leaf) for _, leaf in leaves])
+            given[number] = rebuilds[number](list(copies[-1]))
+        loss = function(*given, **named)
         if not isinstance(loss, Symbol) or loss.shape or loss.dtype.kind != "f":
-            kind = f"{loss.dtype} of shape {loss.shape}" if is_tensor(loss) else repr(loss)
-            refuse(f"the function returns {kind}", "a real number without dimensions")
-        found = [_gradient(where, loss, arguments[number]) for number in numbers]
+            kind = f"{loss.dtype} of shape {loss.shape}" if isinstance(loss, Symbol) else repr(loss)
+            refuse(
+                f"the function returns {kind}", "a real number without dimensions that it computes"
+            )
+        found = []
+        for number, own in zip(numbers, copies, strict=True):
+            found.append(rebuilds[number]([_gradient(loss, leaf) for leaf in own]))
         gradient = found[0] if isinstance(wrt, int) else tuple(found)
         return (loss, gradient) if with_value else gradient
 
@@ -246,21 +271,31 @@ def differentiated(
     return Jitted(gradients, comm, MOST_STATEMENTS, settings)
 
 
-def _gradient(where: str, loss: Symbol, argument: Any) -> Any:
-    leaves, rebuild = flatten(argument)
-    found = []
-    for _, leaf in leaves:
-        if not isinstance(leaf, Symbol) or leaf.dtype.kind not in "fc":
-            refuse(f"{where} by {leaf!r:.60}", "a tensor of real or complex numbers")
-        own_trace = trace_of([loss, leaf])
-        if loss.node.level != leaf.node.level:
-            refuse("there is no gradient through a call between two programs", "statements")
-        labels = [f"i{number}" for number in range(leaf.ndim)]
-        index = f"[{','.join(labels)}]" if labels else ""
-        text = f"out{index} = grad(loss, x{index})"
-        operands = {"loss": loss.node, "x": leaf.node}
-        found.append(Symbol(own_trace, own_trace.add(text, operands, is_gradient=True)))
-    return rebuild(found)
+def _copy_to_differentiate(where: str, trace: Trace, leaf: Any) -> Symbol:
+    """Return a tensor that stands for an argument, which may also be used in other ways."""
+    is_number = isinstance(leaf, int | float | complex)
+    symbol = symbol_of(trace, leaf) if is_tensor(leaf) or is_number else None
+    if symbol is None or symbol.dtype.kind not in "fc":
+        refuse(f"{where} by {leaf!r:.60}", "a tensor of real or complex numbers")
+    return Symbol(trace, copied(symbol.node), symbol.argument or "an argument", symbol.is_weak)
+
+
+def _gradient(loss: Symbol, leaf: Symbol) -> Symbol:
+    """Return the gradient of a loss by an argument."""
+    trace = trace_of([loss, leaf])
+    copy = leaf.node
+    if copy not in in_order([loss.node]):
+        return full_like(leaf, 0)
+    if loss.node.level != copy.level:
+        refuse("there is no gradient through a call between two programs", "statements")
+    # What the loss reads of the tensor by other ways is not differentiated.
+    source = copy.operands["x"]
+    copy.is_separate = source in in_order([loss.node], without=copy)
+    differentiated_by = copy if copy.is_separate else source
+    index = [f"i{number}" for number in range(leaf.ndim)]
+    text = f"{element_text('out', index)} = grad(loss, {element_text('x', index)})"
+    operands = {"loss": loss.node, "x": differentiated_by}
+    return Symbol(trace, trace.add(text, operands, is_gradient=True))
 
 
 # ---- loops ---------------------------------------------------------------------------------------
@@ -299,6 +334,9 @@ def fori(
     1.414214
     """
     chosen = only_settings("fori", settings)
+    if not isinstance(steps, int | np.integer) or steps < 1 or not state:
+        what = f"{steps!r:.40} steps of {counted(len(state), 'tensor')}"
+        raise InputError("fori", what, "a positive number of Python, and at least one tensor")
     is_traced = any(isinstance(each, Symbol) for each in state)
     own_comm = trace_of(state).comm if is_traced else comm_of_program(comm)
     for each in state:
@@ -309,7 +347,7 @@ def fori(
     def flat_body(*symbols: Any) -> Any:
         number = Symbol(TRACES.stack[-1], Node((), np.dtype(np.int64), "step"), "step")
         found = body(number, *symbols)
-        return found if isinstance(found, tuple) else (found,)
+        return tuple(map(_computed, found if isinstance(found, tuple) else (found,)))
 
     def rebuild(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return values, {}
@@ -323,12 +361,19 @@ def fori(
         chosen,
         MOST_STATEMENTS,
     )
-    job, carry, constants = _loop_of(traced, tensors)
+    job, made, constants = _loop_of(traced, tensors)
+    read = [vertex.name for vertex in job.graph.inputs]
+    carry = {name: after for name, after in made.items() if name in read}
 
     def run_loop(*values: Any) -> Any:
         given = dict(zip([*names, *constants], values, strict=True))
-        outputs = loop(job, given, own_comm, carry=carry, steps=steps).outputs
-        found = tuple(outputs[name] for name in names)
+        own = {name: value for name, value in given.items() if name in read}
+        if carry:
+            outputs = loop(job, own, own_comm, carry=carry, steps=steps).outputs
+        else:  # steps do not depend on each other: only the last one counts
+            number = {"step": np.int64(steps - 1)} if "step" in read else {}
+            outputs = run(job, {**own, **number}, own_comm)
+        found = tuple(outputs[name if name in carry else made[name]] for name in names)
         return found if len(found) > 1 else found[0]
 
     values = [*tensors, *constants.values()]
@@ -338,6 +383,13 @@ def fori(
     return call_between(
         run_loop, tuple(values), {}, results=[(each.shape, each.dtype) for each in tensors]
     )
+
+
+def _computed(value: Any) -> Any:
+    """Return a tensor of the state as one that a step computes."""
+    if not isinstance(value, Symbol):
+        return symbol_of(TRACES.stack[-1], value) if is_tensor(value) else value
+    return value if value.node.is_computed else Symbol(value.own_trace, copied(value.node))
 
 
 def _loop_of(traced: Traced, state: Sequence[Any]) -> tuple[Job, dict[str, str], dict[str, Any]]:
@@ -357,8 +409,6 @@ def _loop_of(traced: Traced, state: Sequence[Any]) -> tuple[Job, dict[str, str],
         ):
             what = f"a step makes {after!r:.80} of a tensor of shape {before.shape}, {before.dtype}"
             refuse(what, "the same shape and dtype")
-        found = traced.node_names[after.node]
-        if found != name:  # it stays as it is
-            carry[name] = found
+        carry[name] = traced.node_names[after.node]
     assert traced.stages[0].job is not None
     return traced.stages[0].job, carry, dict(traced.trace.constants)

@@ -60,8 +60,12 @@ def apply_ufunc(
     text = operation_text(ufunc)
     kinds = [_kind(value) for value in inputs]
     result = _result_dtype(ufunc, kinds, dtype)
-    if options or text is None or result is None or result.name not in DTYPES:
-        found = call_between(ufunc, inputs, {"dtype": dtype, **options} if dtype else options)
+    for name in options:
+        refuse(
+            f"{ufunc.__name__} does not take {name}= here", "operands", "np.where chooses values"
+        )
+    if text is None or result is None or result.name not in DTYPES:
+        found = call_between(ufunc, inputs, {"dtype": dtype} if dtype else {})
     else:
         values = list(inputs)
         if dtype is not None:
@@ -74,7 +78,8 @@ def apply_ufunc(
         return found
     (target,) = targets
     if not isinstance(target, Symbol):
-        refuse("stores a symbol in an array", "x = ... instead")
+        hint = "np.zeros_like(x) makes a tensor that can be written into"
+        refuse("stores a symbol in an array of numpy", "x = ... instead", hint)
     if not np.can_cast(found.dtype, target.dtype, "same_kind"):
         raise TypeError(f"cannot cast {found.dtype} to {target.dtype} with casting same_kind")
     if found.shape != target.shape:
@@ -239,6 +244,11 @@ def _element(trace: Trace, key: Key, operands: dict[str, Node]) -> str:
             else:
                 name = f"p{dimension}"
                 table = symbol_of(trace, chosen)
+                if isinstance(chosen, Symbol) and chosen.dtype.kind == "i":  # from the end
+                    extent = key.array.shape[dimension]
+                    table = elementwise(
+                        trace, f"where({{0}} < 0, {{0}} + {extent}, {{0}})", [table]
+                    )
                 operands[name] = table.node
                 place = broadcast_index(table.shape, own, group.extents)
                 index[dimension] = element_text(name, place)
@@ -463,7 +473,15 @@ def roll(array: Symbol, shift: Any, axis: Any = None) -> Symbol:
 
 def pad(array: Symbol, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Symbol:
     """Return the tensor with a border: of a constant, or of elements as `mode` says."""
+    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
+        refuse(
+            f"pad does not take mode={mode!r} here", "constant, edge, reflect, symmetric or wrap"
+        )
+    if not is_number(constant_values) or isinstance(pad_width, dict):
+        refuse("pad takes one number, and widths as pairs, here", "np.concatenate for others")
     widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
+    if np.min(widths, initial=0) < 0:
+        raise ValueError("a border is not negative")
     bound = []
     conditions = []
     index = []

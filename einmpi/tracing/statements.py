@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.graph.einsum import element_text
 from einmpi.job.job import program_job
 
 Index: TypeAlias = list[ast.expr]
@@ -158,6 +159,7 @@ class Node:
     is_gradient: bool = False
     call: Any = None  # the call between two programs that returns it
     level: int = 0  # how many such calls come before it
+    is_separate: bool = False  # whether `grad` tells it from what it is a copy of
 
     def __post_init__(self) -> None:
         for operand in self.operands.values():
@@ -174,7 +176,8 @@ class Node:
         if self.definition is None:
             return True
         is_scattered = self.definition.header is not None
-        return is_scattered or self.is_gradient or self.definition.keeps_labels
+        keeps_labels = self.definition.keeps_labels
+        return is_scattered or keeps_labels or self.is_gradient or self.is_separate
 
 
 def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
@@ -187,6 +190,14 @@ def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False)
     return Node(shape, np.dtype(dtype), "", definition, dict(operands), is_gradient)
 
 
+def copied(node: Node) -> Node:
+    """Return a tensor with the elements of another one."""
+    labels = [f"i{axis}:{size}" for axis, size in enumerate(node.shape)]
+    index = [f"i{axis}" for axis in range(len(node.shape))]
+    text = f"{element_text('out', labels)} = {element_text('x', index)}"
+    return computed(text, {"x": node})
+
+
 @lru_cache(maxsize=4096)
 def _kind_of(
     text: str, kinds: tuple[tuple[str, tuple[int, ...], str], ...]
@@ -197,13 +208,18 @@ def _kind_of(
     return vertex.bound, vertex.dtype
 
 
-def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return some nodes and all that they depend on, each after its operands."""
+def in_order(nodes: Iterable[Node], without: Node | None = None) -> list[Node]:
+    """Return some nodes and all that they depend on, each after its operands.
+
+    Of what only the node `without` depends on, nothing is among them.
+    """
     found: dict[Node, None] = {}
     waiting = list(reversed(list(nodes)))
     while waiting:
         node = waiting[-1]
         needed = [*node.operands.values(), *(node.call.operands if node.call else ())]
+        if node is without:
+            needed = []
         missing = [each for each in needed if each not in found]
         if missing:
             waiting += reversed(missing)

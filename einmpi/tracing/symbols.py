@@ -17,6 +17,7 @@ from einmpi.arrays.elementwise import Number
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.einsum import element_text
 from einmpi.graph.operations import OPERATIONS
 from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
@@ -197,7 +198,10 @@ class Symbol(DistArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         what = "a function of numpy needs values, which a traced function does not have"
-        hint = "an array that is indexed can be an argument of the function, or a DistArray"
+        hint = (
+            "an array that is indexed can be an argument, or a DistArray; "
+            "np.zeros_like(x) makes one to write into"
+        )
         refuse(what, "tensors, or a function of numpy that takes DistArrays", hint)
 
     def tolist(self) -> Any:
@@ -281,7 +285,7 @@ def _as_expression(array: npt.NDArray[Any]) -> str | None:
     if not array.size or array.dtype.name not in DTYPES:
         return None
     first = array.flat[0]
-    header = ",".join(f"i{axis}:{size}" for axis, size in enumerate(array.shape))
+    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
     if array.dtype.kind in "iu":
         for axis, size in enumerate(array.shape):
             if size > 1 and array.dtype == np.int64:
@@ -290,11 +294,11 @@ def _as_expression(array: npt.NDArray[Any]) -> str | None:
                 place = counted.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
                 if step and np.array_equal(array, np.broadcast_to(place, array.shape)):
                     factor = "" if step == 1 else f"{step} * "
-                    return f"out[{header}] = {factor}i{axis}" + (f" + {first}" if first else "")
+                    return f"{header} = {factor}i{axis}" + (f" + {first}" if first else "")
     is_equal = array.dtype.kind != "c" and bool((array == first).all())
     if array.dtype.kind == "f" and not first:
         is_equal = is_equal and not np.signbit(array).any()
-    return f"out[{header}] = {array.dtype.name}({_text(first)})" if is_equal else None
+    return f"{header} = {array.dtype.name}({_text(first)})" if is_equal else None
 
 
 def is_number(value: Any) -> bool:

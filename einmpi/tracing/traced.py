@@ -13,6 +13,7 @@ import numpy as np
 
 from einmpi.arrays.dist_array import DistArray, symbols_in_use
 from einmpi.arrays.moving import distributed
+from einmpi.comm.agreement import require_same_arrays
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
@@ -27,7 +28,7 @@ from einmpi.tracing.symbols import TRACES, Symbol, Trace, refuse
 from einmpi.units import counted
 
 Leaves: TypeAlias = list[Any]
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 # ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
@@ -141,6 +142,10 @@ class Traced:
         for symbol in symbols:
             if symbol.own_trace is not self.trace:
                 refuse("a symbol of another traced function is returned", "tensors of this call")
+        if comm.size > 1:
+            arrays = self.trace.constants.items()
+            own = {name: array for name, array in arrays if isinstance(array, np.ndarray)}
+            require_same_arrays(comm, "jit", own)
         self.stages = self._stages(symbols)
 
     def _symbol(self, name: str, value: Any) -> Any:
@@ -230,9 +235,11 @@ class Traced:
     @property
     def job(self) -> Job:
         """The program, if there is only one."""
-        if len(self.jobs) != 1:
-            what = f"the function becomes {counted(len(self.jobs), 'program')}"
-            raise InputError("jit", what, "one, without calls between them", "jobs has all of them")
+        if len(self.jobs) != 1 or any(stage.calls for stage in self.stages):
+            what = (
+                f"the function becomes {counted(len(self.jobs), 'program')}, and calls around them"
+            )
+            raise InputError("jit", what, "one program alone", "jobs has all of them")
         return self.jobs[0]
 
     @property
@@ -268,10 +275,19 @@ class Traced:
                 values.update(stage.compiled({name: values[name] for name in stage.inputs}))
         results: Leaves = []
         for value in self.results:
-            if isinstance(value, Symbol):
-                value = values[self.node_names[value.node]]
-            results.append(value)
+            results.append(self._result(value, values) if is_tensor(value) else value)
         return self.rebuild_result(results)
+
+    def _result(self, value: Any, values: Mapping[str, Any]) -> Any:
+        """Return a tensor that the function returns: its own, unless it is an argument."""
+        if not isinstance(value, Symbol):
+            return value.copy()
+        found = values[self.node_names[value.node]]
+        if value.node.definition is not None or value.node.call is not None:
+            return found
+        if not isinstance(found, DistArray):
+            return distributed(np.asarray(found), self.comm)
+        return found if value.argument else found.copy()
 
     def _make_call(self, call: Call, values: dict[str, Any]) -> None:
         def resolved(argument: Any) -> Any:

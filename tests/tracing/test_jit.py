@@ -366,3 +366,101 @@ def test_there_is_no_gradient_through_a_call_between_programs():
         einmpi.grad(lambda x: np.sort(x)[0] * 1.0)(np.ones(3))
     with pytest.raises(einmpi.InputError, match="real number without dimensions"):
         einmpi.grad(lambda x: x * 2)(np.ones(3))
+
+
+# ---- what readers of the page have tried ---------------------------------------------------------
+
+
+def test_a_gradient_is_by_the_argument_alone():
+    """A tensor that is also used in other ways counts as a constant there."""
+    three = np.full(3, 3.0)
+    grad = einmpi.grad
+
+    def values(function):
+        found = einmpi.jit(function)(three)
+        return [each.gather()[0] for each in as_tuple(found)]
+
+    assert values(lambda x: grad(lambda z: (z * x).sum())(x)) == [3]
+    assert values(lambda x: grad(lambda y, z: (y * z * z).sum(), wrt=(0, 1))(x, x)) == [9, 18]
+    assert values(lambda x: grad(lambda z: (x**2).sum())(x)) == [0]
+    assert values(lambda x: grad(lambda z: (z * x).sum())(np.ones(3)) + x) == [6]
+
+    def twice(x):
+        return grad(lambda y: grad(lambda z: (z**2 * y).sum())(y).sum())(x)
+
+    assert values(twice) == [12]
+
+
+def test_results_are_arrays_of_their_own():
+    given = einmpi.DistArray.from_global(np.ones(3))
+    copy = einmpi.jit(lambda x: x.copy())(given)
+    given[0] = 5
+    np.testing.assert_array_equal(copy.gather(), np.ones(3))
+    function = einmpi.jit(lambda x: (np.zeros(3), x))
+    function(np.ones(3))[0][0] = 100
+    zeros, same = function(np.ones(3))
+    np.testing.assert_array_equal(zeros, np.zeros(3))
+    assert isinstance(same, einmpi.DistArray)
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "expected"),
+    [
+        (lambda t, x: x, [1], [1]),
+        (lambda t, x, y: (y, x), [1, 2], [2, 1]),
+        (lambda t, x, y: (x + y, y), [1, 2], [7, 2]),
+        (lambda t, a, b: (b, a + b), [0, 1], [2, 3]),
+        (lambda t, u, v: (u + 1, u * 2), [1, 1], [4, 6]),
+        (lambda t, x: np.zeros(2) + t, [1], [2]),
+    ],
+)
+def test_states_of_loops_may_stay_swap_or_be_unread(body, state, expected):
+    found = einmpi.fori(3, body, *(np.full(2, float(value)) for value in state))
+    for each, value in zip(as_tuple(found), expected, strict=True):
+        np.testing.assert_array_equal(each.gather(), np.full(2, value))
+
+
+def test_indices_count_from_the_end():
+    values = np.arange(5.0)
+    indices = np.array([0, -1, 3])
+    found = einmpi.jit(lambda x, i: x[i])(values, indices)
+    np.testing.assert_array_equal(found.gather(), values[indices])
+    gradient = einmpi.grad(lambda x, i: (x[i] ** 2).sum())(values, indices)
+    np.testing.assert_array_equal(gradient.gather(), [0, 0, 0, 6, 8])
+
+
+def test_methods_names_and_numbers():
+    class Scaled:
+        factor = 2.0
+
+        @einmpi.jit
+        def call(self, α, sum):
+            return α * self.factor + sum
+
+    np.testing.assert_array_equal(Scaled().call(np.ones(2), np.ones(2)).gather(), [3, 3])
+    one = einmpi.jit(lambda x: x[np.array(1)] + np.einsum(",i->", 2.0, x))(np.ones(2))
+    assert float(one) == 5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.pad(x, 1, mode="mean"),
+        lambda x: np.add(x, 1, where=x > 0),
+        lambda x: np.zeros(3).__iadd__(x),
+        lambda x: einmpi.grad(lambda y: y.sum(), wrt=9)(x),
+    ],
+)
+def test_what_is_not_supported_is_refused(function):
+    with pytest.raises(einmpi.InputError, match=r"^test_jit.py:\d+: "):
+        einmpi.jit(function)(np.ones(3))
+
+
+def test_arrays_that_differ_between_ranks_are_refused():
+    def on_rank(comm):
+        own = np.arange(3.0) ** 2 + comm.rank
+        given = einmpi.DistArray.from_global(np.ones(3), comm)
+        with pytest.raises(einmpi.EinmpiError, match="constant"):
+            einmpi.jit(lambda x: x + own)(given)
+
+    run_threads(2, on_rank)

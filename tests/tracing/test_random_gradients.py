@@ -70,7 +70,7 @@ def random_loss(seed):
 
 @pytest.mark.parametrize("seed", range(50))
 def test_gradients_of_random_functions(seed):
-    """Differences of fourth order, with steps of 1e-4: rounding errors are about 1e-11 of values."""
+    """Differences of fourth order, with steps of 1e-4: their errors are about 1e-11 of values."""
     loss = random_loss(seed)
     rng = np.random.default_rng(1000 + seed)
     x = rng.normal(size=(rng.integers(3, 6), rng.integers(3, 6)))
