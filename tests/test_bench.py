@@ -101,7 +101,7 @@ def test_step():
     )
     assert done.returncode == 0, done.stderr
     texts = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()[1:]]
-    assert len(texts) == 16
+    assert len(texts) == 17
     assert texts[0] == "step of a power iteration" and texts[-1] == "numpy.einsum, the same"
 
 

@@ -170,6 +170,24 @@ def baskets(labels_of_rows, word, any_feature, own, length, times):
     }
 
 
+def kalman(C, seen, r):
+    n = len(C)
+    moves = 0.95 * np.eye(n) + 0.1 * np.eye(n, k=1)
+    noise = 0.01 * np.eye(n)
+    state, covariance = np.zeros(n), noise
+    states, uncertainties = [], []
+    for step, value in enumerate(seen):
+        if step:
+            state, covariance = moves @ state, moves @ covariance @ moves.T
+        covariance = covariance + noise
+        gain = covariance @ C / (C @ covariance @ C + r)
+        state = state + gain * (value - C @ state)
+        covariance = covariance - np.outer(gain, covariance @ C)
+        states.append(state)
+        uncertainties.append(np.sqrt(np.trace(covariance)))
+    return {"m": np.array(states), "uncertainty": np.array(uncertainties)}
+
+
 BY_NUMPY = {
     "chain": chain,
     "softmax": softmax,
@@ -185,6 +203,7 @@ BY_NUMPY = {
     "pagerank": pagerank,
     "points": points,
     "baskets": baskets,
+    "kalman": kalman,
 }
 
 
