@@ -30,7 +30,7 @@ from einmpi.tracing.symbols import (
     symbol_of,
     trace_of,
 )
-from einmpi.tracing.traced import Traced, flatten, is_tensor, kind_of
+from einmpi.tracing.traced import Traced, flatten, is_tensor, kind_of, trace_together
 from einmpi.units import counted
 
 MOST_TRACES = 256  # of a function, for arguments of different kinds
@@ -115,7 +115,8 @@ class Jitted:
             count = len(arguments)
             return parts[:count], dict(zip(named, parts[count:], strict=True))
 
-        return Traced(self.function, leaves, rebuild_all, comm, self.settings, self.most_statements)
+        given_to_trace = (leaves, rebuild_all, comm, self.settings, self.most_statements)
+        return trace_together(comm, lambda: Traced(self.function, *given_to_trace))
 
     # ---- what was traced last ----
 
@@ -353,14 +354,9 @@ def fori(
         return values, {}
 
     tensors = [each if is_tensor(each) else np.asarray(each) for each in state]
-    traced = Traced(
-        flat_body,
-        list(zip(names, tensors, strict=True)),
-        rebuild,
-        own_comm,
-        chosen,
-        MOST_STATEMENTS,
-    )
+    leaves = list(zip(names, tensors, strict=True))
+    given_to_trace = (leaves, rebuild, own_comm, chosen, MOST_STATEMENTS)
+    traced = trace_together(own_comm, lambda: Traced(flat_body, *given_to_trace))
     job, made, constants = _loop_of(traced, tensors)
     read = [vertex.name for vertex in job.graph.inputs]
     carry = {name: after for name, after in made.items() if name in read}
@@ -380,9 +376,9 @@ def fori(
     if not is_traced and not any(isinstance(each, Symbol) for each in values):
         return run_loop(*values)
     run_loop.__name__ = "fori"
-    return call_between(
-        run_loop, tuple(values), {}, results=[(each.shape, each.dtype) for each in tensors]
-    )
+    trace = trace_of(values)
+    symbols = tuple(symbol_of(trace, each) for each in values)
+    return call_between(run_loop, symbols, {}, [(each.shape, each.dtype) for each in tensors])
 
 
 def _computed(value: Any) -> Any:

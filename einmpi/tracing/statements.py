@@ -27,7 +27,6 @@ class Definition:
     A scattered result has an index instead of a label: "out[x[i]:5] = sum(y[i])".
     """
 
-    text: str
     labels: tuple[str, ...]  # of the result
     body: ast.expr
     extents: Mapping[str, int]  # of labels that index an operand, or are written with an extent
@@ -121,7 +120,7 @@ def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> 
                     extents[entry.id] = size
     names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     occurrences = {name: names.count(name) for name in shapes}
-    return Definition(text, tuple(labels), statement.value, extents, occurrences, header)
+    return Definition(tuple(labels), statement.value, extents, occurrences, header)
 
 
 def entries_of(node: ast.Subscript) -> list[ast.expr]:
@@ -137,10 +136,6 @@ def _with_extent(entry: ast.expr) -> tuple[ast.expr, int | None]:
     extent = entry.upper.value
     assert isinstance(extent, int)
     return entry.lower, extent
-
-
-def _is_zero(entry: ast.expr) -> bool:
-    return isinstance(entry, ast.Constant) and entry.value == 0
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False)
     if is_gradient:
         return Node(operands["x"].shape, operands["x"].dtype, "", definition, dict(operands), True)
     shape, dtype = _kind_of(text, kinds)
-    return Node(shape, np.dtype(dtype), "", definition, dict(operands), is_gradient)
+    return Node(shape, np.dtype(dtype), "", definition, dict(operands))
 
 
 def copied(node: Node) -> Node:

@@ -19,6 +19,7 @@ from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import element_text
 from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Names
 from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.tracing.statements import Node, computed
@@ -55,6 +56,7 @@ class Trace:
 
     comm: Comm
     most_statements: int = MOST_STATEMENTS
+    names: Names = field(default_factory=lambda: Names(()))  # of inputs, and of all tensors later
     # Arrays that the function has from elsewhere, by the names of the inputs that they become.
     constants: dict[str, Any] = field(default_factory=dict)
     known: list[tuple[Any, Node]] = field(default_factory=list)  # such arrays, and what they are
@@ -85,7 +87,7 @@ class Trace:
                 return node
         if isinstance(array, np.ndarray):
             array = array.copy()
-        name = f"constant{len(self.constants) or ''}"
+        name = self.names.take_new("constant")
         node = Node(tuple(array.shape), np.dtype(array.dtype.name), name)
         self.constants[name] = array
         self.known.append((array, node))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +15,10 @@ import numpy as np
 
 from einmpi.arrays.dist_array import DistArray, symbols_in_use
 from einmpi.arrays.moving import distributed
-from einmpi.comm.agreement import require_same_arrays
+from einmpi.comm.agreement import require_same_arrays, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
-from einmpi.graph.scalar import Names
 from einmpi.job.job import Job, options_of, program_job, with_settings
 from einmpi.job.job_file import parameter
 from einmpi.language.macros import is_reserved
@@ -100,6 +101,18 @@ class Stage:
     inputs: tuple[str, ...] = ()
 
 
+def trace_together(comm: Comm, make: Callable[[], Traced]) -> Traced:
+    """Trace on all ranks: they raise an error alike, and have the same program and constants."""
+    if TRACES.stack:
+        return make()  # they agree on the function around it
+    traced = together(comm, make, lambda found: found.program)
+    if comm.size > 1:
+        constants = traced.trace.constants.items()
+        arrays = {name: array for name, array in constants if isinstance(array, np.ndarray)}
+        require_same_arrays(comm, "jit", arrays)
+    return traced
+
+
 class Traced:
     """What a function computes of arguments of some shapes and dtypes.
 
@@ -129,7 +142,7 @@ class Traced:
         self.comm = comm
         self.settings = settings
         self.trace = Trace(comm, most_statements)
-        self.names = Names(())
+        self.names = self.trace.names
         self.argument_names: list[str | None] = []
         self.parameters: dict[str, float | complex] = {}  # numbers, with their first values
         with tracing(self.trace):
@@ -142,10 +155,6 @@ class Traced:
         for symbol in symbols:
             if symbol.own_trace is not self.trace:
                 refuse("a symbol of another traced function is returned", "tensors of this call")
-        if comm.size > 1:
-            arrays = self.trace.constants.items()
-            own = {name: array for name, array in arrays if isinstance(array, np.ndarray)}
-            require_same_arrays(comm, "jit", own)
         self.stages = self._stages(symbols)
 
     def _symbol(self, name: str, value: Any) -> Any:
@@ -315,15 +324,15 @@ class Traced:
         """
         job = self.job
         lines = ['program = """', job.source.text, '"""', "", "[inputs]"]
-        folder = os.path.dirname(os.path.abspath(path))
+        stem = os.path.splitext(os.fspath(path))[0]
+        written: dict[str, Any] = {}  # arrays by file
         for vertex in job.graph.inputs:
             value = self.trace.constants.get(vertex.name)
             if value is not None:
-                array = value.gather() if isinstance(value, DistArray) else value
-                file = f"{os.path.splitext(os.path.basename(path))[0]}_{vertex.name}.npy"
-                if self.comm.rank == 0:
-                    np.save(os.path.join(folder, file), array)
-                lines.append(f'{vertex.name} = {{ file = "{file}" }}')
+                file = f"{stem}_{vertex.name}.npy"
+                written[file] = value.gather() if isinstance(value, DistArray) else value
+                name = json.dumps(os.path.basename(file), ensure_ascii=False)
+                lines.append(f"{vertex.name} = {{ file = {name} }}")
                 continue
             if vertex.name in self.parameters:
                 continue
@@ -334,6 +343,16 @@ class Traced:
             )
         if self.parameters:
             lines += ["", "[parameters]"]
-            lines += [f"{name} = {value}" for name, value in self.parameters.items()]
-        if self.comm.rank == 0:
-            replace_file(path, ["\n".join([*lines, ""]).encode()])
+            for name, value in self.parameters.items():
+                text = json.dumps(str(value).strip("()")) if isinstance(value, complex) else value
+                lines.append(f"{name} = {text}")
+
+        def write() -> None:
+            if self.comm.rank == 0:
+                for file, array in written.items():
+                    buffer = io.BytesIO()
+                    np.save(buffer, array)
+                    replace_file(file, [buffer.getvalue()])
+                replace_file(path, ["\n".join([*lines, ""]).encode()])
+
+        together(self.comm, write)

@@ -464,3 +464,30 @@ def test_arrays_that_differ_between_ranks_are_refused():
             einmpi.jit(lambda x: x + own)(given)
 
     run_threads(2, on_rank)
+
+
+def test_an_argument_may_be_called_constant(tmp_path):
+    table = np.array([1.0, 5.0, 2.0])
+    function = einmpi.jit(lambda constant, z: constant * table * z)
+    np.testing.assert_array_equal(function(np.full(3, 2.0), 2j).gather(), 4j * table)
+    function.trace(np.full(3, 2.0), 2j).to_toml(tmp_path / 'a "job".toml')
+    job = einmpi.load(tmp_path / 'a "job".toml')
+    found = einmpi.run(job, {"constant": np.full(3, 2.0)})["out"].gather()
+    np.testing.assert_array_equal(found, 4j * table)
+
+
+def test_a_function_that_fails_on_one_rank_fails_on_all():
+    """Ranks that have traced it do not wait for the one that has not."""
+
+    def on_rank(comm):
+        def function(x):
+            if comm.rank == 1:
+                raise ValueError("only here")
+            return x + 1
+
+        given = einmpi.DistArray.from_global(np.ones(3), comm)
+        with pytest.raises((ValueError, einmpi.EinmpiError), match="only here"):
+            einmpi.jit(function)(given)
+        return float(given.sum())  # and they go on together
+
+    assert run_threads(3, on_rank) == [3, 3, 3]
