@@ -163,6 +163,8 @@ def _place_of_kernel(run: Sequence[Step], kernel: Kernel) -> int:
 
 def _changes_a_part(kernel: Kernel, updates: Updates, rule: GroupingRule) -> bool:
     """Return whether a kernel changes only a part of what it is written over."""
+    if kernel.target in kernel.operands:  # a row of a recurrence
+        return True
     if all(kernel.target.name != target.name for _, target in updates):
         return False
     return rule.changes_a_part(kernel)

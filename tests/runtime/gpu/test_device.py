@@ -50,7 +50,7 @@ def on_gpu(job):
 
 
 @pytest.mark.sampled(
-    6, always=["chain, odd", "half", "complex", "integers", "scattered", "nothing"]
+    6, always=["chain, odd", "kalman, odd", "half", "complex", "integers", "scattered", "nothing"]
 )
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_on_threads(name, monkeypatch, small_pieces):
