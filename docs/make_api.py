@@ -6,8 +6,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import einmpi
-from einmpi.compiled.program import Compiled
-from einmpi.planner.plan import Plan
 
 PAGE = Path(__file__).with_name("python_api.md")
 FUNCTIONS = (
@@ -31,8 +29,9 @@ FUNCTIONS = (
 # Each with what an object of it is called on the page.
 CLASSES = {
     einmpi.DistArray: "x",
-    Compiled: "compiled",
-    Plan: "plan",
+    einmpi.Compiled: "compiled",
+    einmpi.Plan: "plan",
+    einmpi.LoopResult: "",
     einmpi.Job: "",
     einmpi.EinmpiError: "",
     einmpi.InputError: "",
@@ -143,7 +142,7 @@ def members(kind):
                 signature(getattr(kind, name), f"{kind.__name__}.{name}"),
                 body(member),
             )
-        elif inspect.isfunction(member) and (name == "__call__" or kind is not Compiled):
+        elif inspect.isfunction(member) and (name == "__call__" or kind is not einmpi.Compiled):
             call = CLASSES[kind] if name == "__call__" else f"{CLASSES[kind]}.{name}"
             yield f"#### {name.strip('_')}", signature(member, call, is_method=True), body(member)
 

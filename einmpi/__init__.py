@@ -24,13 +24,19 @@ if TYPE_CHECKING:
     )
     from einmpi.api.tracing import fori, jit, trace
     from einmpi.arrays.dist_array import DistArray
+    from einmpi.compiled.program import Compiled
     from einmpi.job.job import Job
+    from einmpi.loops.running import LoopResult
+    from einmpi.planner.plan import Plan
 
 __all__ = [
+    "Compiled",
     "DistArray",
     "EinmpiError",
     "InputError",
     "Job",
+    "LoopResult",
+    "Plan",
     "__version__",
     "compile",
     "einsum",
@@ -51,8 +57,11 @@ __all__ = [
 ]
 # The public names that bring numpy and most of the package along, and the modules that define them.
 _MODULES = {
+    "Compiled": "einmpi.compiled.program",
     "DistArray": "einmpi.arrays.dist_array",
     "Job": "einmpi.job.job",
+    "LoopResult": "einmpi.loops.running",
+    "Plan": "einmpi.planner.plan",
     "compile": "einmpi.api",
     "einsum": "einmpi.api",
     "fori": "einmpi.api.tracing",
@@ -72,13 +81,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that `import einmpi` costs little."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'einmpi' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # type checkers know the names from above, and would accept any other
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first used, so that `import einmpi` costs little."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'einmpi' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

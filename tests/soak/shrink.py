@@ -231,7 +231,7 @@ def _resized(program: Program, sizes: dict[str, int]) -> Program:
     def bounded(node: Expression) -> Expression:
         """A constant index stays below the extent."""
         node = rebuilt(node, bounded)
-        if not isinstance(node, Read):
+        if not isinstance(node, Read) or not node.index:
             return node
         index: list[Label | Expression] = []
         for entry, size in zip(node.index, dimensions[node.tensor], strict=True):
