@@ -545,6 +545,36 @@ def test_memory_limits():
         run_on_threads(job, 2, inputs, memory=peak // 5)
 
 
+@given(
+    steps=st.integers(0, 9),
+    width=st.sampled_from((1, 3, 4)),
+    ranks=st.sampled_from((1, 2, 3)),
+    shift=st.integers(1, 4),
+    backwards=st.booleans(),
+)
+def test_values_that_are_read_in_few_steps_take_the_memory_of_these(
+    steps, width, ranks, shift, backwards
+):
+    """Nothing but the steps reads q: `shift` rows of it are enough. All of p are kept."""
+    sign = "+" if backwards else "-"
+    guard = f"t < {steps - shift}" if backwards else f"t >= {shift}"
+    text = f"""
+    p[t,k] = where({guard}, q[k,t{sign}{shift}], 1.0) + x[t,k]
+    q[k,t] = sum(W[k,l] * p[t,l])
+    """
+    inputs = normal(steps, W=(width, width), x=(steps, width))
+    p, q = np.zeros((2, steps, width))
+    for t in reversed(range(steps)) if backwards else range(steps):
+        earlier = t + shift if backwards else t - shift
+        p[t] = (q[earlier] if 0 <= earlier < steps else 1.0) + inputs["x"][t]
+        q[t] = inputs["W"] @ p[t]
+    job = einmpi.program(text, outputs=["p"], **inputs)
+    assert job.graph["q"].bound == (width, min(shift, steps))
+    assert job.graph["p"].bound == (steps, width)
+    found = run_on_threads(job, ranks, inputs).outputs["p"]
+    np.testing.assert_allclose(found, p, rtol=1e-10, atol=1e-12)  # sums in another order
+
+
 def test_bytes_between_nodes():
     inputs = rnn_inputs(width=16)
     done = run_on_threads(einmpi.program(RNN, **inputs), 4, inputs, nodes=2, pin={"h": (1, 4)})

@@ -118,7 +118,12 @@ class _GroupSteps:
     def __post_init__(self) -> None:
         first = self.group.vertices[0]
         self.members = {vertex.name: vertex for vertex in self.group.vertices}
-        self.stacked = [name for name in self.members if self._is_stacked(name)]
+        self.rows: dict[str, int] = {}  # of how many steps the values of a tensor are kept
+        for name in self.members:
+            rows = self._rows_kept(name)
+            if rows is not None:
+                self.rows[name] = rows
+        self.stacked = list(self.rows)
         label = self.group.label(first)
         self.number = self.names.take_new(f"{label}_start")  # the index of a step
         self.next_number = self.names.take_new(f"{label}_next")
@@ -126,19 +131,39 @@ class _GroupSteps:
         self.start = {name: self.names.take_new(f"{name}_start") for name in self.stacked}
         self.known = dict(self.graph.by_name)  # all vertices so far
 
-    def _is_stacked(self, name: str) -> bool:
-        """Return whether all values of a tensor are needed, and not those of one step only."""
-        if self.graph.is_output(name):
-            return True
-        for reader in self.graph.consumers[name]:
-            if reader not in self.members:
-                return True
-            vertex = self.members[reader]
-            for tensor, index in reads_of(vertex, self.members):
-                entry = index[self.group.along[tensor]]
-                if tensor == name and shift_of(entry, self.group.label(vertex)) != 0:
-                    return True
-        return False
+    def _rows_kept(self, name: str) -> int | None:
+        """Return of how many steps the values of a tensor are kept.
+
+        None if only those of the step under way are read.
+        """
+        readers = self.graph.consumers[name]
+        if self.graph.is_output(name) or any(reader not in self.members for reader in readers):
+            return self.group.steps
+        distances = []
+        for reader in readers:
+            for tensor, index in reads_of(self.members[reader], self.members):
+                if tensor == name:
+                    distances.append(abs(self._shift(reader, tensor, index)))
+        most = max(distances, default=0)
+        return min(most, self.group.steps) if most else None
+
+    def _shift(self, reader: str, tensor: str, index: IndexEntries) -> int:
+        """Return at what distance along the label a vertex of the group reads a tensor of it."""
+        label = self.group.label(self.members[reader])
+        shift = shift_of(index[self.group.along[tensor]], label)
+        assert shift is not None
+        return shift
+
+    def _place(self, name: str, shift: int) -> Scalar:
+        """Return where a tensor has the values at a distance from the step under way.
+
+        If few are kept, they take each other's places in turn.
+        """
+        rows = self.rows[name]
+        if rows == 1:
+            return Const(0)
+        number = Call("+", (Element(self.number, ()), Const(shift % rows)))
+        return Call("%", (number, Const(rows)))
 
     def loop(self, optimize: Optimize) -> _Loop:
         """Return the steps, rewritten."""
@@ -163,7 +188,7 @@ class _GroupSteps:
         return _Loop(
             f"steps of {recurrence.name}",
             (*before, *(replace(vertex, recurrence=recurrence) for vertex in steps)),
-            tuple(self.stacked),
+            tuple(name for name in self.stacked if self.rows[name] == self.group.steps),
             tuple(once),
             tuple(name for name in reads if name not in inside),
         )
@@ -176,9 +201,12 @@ class _GroupSteps:
         like: Vertex,
         aggregation: str | None = None,
         aggregated: Sequence[str] = (),
+        rows: int | None = None,
     ) -> Vertex:
-        """Return a new vertex over the labels of a vertex of the group."""
+        """Return a new vertex over the labels of a vertex of the group, or over so many rows."""
         extent = like.computed_einsum.extent
+        if rows is not None:
+            extent[self.group.label(like)] = rows
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
         vertex = make_vertex(name, einsum, inputs, self.known, places=like.places)
         self.known[name] = vertex
@@ -197,7 +225,8 @@ class _GroupSteps:
         """Return what a tensor is before the first step; nothing reads these values."""
         vertex = self.members[name]
         output = vertex.computed_einsum.output
-        return self._add(self.start[name], output, Call(vertex.dtype, (Const(0),)), vertex)
+        zero = Call(vertex.dtype, (Const(0),))
+        return self._add(self.start[name], output, zero, vertex, rows=self.rows[name])
 
     def _row(self, vertex: Vertex) -> Vertex:
         """Return the values of a tensor for the index of the step."""
@@ -221,8 +250,12 @@ class _GroupSteps:
             if node.tensor not in self.members:
                 return Element(node.tensor, index)
             along = self.group.along[node.tensor]
-            if shift_of(node.index[along], label) == 0:
+            shift = shift_of(node.index[along], label)
+            if shift == 0:
                 return Element(self.now[node.tensor], index[:along] + index[along + 1 :])
+            assert shift is not None
+            if self.rows[node.tensor] < self.group.steps:
+                index = (*index[:along], self._place(node.tensor, shift), *index[along + 1 :])
             return Element(self.start[node.tensor], index)
 
         return at_index(expression, label, Element(self.number, ()), read)
@@ -251,9 +284,12 @@ class _GroupSteps:
         vertex = self.members[name]
         output = vertex.computed_einsum.output
         label = self.group.label(vertex)
-        is_here = Call("==", (Index(label), Element(self.number, ())))
+        place: Scalar = Element(self.number, ())
+        if self.rows[name] < self.group.steps:
+            place = self._place(name, 0)
         now = Element(self.now[name], tuple(other for other in output if other != label))
         before = Element(self.start[name], output)
-        written = self._add(name, output, Call("where", (is_here, now, before)), vertex)
+        value = Call("where", (Call("==", (Index(label), place)), now, before))
+        written = self._add(name, output, value, vertex, rows=self.rows[name])
         changed = vertex.elements // max(1, self.group.steps)
         return replace(written, origin=vertex.origin, changed=changed)
