@@ -354,7 +354,7 @@ class _TilesInMemory:
             backend.compute_kernel(kernel, arrays, partial_result)
             aggregation = kernel.einsum.required_aggregation
             everything = tuple(map(whole, extents or (1,)))
-            backend.combine(aggregation, self.result, everything, partial_result.reshape(-1))
+            backend.unpack(partial_result.reshape(-1), self.result, everything, aggregation)
         if is_complete:
             target = self.target[(*box_of(own.target), ...)]
             self.last_copy = backend.begin_copy(self.result, target)
