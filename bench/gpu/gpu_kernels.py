@@ -21,7 +21,7 @@ import einmpi
 from bench.lib.packages import package
 from bench.lib.results import write_results
 from einmpi.kernels.cuda import dispatch, group
-from einmpi.schedule.compute import Compute, only_kernel
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Load, Store
@@ -232,7 +232,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
 
     def run() -> Any:
         for step in schedule.steps:
-            kernel = only_kernel(step)
+            kernel = step.only_kernel
             if kernel is not None:
                 dispatch.compute_einsum(
                     kernel.einsum,

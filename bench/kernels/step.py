@@ -26,7 +26,6 @@ from einmpi.comm.mpi import comm_of
 from einmpi.job.loop import Loop
 from einmpi.kernels.prepared import bound_call
 from einmpi.loops.running import LoopRun
-from einmpi.schedule.compute import only_kernel
 
 POWER = """
 y[i]      = sum(S[i,j] * x[j])
@@ -83,7 +82,7 @@ def kernel_microseconds(run: LoopRun, watch: Stopwatch) -> dict[str, float]:
     backend = run.step.backend
     found = {}
     for step in run.schedule.steps:
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is not None:
             operands = [np.ones(slot.shape, slot.dtype) for slot in kernel.operands]
             target = np.empty(kernel.target.shape, kernel.target.dtype)

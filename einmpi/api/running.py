@@ -164,6 +164,7 @@ def _compiled(
     """Return a job that is ready for the ranks, as `compile` does."""
     from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.program import Compiled
+    from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS
     from einmpi.loops.stages import with_carried_outputs
 
     def check_options() -> tuple[Job, Options]:
@@ -188,7 +189,7 @@ def _compiled(
     checked, options = together(own_comm, check_options, lambda found: found[0].backend)
     compiled = Compiled(checked, own_comm, options, share)
     if options.carry:
-        compiled.backend.expect_many_runs(is_called_step=True)
+        compiled.backend.repetition = IN_COMPILED_STEPS
     return compiled
 
 

@@ -457,6 +457,6 @@ def _exchange(workplace: Workplace, group: Group, size: int) -> Action:
 
 def _bytes(workplace: Workplace, count: int) -> Array:
     """Return an array whose memory the system has already provided."""
-    array = workplace.backend.allocate_message(count, "uint8", slow=False)
+    array = workplace.backend.allocate((count,), "uint8")
     workplace.backend.from_host(np.ones(count, np.uint8), array)
     return array

@@ -190,7 +190,7 @@ class DeviceInputs:
         A tensor without dimensions takes one element, even on a rank that loads nothing.
         """
         extents = shape(step.region) if step.slot.shape else (1,)
-        array: HostArray = self.backend.allocate(extents, step.slot.dtype, slow=True)
+        array: HostArray = self.backend.allocate(extents, step.slot.dtype, "slow")
         return array
 
     def _can_read_parts(self, step: Load) -> bool:

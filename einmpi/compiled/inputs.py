@@ -24,7 +24,7 @@ from einmpi.runtime.sharing.inputs import SharedInput
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, locate, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, loads_among
+from einmpi.schedule.steps import Load, numbered
 
 Array: TypeAlias = npt.NDArray[Any]
 # The blocks of inputs, by the name and the layout: all ranks have loaded the same ones.
@@ -158,7 +158,7 @@ class Inputs:
     def bytes_on_device(self, schedule: Schedule) -> int:
         """Return the bytes of a schedule's slots that are arrays which were given on a GPU."""
         total = 0
-        for _, load in loads_among(schedule.steps):
+        for _, load in numbered(schedule.steps, Load):
             given = self.given.get(load.tensor)
             may_be_used = load.kept and not load.overwritten
             block: Any = given

@@ -30,7 +30,7 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import arrival_layout, lower
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import loads_among
+from einmpi.schedule.steps import Load, numbered
 from einmpi.schedule.two_level import bytes_between
 from einmpi.version import __version__
 
@@ -261,7 +261,7 @@ class Planning:
         saved = 0
         if nodes:
             shared = find_shared_inputs(schedule, nodes)
-            for _, load in loads_among(schedule.steps):
+            for _, load in numbered(schedule.steps, Load):
                 if load.slot.name in shared and load.tensor not in dict(kinds):
                     saved += shared[load.slot.name].bytes_saved(load.slot)
         needed = plan.peak - plan.ahead - plan.overlap - saved

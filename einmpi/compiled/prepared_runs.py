@@ -32,7 +32,7 @@ from einmpi.runtime.host_memory import aligned_empty
 from einmpi.runtime.program import Program
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load
+from einmpi.schedule.steps import Load, numbered
 
 # ---- prepared runs -------------------------------------------------------------------------------
 #
@@ -114,9 +114,7 @@ def prepare_run(
     overwritten = []
     resident_blocks: dict[str, Array] = {}
     blocks = {}
-    for step in schedule.steps:
-        if not isinstance(step, Load):
-            continue
+    for _, step in numbered(schedule.steps, Load):
         given = inputs.get(step.tensor)
         if step.tensor not in inputs and step.kept and not step.overwritten:
             block = residents.blocks.get(resident_key(job, step))

@@ -22,6 +22,7 @@ from einmpi.compiled.running import Measured
 from einmpi.errors import InputError, failure
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
+from einmpi.kernels.cpu.dispatch import IN_LOOPS
 from einmpi.kernels.prepared import Evaluate, prepare_expression
 from einmpi.loops.arrival import (
     arrivals,
@@ -205,7 +206,7 @@ class LoopRun:
         self.watched_names = self.loop.watched
         self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages))
-        self.step.backend.expect_many_runs()
+        self.step.backend.repetition = IN_LOOPS
         self.plan: Plan
         self.schedule: Schedule
         self.is_planned = False
@@ -266,7 +267,7 @@ class LoopRun:
             self.options = with_less_memory(self.options, nbytes)
             options = step_options(self.options, self.stages)
             self.step = Compiled(self.stages.step, self.comm, options)
-            self.step.backend.expect_many_runs()
+            self.step.backend.repetition = IN_LOOPS
 
     def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""

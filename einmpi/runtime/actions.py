@@ -188,9 +188,6 @@ def stand_in(step: Step, buffers: Buffers) -> None:
     """Leave the slots as a step would that was skipped or has failed, but with zeros in them."""
     for slot in step.writes:
         buffers.make(slot)[...] = 0  # of a part of a kernel, all parts: none is of use any more
-    freed = [*step.frees]
-    if isinstance(step, Compute):
-        freed += step.inner
-    for slot in freed:
+    for slot in (*step.frees, *step.inner):
         if slot.name in buffers:
             buffers.free(slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,8 @@ ComputeCall: TypeAlias = Callable[[Arrays], int | None]
 Implementation: TypeAlias = Callable[[Compute, Arrays], ComputeCall | None]
 PLACES = "places"  # among the arrays of scattered values: the row that each of them goes to
 HostArray: TypeAlias = npt.NDArray[Any]
+# Where an array is: in memory, which may be that of a device, in that of the host, or outside.
+Tier: TypeAlias = Literal["memory", "host", "slow"]
 
 
 class Copy(Protocol):
@@ -79,14 +81,15 @@ class Backend(Protocol):
     """What the execute loop needs of an array library.
 
     Arrays are in memory, which may be that of a device, or in the slow tier, where they are NumPy
-    arrays whatever the backend. `pack`, `unpack` and `combine` get both kinds. In one call all
-    arrays are of one kind, except that inputs which stay in memory between runs may be packed
-    into the slow tier or unpacked from there.
+    arrays whatever the backend. `pack` and `unpack` get both kinds. In one call all arrays are of
+    one kind, except that inputs which stay in memory between runs may be packed into the slow
+    tier or unpacked from there.
     """
 
     calls: PreparedCalls  # by the steps that they belong to
     shared: SharedArrays  # of the run that is under way
     resident: dict[Hashable, Array]  # blocks of inputs that stay on a device between runs
+    repetition: int  # how often schedules are run, about: compiling kernels is worth it earlier
 
     @property
     def fusions(self) -> Fusions:
@@ -100,9 +103,6 @@ class Backend(Protocol):
     def one_thread_backends(self) -> Sequence[Backend]:
         """One backend for each thread that may compute by itself; at least this backend."""
 
-    def expect_many_runs(self, is_called_step: bool = False) -> None:
-        """Prepare for schedules that are run again and again, as the steps of a loop are."""
-
     def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None:
         """Prepare for a run that takes so much memory.
 
@@ -112,14 +112,11 @@ class Backend(Protocol):
     def release(self) -> None:
         """Give up memory that was kept for further arrays; called after a run or after many."""
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> Array:
-        """Return a new array with any values, in memory or in the slow tier.
+    def allocate(self, shape: tuple[int, ...], dtype: str, tier: Tier = "memory") -> Array:
+        """Return a new array with any values.
 
         Raise an EinmpiError where the slow tier has no space left.
         """
-
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> Array:
-        """Return a buffer for a message of an array in memory, or of one in the slow tier."""
 
     def begin_copy(self, source: Array, target: Array) -> Copy:
         """Begin to copy between memory and the slow tier, or within memory.
@@ -133,11 +130,10 @@ class Backend(Protocol):
     def pack(self, array: Array, region: Region, packed: Array) -> None:
         """Copy a region of an array to `packed`, where its elements are contiguous."""
 
-    def unpack(self, packed: Array, array: Array, region: Region) -> None:
-        """Copy `packed` to a region of an array."""
-
-    def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None:
-        """Aggregate `packed` into a region of an array."""
+    def unpack(
+        self, packed: Array, array: Array, region: Region, aggregation: str | None = None
+    ) -> None:
+        """Copy `packed` to a region of an array, or aggregate it into that region."""
 
     def compute_kernel(self, kernel: Kernel, operands: Sequence[Array], target: Array) -> None:
         """Compute a kernel."""
@@ -232,32 +228,28 @@ class ShapeBackend:
         self.fusions = Fusions()
         self.implementations: Sequence[Implementation] = [lambda *_: lambda _: 0]
         self.resident: dict[Hashable, Array] = {}
+        self.repetition = 1
 
     @property
     def one_thread_backends(self) -> Sequence[Backend]:
         return [self]
 
-    def expect_many_runs(self, is_called_step: bool = False) -> None: ...
-
     def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None: ...
 
     def release(self) -> None: ...
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> HostArray:
+    def allocate(self, shape: tuple[int, ...], dtype: str, tier: Tier = "memory") -> HostArray:
         # All elements are the same bytes; quicker than numpy.broadcast_to.
         return np.ndarray(shape, dtype, _ANY_ELEMENT, strides=(0,) * len(shape))
-
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
-        return self.allocate((count,), dtype)
 
     def begin_copy(self, source: Array, target: Array) -> Copy:
         return _CompletedCopy()
 
     def pack(self, array: Array, region: Region, packed: Array) -> None: ...
 
-    def unpack(self, packed: Array, array: Array, region: Region) -> None: ...
-
-    def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None: ...
+    def unpack(
+        self, packed: Array, array: Array, region: Region, aggregation: str | None = None
+    ) -> None: ...
 
     def compute_kernel(self, kernel: Kernel, operands: Sequence[Array], target: Array) -> None: ...
 

@@ -38,7 +38,17 @@ from einmpi.runtime.transfer import (
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.regions import Region, Slot, names_of, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Free, Load, Repeat, Reuse, SavePoint, Step, Store, Transfer
+from einmpi.schedule.steps import (
+    Free,
+    Load,
+    Repeat,
+    Reuse,
+    SavePoint,
+    Step,
+    Store,
+    Transfer,
+    numbered,
+)
 
 BoundCall: TypeAlias = Callable[[Buffers], None]
 SlotView: TypeAlias = Callable[[Buffers], HostArray]  # a part of a slot in this run
@@ -93,7 +103,7 @@ class BoundSteps:
         for name, block in blocks.items():
             if stored_as((block,)) != self.expected[name]:
                 return False
-        return all(step.kept for step in self.schedule.steps if isinstance(step, Load))
+        return all(load.kept for _, load in numbered(self.schedule.steps, Load))
 
     def bind_and_yield(self, buffers: Buffers) -> Iterator[tuple[int, BoundCall]]:
         """Yield each call when the calls before it are done: it is bound to what is there then."""
@@ -107,7 +117,7 @@ class BoundSteps:
                 calls = [partial(_raise, error)]
             for call in calls:
                 found.append((number, call))
-                if not isinstance(step, Load):
+                if step.kind != "load":
                     after_loading.append((number, call))
                 yield number, call
         self.calls = found
@@ -115,14 +125,14 @@ class BoundSteps:
 
     def _bind(self, number: int, step: Step, kept: KeptMemory, buffers: Buffers) -> list[BoundCall]:
         """Return the calls that carry out a step, given the slots that exist before it."""
-        if isinstance(step, Repeat):
-            return [partial(self.repeat, number)]
         action = ACTIONS[type(step)]
         as_ever: list[BoundCall] = [lambda buffers: action(step, self.comm, self.storage, buffers)]
         used = names_of((*step.reads, *step.writes, *step.frees, *step.reuses))
-        if step.background or not self.spilled.isdisjoint(used):
-            return as_ever
         match step:
+            case Repeat():
+                return [partial(self.repeat, number)]
+            case _ if step.background or not self.spilled.isdisjoint(used):
+                return as_ever
             case Free(slot):
                 if slot.name in buffers.shared.arrays:
                     return as_ever

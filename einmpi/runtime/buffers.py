@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from einmpi.runtime.backend import Array, Backend, Copy
+from einmpi.runtime.backend import Array, Backend, Copy, Tier
 from einmpi.schedule.regions import Slot
 
 
@@ -89,14 +89,14 @@ class Buffers:
     def place(self, slot: Slot) -> None:
         """Create a slot in the slow tier."""
         assert slot.name not in self
-        self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, slow=True)
+        self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, "slow")
         self.spilled += slot.nbytes
 
     def evict(self, slot: Slot) -> None:
         """Begin to copy a slot to the slow tier, over an older copy if there is one."""
         array = self[slot]
         if slot.name not in self.slow:
-            self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, slow=True)
+            self.slow[slot.name] = self.backend.allocate(slot.shape, slot.dtype, "slow")
         self.evicting[slot.name] = self.backend.begin_copy(array, self.slow[slot.name])
         self.spilled += slot.nbytes
 
@@ -121,8 +121,8 @@ class Buffers:
 
     def message_buffer(self, count: int, slot: Slot) -> CountedArray:
         """Lend a buffer of `count` elements for a message of a slot."""
-        is_slow = slot.name not in self.arrays
-        return CountedArray(self, self.backend.allocate_message(count, slot.dtype, is_slow))
+        tier: Tier = "memory" if slot.name in self.arrays else "host"
+        return CountedArray(self, self.backend.allocate((count,), slot.dtype, tier))
 
     def counted(self, array: Array) -> CountedArray:
         """Count the bytes of an array as long as a `with` block lasts."""

@@ -46,7 +46,7 @@ def compute(step: Compute, buffers: Buffers, carry_out: CarryOut) -> None:
     if step.tiles.kind == "scattered":
         _compute_scattered(step, buffers)
         return
-    early, late = step.begins
+    early = step.early_begins
     carry_out((*early, *step.reuse_steps), buffers)
     made = [slot for slot in step.writes if slot.name not in buffers]
     nbytes = _by_implementation(step, buffers)
@@ -61,7 +61,7 @@ def compute(step: Compute, buffers: Buffers, carry_out: CarryOut) -> None:
         for slot in made:  # one by one they need not be there all the time
             buffers.free(slot)
         carry_out(step.one_by_one, buffers)
-    carry_out(late, buffers)
+    carry_out(step.begins[len(early) :], buffers)
 
 
 def compute_kernel(step: Compute, buffers: Buffers) -> None:
@@ -354,7 +354,7 @@ class _TilesInMemory:
             backend.compute_kernel(kernel, arrays, partial_result)
             aggregation = kernel.einsum.required_aggregation
             everything = tuple(map(whole, extents or (1,)))
-            backend.combine(aggregation, self.result, everything, partial_result.reshape(-1))
+            backend.unpack(partial_result.reshape(-1), self.result, everything, aggregation)
         if is_complete:
             target = self.target[(*box_of(own.target), ...)]
             self.last_copy = backend.begin_copy(self.result, target)

@@ -20,10 +20,9 @@ from einmpi.runtime.transfer import (
     is_left_to_communicator,
     messages_of,
 )
-from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot, names_of
-from einmpi.schedule.steps import Free, Step, Transfer
+from einmpi.schedule.steps import Step, Transfer, numbered
 
 # ---- memory placement ----------------------------------------------------------------------------
 #
@@ -202,10 +201,11 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
     excluded: set[str] = set()
     freed: set[str] = set()
     for number, step in enumerate(steps):
-        for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
+        used = (*step.reads, *step.writes, *step.reuses, *step.keeps)
+        for slot in (*used, *step.frees):
             touched.setdefault(slot, []).append(number)
-            if only_kernel(step) is None and not isinstance(step, Transfer | Free):
-                excluded.add(slot.name)
+        if used and step.only_kernel is None and step.transfer is None:
+            excluded.update(names_of((*used, *step.frees)))
         freed.update(names_of(step.frees))
         excluded.update(names_of(step.spills("place", "evict", "drop", "fetch")))
     found: list[_Arrays] = []
@@ -222,8 +222,8 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
     Other steps would not use the memory, and need as much of their own.
     """
     found: list[_Arrays] = []
-    for number, step in enumerate(steps):
-        if not isinstance(step, Transfer) or step.arriving or step.background:
+    for number, step in numbered(steps, Transfer):
+        if step.arriving or step.background:
             continue
         if step.aggregation is not None and is_left_to_communicator(step):
             continue

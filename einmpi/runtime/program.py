@@ -30,10 +30,9 @@ from einmpi.runtime.background import Background, OnTransfer, SharedBuffers
 from einmpi.runtime.binding import BoundCall, BoundSteps, StoredOtherwise
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.cpu.backend import NumpyBackend
-from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Repeat, SavePoint, Step, Store
+from einmpi.schedule.steps import Load, Repeat, SavePoint, Step, Store, numbered
 
 Outputs: TypeAlias = tuple[dict[str, Array], Buffers]  # the blocks of outputs, and the memory used
 NumberedCall: TypeAlias = tuple[int, BoundCall]  # with the number of its step
@@ -85,9 +84,9 @@ class Program:
         self.backend = backend
         self.comm = comm
         self.outputs: dict[str, Slot] = {}
-        for step in schedule.steps:
-            if isinstance(step, Store):
-                self.outputs[step.tensor] = step.slot
+        for _, store in numbered(schedule.steps, Store):
+            self.outputs[store.tensor] = store.slot
+        self.points = dict(numbered(schedule.steps, SavePoint))  # by the number of the step
         # Whether further runs differ from the first one. They have arrays and messages of their
         # own, so that one thread at a time has such a run: several may call a compiled job.
         self.can_repeat = isinstance(backend, NumpyBackend) and not schedule.outside
@@ -98,11 +97,10 @@ class Program:
         self.peak = 0  # of the memory of a further run
         self.under_way: Callable[[], Run]  # returns the run whose bound steps are called
         # The programs of steps that repeat others, by the number of the step.
-        self.inner: dict[int, Program] = {}
-        for number, step in enumerate(schedule.steps):
-            if isinstance(step, Repeat):
-                inside = replace(schedule, steps=step.steps, lowered_steps=())
-                self.inner[number] = Program(inside, backend, comm)
+        self.inner: dict[int, tuple[Repeat, Program]] = {}
+        for number, step in numbered(schedule.steps, Repeat):
+            inside = replace(schedule, steps=step.steps, lowered_steps=())
+            self.inner[number] = step, Program(inside, backend, comm)
 
     def run(
         self,
@@ -167,10 +165,9 @@ class Program:
 
     def _repeat(self, number: int, run: Run, buffers: Buffers) -> None:
         """Do the step with this number, which repeats others. Nobody is told of those."""
-        step = self.schedule.steps[number]
-        assert isinstance(step, Repeat)
+        step, program = self.inner[number]
         inside = Run(run.storage, buffers, run.failure)
-        self.inner[number].run_many_times(inside, step.times, step.outer)
+        program.run_many_times(inside, step.times, step.outer)
 
     def run_many_times(self, run: Run, times: int, outer: Sequence[Slot]) -> None:
         """Carry out the schedule again and again, on slots of the schedule around it.
@@ -238,7 +235,7 @@ class Program:
             step = self.schedule.steps[number]
             if is_watched:
                 calls.append((number, partial(self._do, number, run)))
-            elif isinstance(step, Repeat):
+            elif number in self.inner:
                 calls.append((number, partial(self._repeat, number, run)))
             else:
                 calls.append((number, partial(ACTIONS[type(step)], step, self.comm, run.storage)))
@@ -251,11 +248,11 @@ class Program:
             run.on_step(step)
         if run.failure is not None and run.failure.skips(step):
             stand_in(step, buffers)
-        elif isinstance(step, SavePoint) and run.checkpointer is not None:
+        elif number in self.points and run.checkpointer is not None:
             if isinstance(buffers, SharedBuffers):
                 buffers.background.wait_for_all()
-            run.checkpointer.reached(step, buffers)
-        elif isinstance(step, Repeat):
+            run.checkpointer.reached(self.points[number], buffers)
+        elif number in self.inner:
             self._repeat(number, run, buffers)
         else:
             ACTIONS[type(step)](step, self.comm, run.storage, buffers)
@@ -263,12 +260,12 @@ class Program:
     def _go_on_after(self, error: Exception, number: int, run: Run) -> None:
         """Take note of the error of a step, or raise it if the rank cannot go on after it."""
         step = self.schedule.steps[number]
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is not None and isinstance(error, KERNEL_ERRORS):
             named = named_error(kernel, error)
             named.__cause__ = error
             error = named
-        part = sum(isinstance(each, SavePoint) for each in self.schedule.steps[:number])
+        part = sum(point < number for point in self.points)
         if run.failure is None or not run.failure.record(error, step, part):
             raise error
         stand_in(step, run.buffers)

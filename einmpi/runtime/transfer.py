@@ -101,10 +101,9 @@ class Pairs:
 
     def _unpack(self, incoming: Array, region: Region, buffers: Buffers) -> None:
         """Put a message at its place in the slot, unless it was received there."""
-        if self.aggregation is not None:
-            buffers.backend.combine(self.aggregation, buffers[self.target], region, incoming)
-        elif slice_of(region, self.target) is None:
-            buffers.backend.unpack(incoming, buffers[self.target], region)
+        if self.aggregation is not None or slice_of(region, self.target) is None:
+            array = buffers[self.target]
+            buffers.backend.unpack(incoming, array, region, self.aggregation)
 
 
 # ---- messages ------------------------------------------------------------------------------------
@@ -362,9 +361,8 @@ def _accumulate(step: Transfer, buffers: Buffers, _: Comm) -> None:
     """Combine a slot with another one."""
     assert step.moves.own is not None
     added = buffers[step.source].reshape(-1)
-    buffers.backend.combine(
-        step.required_aggregation, buffers[step.target], step.moves.own[1], added
-    )
+    aggregation = step.required_aggregation
+    buffers.backend.unpack(added, buffers[step.target], step.moves.own[1], aggregation)
 
 
 # ---- exchange -----------------------------------------------------------------------------------
@@ -481,7 +479,7 @@ def _reduce_at_once(
         array = buffers[slot]
         for piece in messages.received:
             packed = receive[piece.place]
-            buffers.backend.combine(step.required_aggregation, array, piece.region, packed)
+            buffers.backend.unpack(packed, array, piece.region, step.required_aggregation)
 
 
 def _reduce_scatter(step: Transfer, buffers: Buffers, comm: Comm) -> bool:

@@ -20,10 +20,10 @@ from einmpi.planner.memory import (
     sparse_update_bytes,
     with_given_places,
 )
-from einmpi.schedule.compute import Compute, Kernel, Tiles, fused, only_kernel
+from einmpi.schedule.compute import Compute, Kernel, Tiles, fused
 from einmpi.schedule.regions import Slot, names_of, one_run, operand_role
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Free, Reuse, SavePoint, Step
+from einmpi.schedule.steps import Step
 
 
 def fused_update(product: Kernel, update: Kernel, replaced: Slot | None = None) -> Compute:
@@ -134,7 +134,7 @@ def with_blocked_updates(steps: Sequence[Step], blocked: Collection[str]) -> lis
     later: list[Step] = []  # what comes after both
     users = _users_of_slots(steps)
     for step in steps:
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is not None and kernel.vertex in blocked:
             product = kernel
             products.add(kernel.target)
@@ -147,10 +147,8 @@ def with_blocked_updates(steps: Sequence[Step], blocked: Collection[str]) -> lis
             found += later
             product = None
             later = []
-        elif product is not None and step.frees:
-            later.append(step)
-        elif product is not None and isinstance(step, SavePoint):
-            later.append(replace(step, inside=True))
+        elif product is not None and (step.frees or step.when_fused == "after"):
+            later.append(step.inside_group())
         elif set(step.frees) & products:
             pass  # it has never been whole in memory
         else:
@@ -181,7 +179,7 @@ def _replaced_slot(
             continue
         if len(users[slot.name]) == 3:
             writer, reader, last = users[slot.name]
-            if only_kernel(writer) and only_kernel(reader) is update and slot in last.frees:
+            if writer.only_kernel and reader.only_kernel is update and slot in last.frees:
                 return slot
     return None
 
@@ -198,19 +196,19 @@ def with_product_updates(
     users: dict[str, list[Step]] = {}
     overwritten: dict[Slot, Slot] = {}  # what is written over the memory of a slot, and that slot
     for step in schedule.steps:
-        if isinstance(step, Reuse):
-            overwritten[step.slot] = step.source
+        for reuse in step.reuse_steps:
+            overwritten[reuse.slot] = reuse.source
         evicted.update(names_of(step.spills("evict")))
-        if only_kernel(step) is not None:
+        if step.only_kernel is not None:
             computed[step.vertex] += 1
         for slot in {*step.reads, *step.keeps}:
             users.setdefault(slot.name, []).append(step)
     updating_products = set()
     product: Kernel | None = None  # the kernel before, if nothing but memory was managed since
     for step in schedule.steps:
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is None:
-            if not isinstance(step, Free | Reuse | SavePoint):
+            if step.when_fused not in ("between", "after") or step.begins:
                 product = None
             continue
         if product is not None and computed[product.vertex] == 1:

@@ -220,6 +220,14 @@ class Compute(Step):
         is_whole = not self.tiles.kind and not self.tiles.bounds
         return len(self.kernels) == 1 and is_whole and not self.halos
 
+    @property
+    def only_kernel(self) -> Kernel | None:
+        return self.kernels[0] if self.is_plain else None
+
+    @property
+    def is_out_of_core(self) -> bool:
+        return self.tiles.kind == "slow"
+
     @cached_property
     def reads(self) -> Slots:
         read: dict[Slot, None] = {}
@@ -242,10 +250,6 @@ class Compute(Step):
         for _, step in self.between:
             begun += step.allocates(slow)
         return (*begun, *super().allocates(slow))
-
-    @cached_property
-    def reuses(self) -> Slots:
-        return tuple(reuse.slot for reuse in self.reuse_steps)
 
     @cached_property
     def frees(self) -> Slots:
@@ -315,19 +319,21 @@ class Compute(Step):
 
     @cached_property
     def reuse_steps(self) -> tuple[Reuse, ...]:
-        return tuple(step for _, step in self.between if isinstance(step, Reuse))
+        return tuple(reuse for _, step in self.between for reuse in step.reuse_steps)
 
     @cached_property
-    def begins(self) -> tuple[tuple[Begin, ...], tuple[Begin, ...]]:
-        """The loads to begin before the kernels, and those that need memory that is freed here."""
+    def begins(self) -> tuple[Begin, ...]:
+        return tuple(begin for _, step in self.between for begin in step.begins)
+
+    @cached_property
+    def early_begins(self) -> tuple[Begin, ...]:
+        """The first of these, which need no memory that is freed here."""
         early: list[Begin] = []
-        late: list[Begin] = []
-        is_freed = False
         for _, step in self.between:
-            is_freed = is_freed or bool(step.frees)
-            if isinstance(step, Begin):
-                (late if is_freed else early).append(step)
-        return tuple(early), tuple(late)
+            if step.frees:
+                break
+            early += step.begins
+        return tuple(early)
 
     # ---- parts ----------------------------------------------------------------------------------
 
@@ -506,18 +512,6 @@ class Compute(Step):
             if row not in self.rows_of_all_results and size < extent[labels[0]]:
                 return True
         return False
-
-
-def only_kernel(step: Step) -> Kernel | None:
-    """Return the kernel of a step that is nothing but one kernel, on whole slots."""
-    return step.kernels[0] if isinstance(step, Compute) and step.is_plain else None
-
-
-def reuses_of(step: Step) -> tuple[Reuse, ...]:
-    """Return the steps that give slots the memory of an input: a step itself, or those inside."""
-    if isinstance(step, Reuse):
-        return (step,)
-    return step.reuse_steps if isinstance(step, Compute) else ()
 
 
 def _role_in_tile(slot: Slot, rows: tuple[int | None, ...]) -> str:

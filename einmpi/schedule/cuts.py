@@ -11,9 +11,9 @@ import numpy as np
 
 from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
-from einmpi.schedule.compute import Kernel, only_kernel
+from einmpi.schedule.compute import Kernel
 from einmpi.schedule.regions import Slot
-from einmpi.schedule.steps import Load, SavePoint, Step, Store, Transfer
+from einmpi.schedule.steps import Step, Transfer
 from einmpi.schedule.transfers import Cut, Part
 
 # A tensor moves by a route of one or several transfers: a reduction, perhaps a second one between
@@ -76,8 +76,8 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
     open_routes: list[_Route] = []  # since that kernel
     previous: Step | None = None
     for number, step in enumerate(steps):
-        kernel = only_kernel(step)
-        if isinstance(step, SavePoint):
+        kernel = step.only_kernel
+        if step.manages_memory:  # a save point
             continue
         if isinstance(step, Transfer):
             if _is_continued(previous, step):
@@ -89,8 +89,9 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
                 if latest is not None:
                     if latest.target == source:
                         route.producer = latest
-                    is_loaded = isinstance(previous, Load) and previous.slot == source
-                    route.is_early = is_loaded and step.vertex not in files
+                    is_loaded = previous is not None and previous.kind == "load"
+                    is_source = previous is not None and previous.writes == (source,)
+                    route.is_early = is_loaded and is_source and step.vertex not in files
                 open_routes.append(route)
                 found.append(route)
         elif kernel is not None:
@@ -99,7 +100,7 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
                     route.consumer = kernel
             latest = kernel
             open_routes = []
-        elif not isinstance(step, Load | Store):
+        elif step.computes:
             latest = None
             open_routes = []
         previous = step
@@ -108,7 +109,7 @@ def _routes(steps: Sequence[Step], files: Collection[str]) -> list[_Route]:
 
 def _is_continued(previous: Step | None, step: Transfer) -> bool:
     """Return whether a transfer moves the result of the step before it on."""
-    if not isinstance(previous, Transfer):
+    if previous is None or previous.transfer is None:
         return False
     return previous.vertex == step.vertex and previous.writes == step.reads
 
@@ -119,9 +120,9 @@ def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
     None if it is not worth it. The choice depends on numbers that are the same on all ranks.
     """
     nbytes = 0
-    lengths = dict(route.transfers[0].transfer.unchanged)  # of dimensions that no transfer changes
+    lengths = dict(route.transfers[0].moves.unchanged)  # of dimensions that no transfer changes
     for transfer in route.transfers:
-        moves = transfer.transfer
+        moves = transfer.moves
         itemsize = np.dtype(transfer.target.dtype).itemsize
         nbytes = max(nbytes, moves.max_elements * itemsize)
         unchanged = dict(moves.unchanged)

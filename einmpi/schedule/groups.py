@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, Kernel, Tiles, only_kernel
+from einmpi.schedule.compute import Compute, Kernel, Tiles
 from einmpi.schedule.memory import bytes_needed
-from einmpi.schedule.regions import Slot
+from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Load, Reuse, SavePoint, Step
+from einmpi.schedule.steps import Step
 
 Updates: TypeAlias = tuple[tuple[Slot, Slot], ...]  # an input, and what is written over it
 
@@ -55,13 +55,12 @@ def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
         run = _longest_run(schedule.steps, position, rule, schedule.updates)
         run = _without_lost_inputs(run, schedule.updates)
         found = _group_of(run, in_memory, peak, rule)
-        if found is None and any(isinstance(step, Load) for step in run):
+        if found is None and any(step.when_fused == "before" for step in run):
             run = _before_loads(run)
             found = _group_of(run, in_memory, peak, rule)
         if found is not None:
             taken = run
-            points = [step for step in run if isinstance(step, SavePoint)]
-            found = [*found, *(replace(point, inside=True) for point in points)]
+            found += [step.inside_group() for step in run if step.when_fused == "after"]
         steps += found or taken
         for step in taken:
             in_memory.update((slot.name, slot.nbytes) for slot in step.allocates())
@@ -82,17 +81,17 @@ def _longest_run(
     rows = _SharedRows()
     used: set[str] = set()  # slots of the run
     for step in steps[start:]:
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is not None:
             is_accepted = rule.accepts(kernel) or (not run and rule.can_lead(kernel))
             if not is_accepted or _changes_a_part(kernel, updates, rule) or not rows.add(kernel):
                 break
-        elif not run or not isinstance(step, Free | Begin | Reuse | Load | SavePoint):
+        elif not run or not step.when_fused:
             break
-        if isinstance(step, Load):
-            if step.slot.name in used:
+        if step.when_fused == "before":
+            if not used.isdisjoint(names_of(step.writes)):
                 break
-        elif not isinstance(step, Begin):
+        else:
             for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
                 used.add(slot.name)
         run.append(step)
@@ -105,14 +104,14 @@ def _up_to_last_kernel(run: list[Step]) -> list[Step]:
     for number in reversed(range(len(run))):
         if run[number].kernels:
             break
-        if isinstance(run[number], Load | SavePoint):
+        if run[number].when_fused in ("before", "after"):
             end = number
     return run[:end]
 
 
 def _before_loads(run: list[Step]) -> list[Step]:
     """Return the steps of a run before the first one that loads."""
-    first_ones = itertools.takewhile(lambda step: not isinstance(step, Load), run)
+    first_ones = itertools.takewhile(lambda step: step.when_fused != "before", run)
     return _up_to_last_kernel(list(first_ones))
 
 
@@ -121,13 +120,14 @@ def _loads_first(run: list[Step]) -> tuple[list[Step], list[Step]]:
 
     What begins to load one of these slots comes before it.
     """
-    loaded = [step.slot.name for step in run if isinstance(step, Load)]
+    loaded = {slot for step in run if step.when_fused == "before" for slot in step.writes}
     first: list[Step] = []
     others: list[Step] = []
     for step in run:
-        if isinstance(step, Load) or (isinstance(step, Begin) and step.load.slot.name in loaded):
+        begun = {begin.load.slot for begin in step.begins}
+        if step.when_fused == "before" or begun & loaded:
             first.append(step)
-        elif not isinstance(step, SavePoint):
+        elif step.when_fused != "after":
             others.append(step)
     return first, others
 

@@ -33,7 +33,7 @@ from einmpi.schedule.regions import (
     slot_for,
 )
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Reuse, SavePoint, Step, Store, Transfer
+from einmpi.schedule.steps import Load, Reuse, SavePoint, Step, Store, Transfer, numbered
 from einmpi.schedule.transfers import Moves
 from einmpi.schedule.two_level import exchanges, reductions
 
@@ -56,7 +56,7 @@ def lower(plan: Plan, rank: int) -> Schedule:
     lowering.add_steps()
     steps = lowering.steps
     if idle:
-        points = [step for step in steps if isinstance(step, SavePoint)]
+        points = [point for _, point in numbered(steps, SavePoint)]
         return Schedule(rank, plan.ranks, plan.digest, tuple(points))
     schedule = Schedule(
         rank,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
-from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Repeat, Reuse, Step, loads_among
+from einmpi.schedule.steps import Begin, Free, Load, Repeat, Reuse, Step, numbered
 
 
 def with_frees(steps: Sequence[Step], outer: Collection[str] = ()) -> list[Step]:
@@ -76,7 +76,7 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
             place_of[slot.name] = number
     added: dict[int, list[Step]] = {}
     moved: set[int] = set()
-    for number, load in loads_among(steps):
+    for number, load in numbered(steps, Load):
         if load.kept:
             continue
         size = load.slot.nbytes
@@ -86,7 +86,9 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
             start = earliest_start(steps, counted, number, size, limit)
         else:
             counted = needed_slow
-            start = earliest_start(steps, counted, number, size, limit, is_out_of_core)
+            start = earliest_start(
+                steps, counted, number, size, limit, attrgetter("is_out_of_core")
+            )
         if start is None:
             continue
         before = added.setdefault(start, [])
@@ -111,22 +113,13 @@ def reordered(
     return found
 
 
-def _computes(step: Step) -> bool:
-    return step.computes
-
-
-def is_out_of_core(step: Step) -> bool:
-    """Return whether a step computes tiles from operands in the slow tier to a target there."""
-    return isinstance(step, Compute) and step.tiles.kind == "slow"
-
-
 def earliest_start(
     steps: Sequence[Step],
     needed: Sequence[int],
     number: int,
     nbytes: int,
     limit: int,
-    suits: Callable[[Step], bool] = _computes,
+    suits: Callable[[Step], bool] = attrgetter("computes"),
     first: int = 0,
 ) -> int | None:
     """Return the first step from which on, up to the step `number`, `nbytes` more fit.

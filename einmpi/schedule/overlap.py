@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, fused, reuses_of
+from einmpi.schedule.compute import Compute, fused
 from einmpi.schedule.cuts import label_of_part
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, intersect, names_of
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Await, Free, Load, Step, Store, Transfer
+from einmpi.schedule.steps import Await, Free, Step, Transfer, numbered
 from einmpi.schedule.transfers import Part
 
 # The schedule of a rank for Z[i,k] = sum(A[i,j] * B[j,k]) where half of B comes from another node:
@@ -35,7 +36,7 @@ def with_overlap(schedule: Schedule, limit: int) -> Schedule:
 
     `limit` is the memory of a rank, in bytes, as it was planned.
     """
-    if not any(isinstance(step, Transfer) and step.cut for step in schedule.steps):
+    if not any(step.cut for _, step in numbered(schedule.steps, Transfer)):
         return schedule
     waiting: set[int] = set()  # the numbers of routes that are not done in the background
     while True:
@@ -75,7 +76,7 @@ class _Arrangement:
         self.routes_at: list[frozenset[int]] = []  # for each step, the routes that it is early for
         self.under_way: list[_UnderWay] = []
         # Frees that wait for a transfer which still uses the slot.
-        self.postponed: list[tuple[Free, Transfer, int]] = []
+        self.postponed: list[tuple[Step, Transfer, int]] = []
         self.routes = 0  # so far
         self.reused: set[str] = set()  # slots that take the memory of an input
         for step in schedule.steps:
@@ -85,20 +86,20 @@ class _Arrangement:
         """Go through the steps once."""
         steps = self.schedule.steps
         routes = _find_routes(steps)
+        computes = dict(numbered(steps, Compute))
         number = 0
         while number < len(steps):
             step = steps[number]
             for load, route in routes.before_kernel.get(number, []):
                 self.add(load)
                 self.add_route(route)
-            if isinstance(step, Transfer):
-                if number in routes.in_place:
-                    self.add_route(routes.in_place[number])
-            elif isinstance(step, Compute):
+            if number in routes.in_place:
+                self.add_route(routes.in_place[number])
+            elif number in computes:
                 frees = _frees_after(steps, number)
-                self.add_kernel(step, routes.after_kernel.get(number, []), frees)
+                self.add_kernel(computes[number], routes.after_kernel.get(number, []), frees)
                 number += len(frees)
-            elif number not in routes.moved_loads:
+            elif number not in routes.moved:
                 self.add(step)
             number += 1
         if self.under_way:
@@ -112,7 +113,7 @@ class _Arrangement:
         for each in self.under_way:
             if _is_in_conflict(step, each.step):
                 last = each
-        if last is not None and isinstance(step, Free):
+        if last is not None and _only_frees(step):
             self.postponed.append((step, last.step, last.route))
             return
         if last is not None:
@@ -161,7 +162,7 @@ class _Arrangement:
             for step in part:
                 self.add_transfer(step, number)
 
-    def add_kernel(self, step: Compute, routes: Sequence[Route], frees: Sequence[Free]) -> None:
+    def add_kernel(self, step: Compute, routes: Sequence[Route], frees: Sequence[Step]) -> None:
         """Add a step that computes, what is freed after it, and the transfers that follow it.
 
         The first of these routes begins when a part of the result is there.
@@ -270,7 +271,7 @@ def _row_along(step: Compute, label: str) -> tuple[str, ...] | None:
 
     None if a kernel does not have it in its output, or cannot be computed for some of its indices.
     """
-    if step.tiles.kind in ("scattered", "slow") or step.halos or step.begins != ((), ()):
+    if step.tiles.kind in ("scattered", "slow") or step.halos or step.begins:
         return None
     made: dict[Slot, int] = {}  # the dimension that the label is of what kernels have computed
     found: list[str] = []
@@ -305,13 +306,13 @@ def _is_computed(transfer: Transfer, computed: Compute) -> bool:
 
 def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
     """Return whether a step has to wait until a transfer in the background is done."""
-    if isinstance(step, Store):
+    if step.kind == "store":
         return False  # it only says where the output is
     if step.transfer is not None or step.group:
         return True  # transfers stay in order
     moving = {*transfer.reads, *transfer.writes}
     given_up = [*step.frees, *step.reuses]
-    for reuse in reuses_of(step):
+    for reuse in step.reuse_steps:
         given_up += [reuse.source, *reuse.nan_checked]
     if moving.intersection(given_up):
         return True
@@ -345,8 +346,8 @@ class _Routes:
     in_place: dict[int, Route] = field(default_factory=dict)  # by their first step
     after_kernel: dict[int, list[Route]] = field(default_factory=dict)  # that has made the source
     # By the last step that computes before them; each with the Load of its source.
-    before_kernel: dict[int, list[tuple[Load, Route]]] = field(default_factory=dict)
-    moved_loads: set[int] = field(default_factory=set)  # the numbers of these Loads
+    before_kernel: dict[int, list[tuple[Step, Route]]] = field(default_factory=dict)
+    moved: set[int] = field(default_factory=set)  # the numbers of all these transfers and loads
 
 
 def _find_routes(steps: Sequence[Step]) -> _Routes:
@@ -357,6 +358,7 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
     route: Route = []
     for number, step in enumerate(steps):
         if isinstance(step, Transfer):
+            found.moved.add(number)
             if route and _continues(step, route[-1]):
                 route.append(step)
                 continue
@@ -367,13 +369,13 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
                 found.after_kernel.setdefault(writers[source], []).append(route)
             elif cut is not None and cut.before_kernel and latest is not None and source in loads:
                 load = steps[loads[source]]
-                assert isinstance(load, Load)
                 found.before_kernel.setdefault(latest, []).append((load, route))
-                found.moved_loads.add(loads[source])
+                found.moved.add(loads[source])
             else:
                 found.in_place[number] = route
-        elif isinstance(step, Load):
-            loads[step.slot.name] = number
+        elif step.kind == "load":
+            for slot in step.writes:
+                loads[slot.name] = number
         elif step.kernels:
             latest = number
             loads.clear()
@@ -384,7 +386,7 @@ def _find_routes(steps: Sequence[Step]) -> _Routes:
             loads.clear()
             for slot in step.writes:
                 writers.pop(slot.name, None)
-        if not isinstance(step, Transfer) and not step.manages_memory:
+        if step.transfer is None and not step.manages_memory:
             route = []
     return found
 
@@ -404,11 +406,10 @@ def _by_parts(route: Route) -> list[Route]:
     return found
 
 
-def _frees_after(steps: Sequence[Step], number: int) -> list[Free]:
-    """Return what is freed directly after a step."""
-    found: list[Free] = []
-    for step in steps[number + 1 :]:
-        if not isinstance(step, Free):
-            break
-        found.append(step)
-    return found
+def _only_frees(step: Step) -> bool:
+    return step.manages_memory and bool(step.frees)
+
+
+def _frees_after(steps: Sequence[Step], number: int) -> list[Step]:
+    """Return the steps directly after another one that free slots."""
+    return list(takewhile(_only_frees, steps[number + 1 :]))

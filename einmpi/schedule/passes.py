@@ -21,7 +21,7 @@ from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.stencils import with_folds, with_halo_buffers
-from einmpi.schedule.steps import Repeat, Reuse, Step
+from einmpi.schedule.steps import Reuse, Step
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,11 @@ def run_passes(
 
 def fuse(schedule: Schedule, plan: Plan, fusions: Fusions, overlaps: bool = True) -> Schedule:
     """Return the schedule as a backend carries it out, and steps that it repeats likewise."""
-    steps = []
-    for step in schedule.steps:
-        if isinstance(step, Repeat):
-            inside = replace(schedule, steps=step.steps, updates=())
-            inside = run_passes(inside, FUSION_PASSES, Context(plan, (), fusions, overlaps=False))
-            step = replace(step, steps=inside.steps)
-        steps.append(step)
-    schedule = _with(schedule, steps)
+
+    def fuse_repeated(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        inside = replace(schedule, steps=steps, updates=())
+        context = Context(plan, (), fusions, overlaps=False)
+        return run_passes(inside, FUSION_PASSES, context).steps
+
+    schedule = _with(schedule, [step.with_repeated(fuse_repeated) for step in schedule.steps])
     return run_passes(schedule, FUSION_PASSES, Context(plan, (), fusions, overlaps))

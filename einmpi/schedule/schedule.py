@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.schedule.regions import Slot
-from einmpi.schedule.steps import SavePoint, Spill, Step
+from einmpi.schedule.steps import SavePoint, Spill, Step, numbered
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Schedule:
     @cached_property
     def points(self) -> tuple[SavePoint, ...]:
         """The save points, one for each vertex of the program, in order."""
-        return tuple(step for step in self.steps if isinstance(step, SavePoint))
+        return tuple(point for _, point in numbered(self.steps, SavePoint))
 
     @cached_property
     def overlaps(self) -> bool:
@@ -43,7 +43,8 @@ class Schedule:
         return any(step.background for step in self.steps)
 
     def __str__(self) -> str:
-        shown = [str(step) for step in self.steps if not isinstance(step, SavePoint)]
+        points = dict(numbered(self.steps, SavePoint))
+        shown = [str(step) for number, step in enumerate(self.steps) if number not in points]
         return "\n".join([f"rank {self.rank} of {self.ranks}", *shown])
 
 

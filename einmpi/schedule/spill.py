@@ -19,7 +19,7 @@ from einmpi.planner.memory import Amounts, Sizes, block_sizes, counts, pieces_by
 from einmpi.schedule.compute import Compute, Kernel, Tiles
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.regions import Slot, names_of
-from einmpi.schedule.steps import Spill, Step, loads_among
+from einmpi.schedule.steps import Load, Spill, Step, numbered
 
 # Example: memory holds two of the slots a, b and c, which kernels use in the order a, b, c, a, b.
 # When c is loaded, b leaves memory, since its next use is further away than that of a (Belady's
@@ -56,7 +56,7 @@ class _Spilling:
         # of them: otherwise a rank with fewer bytes would cut its kernels differently, and ranks
         # that compute the same values would get different bits.
         self.kept_bytes: dict[str, int] = {}
-        for _, load in loads_among(steps):
+        for _, load in numbered(steps, Load):
             if load.kept:
                 itemsize = np.dtype(load.slot.dtype).itemsize
                 self.kept_bytes[load.slot.name] = load.layout.max_elements() * itemsize

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from einmpi.schedule.compute import Compute, HaloBlock, Kernel, only_kernel
+from einmpi.schedule.compute import Compute, HaloBlock, Kernel
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, elements, names_of, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
+from einmpi.schedule.steps import Free, Step, Transfer, numbered
 
 MIN_FOLDED_BYTES = 2**22  # of the tensor: a smaller one stays in the cache anyway
 
@@ -27,11 +27,15 @@ def with_halo_buffers(schedule: Schedule, reads_halos: Callable[[Compute], bool]
     more memory: where a kernel would write over the block, it gets memory of its own instead of
     the copy of the block.
     """
-    if not any(_may_have_buffers(step) for step in schedule.steps):
+    exchanges = {}
+    for number, exchange in numbered(schedule.steps, Transfer):
+        if _may_have_buffers(exchange):
+            exchanges[number] = exchange
+    if not exchanges:
         return schedule
-    changes = _Changes(schedule.steps, reads_halos)
+    changes = _Changes(schedule.steps, reads_halos, exchanges)
     for number, step in enumerate(schedule.steps):
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if kernel is not None:
             changes.add_kernel(number, kernel)
     steps: list[Step] = []
@@ -40,9 +44,9 @@ def with_halo_buffers(schedule: Schedule, reads_halos: Callable[[Compute], bool]
     return replace(schedule, steps=tuple(steps))
 
 
-def _may_have_buffers(step: Step) -> bool:
-    """Return whether an exchange adds a halo to a block, and would copy more than it receives."""
-    if not isinstance(step, Transfer) or step.moves.own is None or step.moves.same_to_all:
+def _may_have_buffers(step: Transfer) -> bool:
+    """Return whether a transfer adds a halo to a block, and would copy more than it receives."""
+    if step.moves.own is None or step.moves.same_to_all:
         return False
     if step.aggregation is not None or step.source == step.target or not step.target.shape:
         return False
@@ -63,6 +67,7 @@ class _Changes:
 
     steps: Sequence[Step]
     reads_halos: Callable[[Compute], bool]
+    exchanges: dict[int, Transfer]  # that may have halo buffers, by the number of the step
     replaced: dict[int, list[Step]] = field(default_factory=dict)
 
     @cached_property
@@ -101,8 +106,7 @@ class _Changes:
             position = self._exchange_of(target, number)
             if position is None:
                 continue
-            exchange = self.steps[position]
-            assert isinstance(exchange, Transfer)
+            exchange = self.exchanges[position]
             block = _block_of(exchange)
             own, *arrived = block.sources
             in_the_way = self._steps_that_end(own, position, number)
@@ -130,7 +134,7 @@ class _Changes:
         found = []
         for number in range(first + 1, last):
             step = self.steps[number]
-            is_written_over = isinstance(step, Reuse) and step.source == own
+            is_written_over = any(reuse.source == own for reuse in step.reuse_steps)
             if own in step.frees or is_written_over:
                 found.append(number)
         return found
@@ -140,11 +144,13 @@ class _Changes:
         writers = self.writers.get(target.name, [])
         if len(writers) != 1 or self.readers[target.name] != [number]:
             return None
-        exchange = self.steps[writers[0]]
+        exchange = self.exchanges.get(writers[0])
+        if exchange is None:
+            return None
         used = names_of((*exchange.reads, target))
         if any(name in self.spilled for name in used):  # they are in other places at other times
             return None
-        return writers[0] if _may_have_buffers(exchange) else None
+        return writers[0]
 
 
 def _arriving(exchange: Transfer) -> tuple[Slot | None, ...]:
@@ -193,44 +199,44 @@ def with_folds(
     """
     steps: list[Step] = []
     written_over = {slot for step in schedule.steps for slot in step.reuses}
-    position: int | None = None  # in the new steps, of what aggregates can be added to
+    computes = dict(numbered(schedule.steps, Compute))
+    last: Compute | None = None  # what aggregates can be added to
+    position = 0  # of it, in the new steps
     folded: Slot | None = None  # the tensor of which they are
-    for step in schedule.steps:
-        fold = only_kernel(step)
-        last = None if position is None else steps[position]
-        if fold is not None and isinstance(last, Compute) and folded is not None:
-            assert position is not None
+    for number, step in enumerate(schedule.steps):
+        fold = step.only_kernel
+        if fold is not None and last is not None and folded is not None:
             between = steps[position + 1 :]
             arrived = {slot for each in between for slot in each.writes}
             if is_fold(fold, folded) and arrived.isdisjoint(fold.operands):
-                steps[position] = replace(last, kernels=(*last.kernels, fold))
-                for number, point in enumerate(between, position + 1):
-                    if isinstance(point, SavePoint):
-                        steps[number] = replace(point, inside=True)
+                last = replace(last, kernels=(*last.kernels, fold))
+                steps[position:] = [last, *(each.inside_group() for each in between)]
                 continue
         steps.append(step)
-        found = _folded_slot(step, is_map, is_fold)
+        found = _folded_slot(computes.get(number), is_map, is_fold)
         if found is not None and step.writes[0] not in written_over:
+            last = computes[number]
             position = len(steps) - 1
             folded = found
             continue
         # Without a halo there is no memory to spare, where something is freed between both.
-        is_freed = isinstance(step, Free) and isinstance(last, Compute) and bool(last.halos)
-        if not isinstance(step, Store | SavePoint | Transfer) and not is_freed:
-            position = None
+        is_freed = step.manages_memory and step.frees and last is not None and last.halos
+        is_mark = step.kind == "store" or step.when_fused == "after"
+        if step.transfer is None and not is_mark and not is_freed:
+            last = None
     if max(bytes_needed(steps), default=0) > max(bytes_needed(schedule.steps), default=0):
         return schedule
     return replace(schedule, steps=tuple(steps))
 
 
 def _folded_slot(
-    step: Step, is_map: Callable[[Kernel], bool], is_fold: Callable[[Kernel, Slot], bool]
+    step: Compute | None, is_map: Callable[[Kernel], bool], is_fold: Callable[[Kernel, Slot], bool]
 ) -> Slot | None:
     """Return the tensor of which aggregates can be computed together with a step, if there is one.
 
     It is what the step computes, or what it aggregates itself.
     """
-    if only_kernel(step) is None and not (isinstance(step, Compute) and step.halos):
+    if step is None or not (step.is_plain or step.halos):
         return None
     kernel = step.kernels[0]
     if kernel.target.nbytes >= MIN_FOLDED_BYTES and is_map(kernel):

@@ -4,9 +4,9 @@ carry it out, says which slots it reads, writes and frees, and prints as one lin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from einmpi.units import show_bytes
 
 if TYPE_CHECKING:
     from einmpi.schedule.compute import Kernel
+
+AnyStep = TypeVar("AnyStep", bound="Step")
 
 MESSAGE_BUFFER_BYTES = memory.MESSAGE_BUFFER_BYTES
 
@@ -38,6 +40,8 @@ class Step(ABC):
     # Whether it concerns the memory of this rank alone. All other steps are the same on all
     # ranks of the mesh, in the same order.
     manages_memory: ClassVar[bool] = False
+    # Where it goes if kernels before and after it are computed together: if empty, they are not.
+    when_fused: ClassVar[Literal["", "before", "between", "after"]] = ""
 
     @property
     def kind(self) -> str:
@@ -77,11 +81,26 @@ class Step(ABC):
     @property
     def reuses(self) -> Slots:
         """The slots that take the memory of an input."""
+        return tuple([reuse.slot for reuse in self.reuse_steps])
+
+    @property
+    def reuse_steps(self) -> tuple[Reuse, ...]:
+        """The steps that give slots the memory of an input: itself, or those inside of it."""
+        return ()
+
+    @property
+    def begins(self) -> tuple[Begin, ...]:
+        """The steps that begin to load: itself, or those inside of it."""
         return ()
 
     @property
     def frees(self) -> Slots:
         """The slots that are not used afterwards."""
+        return ()
+
+    @property
+    def inner(self) -> Collection[Slot]:
+        """The slots that are used inside of it only."""
         return ()
 
     @property
@@ -101,15 +120,34 @@ class Step(ABC):
         return ()
 
     @property
+    def only_kernel(self) -> Kernel | None:
+        """Its kernel, if it is nothing but one kernel, on whole slots."""
+        return None
+
+    def innermost(self) -> Iterator[tuple[Step, int]]:
+        """Yield the steps that it repeats, or itself, and how often each is done."""
+        yield self, 1
+
+    def with_repeated(self, change: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Step:
+        """Return it with the steps that it repeats changed, if there are any."""
+        return self
+
+    @property
     def work(self) -> Iterator[tuple[Kernel, int]]:
         """The kernels that it computes, or that steps inside of it do, and how often."""
-        for kernel in self.kernels:
-            yield kernel, 1
+        for step, times in self.innermost():
+            for kernel in step.kernels:
+                yield kernel, times
 
     @property
     def computes(self) -> bool:
         """Whether it computes anything, from slots in memory if they fit."""
         return bool(self.kernels)
+
+    @property
+    def is_out_of_core(self) -> bool:
+        """Whether it computes tiles from operands in the slow tier to a target there."""
+        return False
 
     @property
     def transfer(self) -> Moves | None:
@@ -152,6 +190,12 @@ class Step(ABC):
         """Yield the places to which it writes new elements; a place may be empty."""
         yield from ()
 
+    # How passes change it.
+
+    def inside_group(self) -> Step:
+        """Return it as it is if kernels before and after it are computed together."""
+        return self
+
 
 # ---- memory --------------------------------------------------------------------------------------
 #
@@ -177,6 +221,8 @@ class SlotStep(Step):
 class Free(SlotStep):
     """The slot is not used any more."""
 
+    when_fused = "between"
+
     @property
     def frees(self) -> Slots:
         return (self.slot,)
@@ -188,12 +234,14 @@ class Reuse(SlotStep):
     then, element by element. If a checked number is nan, the slot
     gets memory of its own, and the input stays."""
 
+    when_fused = "between"
+
     source: Slot
     nan_checked: tuple[Slot, ...] = ()  # numbers
 
     @property
-    def reuses(self) -> Slots:
-        return (self.slot,)
+    def reuse_steps(self) -> tuple[Reuse, ...]:
+        return (self,)
 
     def __str__(self) -> str:
         return f"{super().__str__()} in place of {self.source}"
@@ -242,6 +290,7 @@ class Load(Step):
     """
 
     name = "load"
+    when_fused = "before"
 
     tensor: str
     slot: Slot
@@ -284,12 +333,17 @@ class Begin(Step):
 
     name = "load"
     manages_memory = True
+    when_fused = "between"
 
     load: Load
 
     @property
     def vertex(self) -> str:
         return self.load.tensor
+
+    @property
+    def begins(self) -> tuple[Begin, ...]:
+        return (self,)
 
     def allocates(self, slow: Container[str] = ()) -> Slots:
         return self.load.allocates(slow)
@@ -471,6 +525,7 @@ class SavePoint(Step):
     """
 
     manages_memory = True
+    when_fused = "after"
 
     tensor: str
     slot: Slot
@@ -482,6 +537,9 @@ class SavePoint(Step):
     @property
     def vertex(self) -> str:
         return self.tensor
+
+    def inside_group(self) -> SavePoint:
+        return replace(self, inside=True)
 
     def __str__(self) -> str:
         return f"complete  {self.slot}"
@@ -515,11 +573,12 @@ class Repeat(Step):
         written = {slot for step in self.steps for slot in step.writes}
         return tuple(slot for slot in self.outer if slot in written)
 
-    @property
-    def work(self) -> Iterator[tuple[Kernel, int]]:
+    def innermost(self) -> Iterator[tuple[Step, int]]:
         for step in self.steps:
-            for kernel, times in step.work:
-                yield kernel, self.times * times
+            yield step, self.times
+
+    def with_repeated(self, change: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Repeat:
+        return replace(self, steps=change(self.steps))
 
     @property
     def nbytes(self) -> int:
@@ -535,22 +594,12 @@ class Repeat(Step):
         return f"repeat    {self.times} times{received}:{inside}"
 
 
-def innermost(steps: Sequence[Step]) -> Iterator[tuple[Step, int]]:
-    """Yield steps and how often each is done, with those that are repeated in place of a Repeat."""
-    for step in steps:
-        if isinstance(step, Repeat):
-            for inside in step.steps:
-                yield inside, step.times
-        else:
-            yield step, 1
-
-
 def _region_bytes(region: Region, slot: Slot) -> int:
     return elements(region) * np.dtype(slot.dtype).itemsize
 
 
-def loads_among(steps: Sequence[Step]) -> Iterator[tuple[int, Load]]:
-    """Yield the loads among some steps, each with its number."""
+def numbered(steps: Sequence[Step], kind: type[AnyStep]) -> Iterator[tuple[int, AnyStep]]:
+    """Yield the steps of one class among some steps, each with its number."""
     for number, step in enumerate(steps):
-        if isinstance(step, Load):
+        if isinstance(step, kind):
             yield number, step

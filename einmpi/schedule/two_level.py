@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along
 from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import innermost
 from einmpi.schedule.transfers import Moves
 
 # Partial results are first aggregated inside each node, then between nodes. Copies go to each node
@@ -99,7 +99,7 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
     total = 0
     # Elements received, by the identity of a transfer: repeated layers share the object.
     received_of: dict[int, int] = {}
-    for step, times in innermost(schedule.steps):
+    for step, times in chain.from_iterable(step.innermost() for step in schedule.steps):
         transfer = step.transfer
         if transfer is None:
             continue

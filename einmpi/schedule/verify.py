@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.memory import is_out_of_core
 from einmpi.schedule.regions import Region, Slot, indices, names_of, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Step, innermost, loads_among
+from einmpi.schedule.steps import Load, Step, numbered
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -38,7 +37,7 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
     """
     orders = {}
     for schedule in schedules:
-        loads = [load for _, load in loads_among(schedule.steps)]
+        loads = [load for _, load in numbered(schedule.steps, Load)]
         if not loads:
             continue
         orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
@@ -82,13 +81,13 @@ def _check_tiers(schedule: Schedule) -> None:
     memory: set[str] = set()
     outside: set[str] = set(names_of(schedule.outside))  # with the newest values
     kept: set[str] = set()
-    for _, load in loads_among(schedule.steps):
+    for _, load in numbered(schedule.steps, Load):
         kept |= set(names_of(load.keeps))
     for number, step in enumerate(schedule.steps):
         where = f"rank {schedule.rank}, step {number}: {step}"
         read = set(names_of(step.reads))
         written = set(names_of(step.writes))
-        if is_out_of_core(step):
+        if step.is_out_of_core:
             assert written <= outside - memory, f"{where}: its target is not outside"
         elif step.kernels:
             assert read <= memory, f"{where}: {sorted(read - memory)} not in memory"
@@ -170,14 +169,15 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
     sent: dict[tuple[int, int], deque[tuple[str, tuple[int, ...]]]] = defaultdict(deque)
     expected: list[tuple[int, int, str, tuple[int, ...], str]] = []
     for schedule in schedules:
-        for number, (step, _) in enumerate(innermost(schedule.steps)):
-            where = f"rank {schedule.rank}, step {number}: {step}"
-            if step.transfer is None:
-                continue
-            for to, region in step.transfer.outgoing():
-                sent[schedule.rank, to].append((step.vertex, shape(region)))
-            for source, region in step.transfer.incoming():
-                expected.append((source, schedule.rank, step.vertex, shape(region), where))
+        for number, outer in enumerate(schedule.steps):
+            for step, _ in outer.innermost():
+                if step.transfer is None:
+                    continue
+                where = f"rank {schedule.rank}, step {number}: {step}"
+                for to, region in step.transfer.outgoing():
+                    sent[schedule.rank, to].append((step.vertex, shape(region)))
+                for source, region in step.transfer.incoming():
+                    expected.append((source, schedule.rank, step.vertex, shape(region), where))
     for source, rank, tensor, extents, where in expected:
         queue = sent[source, rank]
         assert queue, f"{where}: rank {source} sends nothing"

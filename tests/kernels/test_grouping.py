@@ -15,7 +15,7 @@ from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.process.environment import THREAD_VARIABLES
-from einmpi.schedule.steps import SavePoint, loads_among
+from einmpi.schedule.steps import Load, SavePoint, numbered
 
 PROGRAMS = {
     "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),
@@ -294,7 +294,7 @@ def test_what_is_loaded_between_kernels_is_loaded_before_their_group(program, sh
     wanted = reference(job.graph, inputs)["Z"]
     np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13)
     assert list(filter(None, map(computed_as, steps_of(made)))) == ["cache"]
-    assert len(list(loads_among(steps_of(made)))) == len(inputs)
+    assert len(list(numbered(steps_of(made), Load))) == len(inputs)
     ((plan, _),) = made.ready.values()
     assert made.measured.peak <= plan.peak
     for ranks in (2, 4):

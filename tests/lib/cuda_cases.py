@@ -18,7 +18,6 @@ from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.scalar_source import STORED, Steps, stored
-from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices, length
@@ -352,7 +351,7 @@ def check_group(cupy, name, dtype, monkeypatch):
     job = einmpi.program(text, outputs=outputs, **arrays)
     schedule = with_groups(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
     (step,) = [step for step in schedule.steps if len(step.kernels) > 1]
-    assert {step.vertex for step in schedule.steps if only_kernel(step)} <= {"P", "Q"}
+    assert {step.vertex for step in schedule.steps if step.only_kernel} <= {"P", "Q"}
     slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in step.reads}
     slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in step.writes}
     group.prepare_group(step, slots)(slots)
@@ -376,7 +375,7 @@ def check_first_extreme(cupy, dtype, monkeypatch):
         if step.kernels:
             for slot in step.writes:
                 slots[slot.name] = cupy.asarray(np.full(slot.shape, 77, slot.dtype))
-        kernel = only_kernel(step)
+        kernel = step.only_kernel
         if len(step.kernels) > 1:
             used = {slot.name: slots[slot.name] for slot in (*step.reads, *step.writes)}
             group.prepare_group(step, used)(used)

@@ -1,6 +1,6 @@
 """What kind of step computes: as tests tell them apart."""
 
-from einmpi.schedule.compute import Compute, only_kernel
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.steps import Transfer
 
 
@@ -14,7 +14,7 @@ def computed_as(step):
         return ""
     if step.tiles.bounds:
         return "part"
-    if only_kernel(step) is not None:
+    if step.only_kernel is not None:
         return "kernel"
     return step.tiles.kind or "stencil"
 

@@ -30,7 +30,6 @@ from einmpi.runtime.compute import compute
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.host_memory import Scratch
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory import is_out_of_core
 from einmpi.schedule.spill import out_of_core
 
 CASES = cases()
@@ -430,7 +429,7 @@ def test_on_real_ranks(tmp_path):
     assert done.returncode == 0, done.stderr
     job = einmpi.load(tmp_path / "job.toml")
     assert any(
-        is_out_of_core(s)
+        s.is_out_of_core
         for s in lower(einmpi.plan(replace(job, memory=None), 2, memory="300kB"), 0).steps
     )
 

@@ -14,7 +14,7 @@ from einmpi.planner.memory import MOST_PASSES, block_sizes, counts, pieces_bytes
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory import bytes_needed, is_out_of_core, with_frees
+from einmpi.schedule.memory import bytes_needed, with_frees
 from einmpi.schedule.regions import Slot, elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import TILE_OVERHEAD_BYTES, out_of_core, with_spills
@@ -123,7 +123,7 @@ def test_slots_that_are_too_large_are_created_outside():
     steps = with_spills(schedule.steps, 3 * 32 * 32 * 8 // 4)
     assert [slot.name for step in steps for slot in step.spills("place")] == ["A", "B", "Z"]
     assert not any(step.spills("evict", "drop", "fetch") for step in steps)
-    assert any(map(is_out_of_core, steps))
+    assert any(step.is_out_of_core for step in steps)
 
 
 # ---- pieces -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from einmpi.kernels.cpu import map_and_folds as grouping_rule
 from einmpi.runtime.actions import ACTIONS
 from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory import is_out_of_core
 from einmpi.schedule.regions import FINAL_LAYOUT, Slot, operand_role
 from einmpi.schedule.steps import Free, SlotStep, Spill, Step
 from einmpi.schedule.verify import verify
@@ -100,7 +99,7 @@ def test_what_is_written_in_the_slow_tier_takes_no_memory():
         placed.update(slot.name for slot in step.spills("place"))
         in_memory = {slot.name for slot in step.allocates(placed)}
         assert not in_memory & placed or step.spills("fetch")
-        assert is_out_of_core(step) == (step.working_bytes > 0)
+        assert step.is_out_of_core == (step.working_bytes > 0)
     assert placed
 
 

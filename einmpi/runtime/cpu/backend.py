@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
-from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS, IN_LOOPS
+from einmpi.kernels.cpu.dispatch import ONCE
 from einmpi.kernels.cpu.map_and_folds import (
     ChunkedFold,
     MapAndFolds,
@@ -29,6 +28,7 @@ from einmpi.runtime.backend import (
     ComputeCall,
     Copy,
     HostArray,
+    Tier,
     as_region,
     region_indices,
 )
@@ -56,7 +56,8 @@ class NumpyBackend:
     ) -> None:
         self.threads = threads
         self.fast_math = fast_math
-        self.options = KernelOptions(threads, fast_math, strict)
+        self.strict = strict
+        self.repetition = ONCE
         self.calls = PreparedCalls()
         self.memory = RecycledMemory()
         self.scratch = Scratch(scratch)
@@ -71,9 +72,14 @@ class NumpyBackend:
             self._by_scattered_update,
         ]
 
+    @property
+    def options(self) -> KernelOptions:
+        """How kernels may compute."""
+        return KernelOptions(self.threads, self.fast_math, self.strict, self.repetition)
+
     @cached_property
     def fusions(self) -> Fusions:
-        strict = self.options.strict
+        strict = self.strict
         return Fusions(
             groups=cpu_grouping(self.fast_math, strict),
             groups_in_tiles=cpu_grouping(self.fast_math, strict, min_blocks=1),
@@ -89,27 +95,19 @@ class NumpyBackend:
             return [self]
         found = []
         for _ in range(self.threads):
-            worker = NumpyBackend(1, self.fast_math, strict=self.options.strict)
-            worker.options = replace(self.options, threads=1)
+            worker = NumpyBackend(1, self.fast_math, strict=self.strict)
+            worker.repetition = self.repetition
             worker.memory = self.memory
             found.append(worker)
         return found
-
-    def expect_many_runs(self, is_called_step: bool = False) -> None:
-        repetition = IN_COMPILED_STEPS if is_called_step else IN_LOOPS
-        for backend in (self, *self.one_thread_backends):
-            backend.options = replace(backend.options, repetition=repetition)
 
     def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None: ...
 
     def release(self) -> None:
         self.memory.release()
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> HostArray:
-        return (self.scratch if slow else self.memory).array(shape, dtype)
-
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
-        return self.allocate((count,), dtype)
+    def allocate(self, shape: tuple[int, ...], dtype: str, tier: Tier = "memory") -> HostArray:
+        return (self.scratch if tier == "slow" else self.memory).array(shape, dtype)
 
     def begin_copy(self, source: HostArray, target: HostArray) -> Copy:
         return self.scratch.begin_copy(source, target)
@@ -120,18 +118,16 @@ class NumpyBackend:
         for there, here in region_indices(region):
             target[here] = source[there]
 
-    def unpack(self, packed: HostArray, array: HostArray, region: Region) -> None:
-        source = as_region(packed, region)
-        target = np.atleast_1d(array)
-        for there, here in region_indices(region):
-            target[there] = source[here]
-
-    def combine(
-        self, aggregation: str, array: HostArray, region: Region, packed: HostArray
+    def unpack(
+        self, packed: HostArray, array: HostArray, region: Region, aggregation: str | None = None
     ) -> None:
-        ufunc = AGGREGATIONS[aggregation].combine
         source = as_region(packed, region)
         target = np.atleast_1d(array)
+        if aggregation is None:
+            for there, here in region_indices(region):
+                target[there] = source[here]
+            return
+        ufunc = AGGREGATIONS[aggregation].combine
         with np.errstate(all="ignore"):
             for there, here in region_indices(region):
                 part = target[there]
@@ -157,7 +153,10 @@ class NumpyBackend:
     ) -> PreparedCall:
         """Return a kernel as a function of arrays that are stored as these are."""
         stored = stored_as((*operands, target))
-        prepare = partial(prepare_kernel, kernel, operands, target, self.options)
+
+        def prepare() -> PreparedCall:
+            return prepare_kernel(kernel, operands, target, self.options)
+
         return self.calls.get(kernel, stored, prepare)
 
     # ---- implementations ------------------------------------------------------------------------
@@ -186,14 +185,13 @@ class NumpyBackend:
         rows = find_placed_rows(kernel.einsum)
         if rows is None or operands[rows.operand] is not target:
             return None
-        options = self.options
-        return prepare_row_writes(kernel, operands, target, options.strict, options.repetition)
+        return prepare_row_writes(kernel, operands, target, self.strict, self.repetition)
 
     def _by_group(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
         """Kernels that share rows, compiled, one block of rows at a time."""
         if step.tiles.kind != "cache":
             return None
-        group = PreparedGroup(step, arrays, self.threads, self.options.strict)
+        group = PreparedGroup(step, arrays, self.threads, self.strict)
         return group.compute if group.is_possible else None
 
     def _by_folds(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
@@ -232,7 +230,7 @@ class NumpyBackend:
         """A product that BLAS adds to the tensor that it updates."""
         if step.tiles.kind != "memory" or len(step.kernels) != 2:
             return None
-        return prepare_product_update(step, arrays, self.options.strict)
+        return prepare_product_update(step, arrays, self.strict)
 
     def _by_scattered_update(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
         """The rows that values are scattered to, added up and updated in one compiled pass."""

@@ -41,6 +41,7 @@ from einmpi.runtime.backend import (
     NOTHING_SHARED,
     Arrays,
     ComputeCall,
+    Tier,
     as_region,
     region_indices,
     select_operands,
@@ -222,12 +223,11 @@ class CupyBackend:
         self.implementations = [self._by_row_writes, self._by_group, self._by_attention]
         self.reserved_bytes = 0
         self.resident: dict[Hashable, DeviceArray] = {}  # blocks of inputs that stay between calls
+        self.repetition = 1  # all kernels are compiled
 
     @property
     def one_thread_backends(self) -> Sequence[CupyBackend]:
         return [self]
-
-    def expect_many_runs(self, is_called_step: bool = False) -> None: ...
 
     def reserve(self, nbytes: int, count_given: Callable[[], int]) -> None:
         """Let CuPy's pool take this much from the driver at once; slots are then parts of it."""
@@ -244,15 +244,17 @@ class CupyBackend:
 
     # ---- memory and the slow tier ---------------------------------------------------------------
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, slow: bool = False) -> Any:
-        if not slow:
+    def allocate(self, shape: tuple[int, ...], dtype: str, tier: Tier = "memory") -> Any:
+        if tier == "memory":
             return self.cupy.empty(shape, dtype)
+        if tier == "host":
+            return self.host.allocate(shape, dtype)
         # Pinned memory cannot be swapped out: take at most half of what is free, shared among the
         # ranks of the node.
         limit = _available_bytes() // (2 * self.context.comm.ranks_on_node)
         pinned = self.copies.memory.array(prod(shape) * np.dtype(dtype).itemsize, limit)
         if pinned is None:
-            return self.host.allocate(shape, dtype, slow=True)
+            return self.host.allocate(shape, dtype, tier)
         return pinned.view(dtype).reshape(shape)
 
     def is_pinned(self, array: HostArray, run: object) -> bool:
@@ -262,11 +264,6 @@ class CupyBackend:
         """
         limit = _physical_bytes() // (2 * self.context.comm.ranks_on_node)
         return self.copies.in_place.is_pinned(array, run, limit)
-
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
-        if slow:
-            return self.host.allocate_message(count, dtype, slow)
-        return self.allocate((count,), dtype)
 
     def begin_copy(self, source: Any, target: Any) -> DeviceCopy:
         return self.copies.begin(source, target)
@@ -290,34 +287,30 @@ class CupyBackend:
             for there, here in self._places(region):
                 target[here] = source[there]
 
-    def unpack(self, packed: Any, array: Any, region: Region) -> None:
+    def unpack(
+        self, packed: Any, array: Any, region: Region, aggregation: str | None = None
+    ) -> None:
         on_host = isinstance(array, np.ndarray)
         if on_host != isinstance(packed, np.ndarray):
             staged = (np if on_host else self.cupy).empty(packed.shape, packed.dtype)
             self.copies.copy(packed, staged)
             packed = staged
         if on_host:
-            self.host.unpack(packed, array, region)
+            self.host.unpack(packed, array, region, aggregation)
             return
-        source = as_region(packed, region)
-        target = _at_least_1d(array)
-        for there, here in self._places(region):
-            target[there] = source[here]
-
-    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
-        if isinstance(array, np.ndarray):
-            self.host.combine(aggregation, array, region, packed)
-            return
-        ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].combine.__name__)
         source = as_region(packed, region)
         target = _at_least_1d(array)
         for there, here in self._places(region):
             values = source[here]
-            if array.dtype.name == "bfloat16":  # CuPy lacks some functions for it
-                combined = ufunc(target[there].astype(np.float32), values.astype(np.float32))
-                target[there] = combined.astype(array.dtype)
-            else:
-                target[there] = ufunc(target[there], values)
+            if aggregation is not None:
+                values = self._combined(aggregation, target[there], values)
+            target[there] = values
+
+    def _combined(self, aggregation: str, one: DeviceArray, two: DeviceArray) -> DeviceArray:
+        ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].combine.__name__)
+        if one.dtype.name == "bfloat16":  # CuPy lacks some functions for it
+            return ufunc(one.astype(np.float32), two.astype(np.float32)).astype(one.dtype)
+        return ufunc(one, two)
 
     def region_of(self, array: Any, region: Region, extents: tuple[int, ...]) -> DeviceArray:
         """Return a region as a contiguous array: the array itself if it is that already."""

@@ -23,9 +23,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.backend import CupyBackend
 from einmpi.runtime.gpu.stretches import Stretch, find_stretches
 from einmpi.runtime.program import Program, Run, uses_memory_only
-from einmpi.schedule.compute import Compute
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin
 
 # ---- arena ---------------------------------------------------------------------------------------
 #
@@ -165,10 +163,7 @@ def graphs_suit(schedule: Schedule) -> bool:
 
     If inputs come from the host while kernels run, the bus takes longer than the launches.
     """
-    for step in schedule.steps:
-        if isinstance(step, Begin) or (isinstance(step, Compute) and step.begins != ((), ())):
-            return False
-    return True
+    return not any(step.begins for step in schedule.steps)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.compute import Compute, reuses_of
+from einmpi.schedule.compute import Compute
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
@@ -90,7 +90,7 @@ def _captured(
     used: dict[str, None] = {}
     for step in steps[first:stop]:
         used.update(dict.fromkeys(names_of((*step.reads, *step.writes))))
-        used.update(dict.fromkeys(reuse.source.name for reuse in reuses_of(step)))
+        used.update(dict.fromkeys(reuse.source.name for reuse in step.reuse_steps))
     for step, slots_made in zip(steps[first:stop], made[first:stop], strict=True):
         for slot in (*slots_made, *step.reuses):
             used.pop(slot.name, None)
@@ -125,7 +125,7 @@ def _can_be_captured(step: Step) -> bool:
         case Compute():
             is_checked = any(reuse.nan_checked for reuse in step.reuse_steps)
             is_on_host = step.tiles.kind in ("slow", "scattered")
-            return not is_checked and not is_on_host and step.begins == ((), ())
+            return not is_checked and not is_on_host and not step.begins
     return False
 
 
@@ -149,9 +149,9 @@ def _slots_of_caller(steps: Sequence[Step]) -> set[str]:
     """Return the names of slots whose memory the caller gets."""
     found = set()
     for step in reversed(steps):
-        if isinstance(step, Store):
-            found.add(step.slot.name)
-        for reuse in reuses_of(step):
+        if step.kind == "store":
+            found.update(names_of(step.reads))
+        for reuse in step.reuse_steps:
             if reuse.slot.name in found:
                 found.add(reuse.source.name)
     return found

@@ -12,7 +12,7 @@ from einmpi.schedule.layout import Layout, axes_that_cut, split_further
 from einmpi.schedule.moves import group_of
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load
+from einmpi.schedule.steps import Load, numbered
 
 # Smaller slots are not shared. Their messages take a few microseconds more, but no rank waits for
 # ranks from which it gets nothing.
@@ -39,8 +39,8 @@ def find_shared_inputs(schedule: Schedule, nodes: Sequence[int]) -> dict[str, Sh
     The ranks may read a file together, so all ranks find the same inputs.
     """
     found = {}
-    for step in schedule.lowered_steps:
-        if not isinstance(step, Load) or not step.kept or step.overwritten:
+    for _, step in numbered(schedule.lowered_steps, Load):
+        if not step.kept or step.overwritten:
             continue
         layout = step.layout
         mesh = layout.mesh

@@ -14,10 +14,9 @@ from einmpi.runtime.host_memory import ALIGNMENT
 from einmpi.runtime.sharing import inputs
 from einmpi.runtime.sharing.inputs import Group, is_inside_node
 from einmpi.runtime.transfer import is_box, is_left_to_communicator
-from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.regions import Slot, names_of, whole
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Reuse, Step, Transfer
+from einmpi.schedule.steps import Step, Transfer, numbered
 
 # A gathered slot is one block for the whole group: each member writes its piece at its place, or
 # computes it there, and after a barrier all of them read all of it. A published slot is the block
@@ -109,8 +108,8 @@ def find_shared_slots(
     if not schedule.may_share:
         return SharedSlots()
     search = _Search(schedule)
-    for step in schedule.lowered_steps:
-        if not isinstance(step, Transfer) or not is_inside_node(step.group, nodes):
+    for _, step in numbered(schedule.lowered_steps, Transfer):
+        if not is_inside_node(step.group, nodes):
             continue
         if search.can_gather(step):
             search.gather(step)
@@ -191,7 +190,7 @@ class _Search:
             if source.name in self.unsuitable or source.name in self.published:
                 continue
             kernels = self.writers[source.name]
-            is_computed = len(kernels) == 1 and only_kernel(kernels[0]) is not None
+            is_computed = len(kernels) == 1 and kernels[0].only_kernel is not None
             is_alone = len(self.writers[step.target.name]) == 1
             if is_computed and is_alone and self.first_transfers[source.name] is step:
                 found.append(step)
@@ -227,7 +226,7 @@ def _writers(steps: Sequence[Step]) -> dict[str, list[Step]]:
 
 def _brings(step: Step) -> bool:
     """Return whether a step fills a slot with elements that are there already."""
-    return isinstance(step, Load) or step.kind == "exchange"
+    return step.kind in ("load", "exchange")
 
 
 def _first_transfers(steps: Sequence[Step]) -> dict[str, Transfer]:
@@ -237,9 +236,8 @@ def _first_transfers(steps: Sequence[Step]) -> dict[str, Transfer]:
     steps need no messages would not do: that depends on the nodes of each rank's groups.
     """
     found: dict[str, Transfer] = {}
-    for step in steps:
-        if isinstance(step, Transfer):
-            found.setdefault(step.source.name, step)
+    for _, step in numbered(steps, Transfer):
+        found.setdefault(step.source.name, step)
     return found
 
 
@@ -248,8 +246,7 @@ def _unsuitable_slots(schedule: Schedule) -> Collection[str]:
     found: set[str] = set()
     for step in schedule.lowered_steps:
         found.update(names_of((*step.keeps, *step.reuses)))
-        if isinstance(step, Reuse):
-            found.add(step.source.name)
+        found.update(reuse.source.name for reuse in step.reuse_steps)
     for source, target in schedule.updates:
         found.update((source.name, target.name))
     return found
@@ -303,16 +300,16 @@ class _Times:
             for slot in (*step.reads, *step.writes):
                 self.first_use.setdefault(slot, number)
                 self.last_use[slot] = number
-            if isinstance(step, Load):
-                self.loaded.add(step.slot)
+            if step.kind == "load":
+                self.loaded.update(step.writes)
             if id(step) in shared_ids:
                 self.transfers.setdefault(step.group, []).append(number)
                 self.completed_by[step.writes[0]] = number
         # A backend may leave elements where they are, and read them when the target is read.
-        for step in reversed(steps):
-            if isinstance(step, Transfer) and not step.moves.same_to_all:
-                last = max(self.last_use[step.source], self.last_use[step.target])
-                self.last_use[step.source] = last
+        for _, transfer in reversed(list(numbered(steps, Transfer))):
+            if not transfer.moves.same_to_all:
+                last = max(self.last_use[transfer.source], self.last_use[transfer.target])
+                self.last_use[transfer.source] = last
 
     def slots(self) -> list[Slot]:
         return list(self.first_use)

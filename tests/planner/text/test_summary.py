@@ -17,7 +17,6 @@ from einmpi.planner.text import summary as words
 from einmpi.planner.text.compare import compare
 from einmpi.planner.text.explain import explain
 from einmpi.planner.text.summary import in_words, movements
-from einmpi.schedule.compute import only_kernel
 from einmpi.schedule.lower import lower
 from einmpi.units import show_bytes
 
@@ -73,7 +72,7 @@ class Facts:
         for rank in range(plan.ranks):
             moves = Counter()
             for step in self.flat(lower(plan, rank).steps):
-                kernel = only_kernel(step)
+                kernel = step.only_kernel
                 if kernel is not None:
                     self.kernels[step.vertex].append(dict(kernel.einsum.extents))
                 elif is_exchange(step):
