@@ -158,7 +158,7 @@ def outline_of(given: Mapping[str, Any], comm: Comm) -> Hashable:
             if type(local) is np.ndarray:
                 stored_local = (local.strides, local.flags.aligned)
             found.append((name, array.layout, type(local), local.dtype, stored_local))
-        elif is_array(array):
+        elif is_device_array(array) or isinstance(array, np.ndarray):
             found.append((name, type(array), array.shape, array.dtype))
         else:
             return None

@@ -87,6 +87,7 @@ class Program:
         for _, store in numbered(schedule.steps, Store):
             self.outputs[store.tensor] = store.slot
         self.points = dict(numbered(schedule.steps, SavePoint))  # by the number of the step
+        self.actions = [(n, ACTIONS[type(step)], step) for n, step in enumerate(schedule.steps)]
         # Whether further runs differ from the first one. They have arrays and messages of their
         # own, so that one thread at a time has such a run: several may call a compiled job.
         self.can_repeat = isinstance(backend, NumpyBackend) and not schedule.outside
@@ -229,17 +230,14 @@ class Program:
 
     def _one_by_one(self, run: Run, first: int, stop: int) -> list[NumberedCall]:
         """Return the calls that do some steps, with what others want to know about them."""
-        calls: list[NumberedCall] = []
-        is_watched = run.is_watched
-        for number in range(first, stop):
-            step = self.schedule.steps[number]
-            if is_watched:
-                calls.append((number, partial(self._do, number, run)))
-            elif number in self.inner:
-                calls.append((number, partial(self._repeat, number, run)))
-            else:
-                calls.append((number, partial(ACTIONS[type(step)], step, self.comm, run.storage)))
-        return calls
+        if run.is_watched or self.inner:
+            return [(number, partial(self._do, number, run)) for number in range(first, stop)]
+        # A GPU waits for what the host does here, call by call.
+        comm, storage = self.comm, run.storage
+        return [
+            (number, partial(action, step, comm, storage))
+            for number, action, step in self.actions[first:stop]
+        ]
 
     def _do(self, number: int, run: Run, buffers: Buffers) -> None:
         """Do a step, tell those who watch, and skip what a rank that has failed leaves out."""
