@@ -38,11 +38,15 @@ Number: TypeAlias = float | int
 
 @dataclass(frozen=True)
 class Figures:
-    """The norm and extremes of a tensor. Empty and complex tensors have no extremes."""
+    """The norm and extremes of a tensor. Empty and complex tensors have no extremes.
+
+    `value` has all digits of a tensor without dimensions, as text; it is empty for others.
+    """
 
     norm: float
     least: Number | None
     greatest: Number | None
+    value: str = ""
 
 
 def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
@@ -57,22 +61,23 @@ def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
         norms = []
         low = []
         high = []
+        value = ""
         for block in blocks:
             if name not in block:
                 continue
-            norm, least, greatest = block[name]
+            norm, least, greatest, value = block[name]
             norms.append(norm)
             if least is not None:
                 low.append(least)
                 high.append(greatest)
         norm = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
-        found[name] = Figures(norm, _extreme(low, min), _extreme(high, max))
+        found[name] = Figures(norm, _extreme(low, min), _extreme(high, max), value)
     return found
 
 
-def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None]:
+def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None, str]:
     if array.size == 0:
-        return 0.0, None, None
+        return 0.0, None, None, ""
     is_complex = array.dtype.kind == "c"
     wide = np.complex128 if is_complex else np.float64
     flat = array.reshape(-1)
@@ -83,9 +88,10 @@ def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None
             block = flat[start : start + NORM_BLOCK_ELEMENTS].astype(wide, copy=False)
             norms.append(float(np.linalg.norm(block)))
     norm = math.hypot(*norms)
+    value = "" if array.ndim else str(array[()])
     if is_complex:
-        return norm, None, None
-    return norm, array.min().item(), array.max().item()
+        return norm, None, None, value
+    return norm, array.min().item(), array.max().item(), value
 
 
 def _extreme(
@@ -116,6 +122,8 @@ def show_figures(found: Figures, array: DistArray) -> str:
     """Return the figures of a tensor as text."""
     if array.size == 0:
         return "empty"
+    if found.value:
+        return found.value
     norm = f"norm {found.norm:.6g}"
     if found.least is None:
         return norm

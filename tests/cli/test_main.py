@@ -228,12 +228,15 @@ def test_every_job_is_listed():
 def summaries(text):
     """{name: (dtype, shape, norm, min, max)} of what a run prints."""
     number = r"(-?[\d.e+-]+)"
+    figures = rf"norm {number}  min {number}  max {number}"
     lines = re.findall(
-        rf"^  (\w+)  (\w+) ([\d×]+|scalar)  norm {number}  min {number}  max {number}(?:  → .*)?$",
-        text,
-        re.MULTILINE,
+        rf"^  (\w+)  (\w+) ([\d×]+|scalar)  (?:{figures}|{number})(?:  → .*)?$", text, re.MULTILINE
     )
-    return {name: (dtype, shape, *map(float, numbers)) for name, dtype, shape, *numbers in lines}
+    found = {}
+    for name, dtype, shape, *numbers, value in lines:
+        norm, least, greatest = map(float, numbers) if not value else [float(value)] * 3
+        found[name] = dtype, shape, abs(norm), least, greatest
+    return found
 
 
 @pytest.mark.sampled(7)
