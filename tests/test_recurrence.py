@@ -138,6 +138,15 @@ def horner_case():
     return text, inputs, {}, {"p": np.polyval(inputs["a"], inputs["x"])}
 
 
+def wide_case():
+    # The kernels of a step are large enough to be compiled, and to be asked for groups.
+    x = normal(7, x=(300_000,))["x"]
+    y = [np.exp(-np.tanh(x))]
+    for _ in range(2):
+        y.append(np.exp(-np.tanh(y[-1])))
+    return "y[t:3,i] = exp(-tanh(where(t > 0, y[t-1,i], x[i])))", {"x": x}, {}, {"y": np.array(y)}
+
+
 CASES = {
     "rnn": lambda: (RNN, rnn_inputs(), {}, {"h": rnn(**rnn_inputs())}),
     "lstm": lstm_case,
@@ -145,6 +154,7 @@ CASES = {
     "edit": edit_case,
     "backwards": backwards_case,
     "horner": horner_case,
+    "wide": wide_case,
     "fibonacci": lambda: (
         "f[t:10] = where(t > 1, f[t-1] + f[t-2], 1)",
         {},

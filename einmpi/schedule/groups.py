@@ -84,7 +84,7 @@ def _longest_run(
         kernel = step.only_kernel
         if kernel is not None:
             is_accepted = rule.accepts(kernel) or (not run and rule.can_lead(kernel))
-            if not is_accepted or _changes_a_part(kernel, updates, rule) or not rows.add(kernel):
+            if not is_accepted or _is_alone(kernel, updates, rule) or not rows.add(kernel):
                 break
         elif not run or not step.when_fused:
             break
@@ -161,9 +161,10 @@ def _place_of_kernel(run: Sequence[Step], kernel: Kernel) -> int:
     return next(number for number, step in enumerate(run) if kernel in step.kernels)
 
 
-def _changes_a_part(kernel: Kernel, updates: Updates, rule: GroupingRule) -> bool:
-    """Return whether a kernel changes only a part of what it is written over."""
-    if kernel.target in kernel.operands:  # a row of a recurrence
+def _is_alone(kernel: Kernel, updates: Updates, rule: GroupingRule) -> bool:
+    """Return whether a kernel writes over its own operand, as the steps of a recurrence do, or
+    changes only a part of what it is written over."""
+    if kernel.target in kernel.operands:
         return True
     if all(kernel.target.name != target.name for _, target in updates):
         return False
