@@ -585,6 +585,89 @@ def test_values_that_are_read_in_few_steps_take_the_memory_of_these(
     np.testing.assert_allclose(found, p, rtol=1e-10, atol=1e-12)  # sums in another order
 
 
+# ---- tensors of steps that are computed again ----------------------------------------------------
+
+GATES = ["before", "i", "f", "o", "g"]
+
+
+def lstm_gradients(steps):
+    inputs = lstm_inputs(batch=2, steps=steps, width=8)
+    names = [name for name in inputs if name != "x"]
+    text = with_gradients(LSTM, "sum(h[b,t,k]**2)", names, inputs)
+    job = einmpi.program(text, outputs=[f"grad_{name}" for name in names], **inputs)
+    return job, inputs
+
+
+def test_gates_that_are_computed_again_take_no_memory():
+    """Tensors of all steps: without, before, i, f, o, g, c, h and four gradients of gates.
+
+    With names, c and h and the four gradients. The rest is one row of each, whatever the steps.
+    """
+    for recompute, tensors in (("none", 11), (GATES, 6), (["o"], 10), (["h", "c"], 11)):
+        peaks = []
+        for steps in (64, 128):
+            job, _ = lstm_gradients(steps)
+            peaks.append(einmpi.plan(job, ranks=1, recompute=recompute).peak)
+        assert peaks[1] - peaks[0] == 64 * 8 * (tensors * 2 * 8 + 2 * 2)  # and x
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 3))
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_what_is_computed_again_has_the_same_values(name, ranks):
+    text, inputs, sizes, loss = GRADIENTS[name]
+    inputs = {key: np.asarray(array, np.float64) for key, array in inputs.items()}
+    outputs = [f"grad_{each}" for each in inputs]
+    text = with_gradients(text, loss, list(inputs), inputs)
+    job = einmpi.program(text, outputs=outputs, **inputs, **sizes)
+    names = [vertex.name for vertex in job.written.computed if vertex.name not in outputs]
+    expected = run_on_threads(job, ranks, inputs, recompute="none")
+    found = run_on_threads(job, ranks, inputs, recompute=names)
+    assert found.plan.peak <= expected.plan.peak
+    for output in outputs:  # products of one row add up in another order than those of all
+        np.testing.assert_allclose(
+            found.outputs[output], expected.outputs[output], rtol=1e-10, atol=1e-13
+        )
+
+
+def test_training_with_gates_that_are_computed_again(tmp_path):
+    (tmp_path / "lstm.toml").write_text(
+        f'''program = """{LSTM}
+loss = mean((sum(V[k] * h[b,t,k]) - y[b,t])**2)
+V_next[k] = V[k] - 0.1 * grad(loss, V[k])
+Wi_next[k,l] = Wi[k,l] - 0.1 * grad(loss, Wi[k,l])
+"""
+[plan]
+recompute = {GATES}
+[loop]
+steps = 4
+carry = {{V = "V_next", Wi = "Wi_next"}}
+record = ["loss"]
+[inputs]
+x = {{random = "normal", seed = 1, shape = [3, 20, 2]}}
+y = {{random = "normal", seed = 2, shape = [3, 20]}}
+V = {{random = "normal", seed = 3, shape = [4]}}
+'''
+        + "".join(
+            f'{kind}{gate} = {{random = "normal", seed = 4, shape = [4, {width}]}}\n'
+            for kind, width in (("W", 4), ("U", 2))
+            for gate in "ifog"
+        )
+    )
+    job = einmpi.load(tmp_path / "lstm.toml")
+
+    def on_rank(comm, **settings):
+        done = einmpi.loop(job, comm=comm, **settings)
+        return done.history["loss"], done.outputs["Wi"].gather()
+
+    tensor = 3 * 20 * 4 * 8
+    assert einmpi.plan(job, 1).peak < einmpi.plan(job, 1, recompute="none").peak - 3 * tensor
+    ((history, Wi),) = run_threads(1, lambda comm: on_rank(comm, recompute="none"))
+    for ranks in (1, 3):
+        for other_history, other_Wi in run_threads(ranks, on_rank):
+            np.testing.assert_allclose(other_history, history, rtol=1e-10)
+            np.testing.assert_allclose(other_Wi, Wi, rtol=1e-10, atol=1e-12)
+
+
 def test_bytes_between_nodes():
     inputs = rnn_inputs(width=16)
     done = run_on_threads(einmpi.program(RNN, **inputs), 4, inputs, nodes=2, pin={"h": (1, 4)})

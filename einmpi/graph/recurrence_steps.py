@@ -13,7 +13,7 @@ is written in each. These are EinSums as all others, so that kernels and costs n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex, make_vertex
@@ -38,7 +38,7 @@ def with_steps(graph: EinGraph, optimize: Optimize) -> EinGraph:
     The steps of each group, and all other vertices, are rewritten on their own: nothing moves
     into a step that can be computed once.
     """
-    parts = in_groups(graph.vertices)
+    parts = _with_copies_inside(in_groups(graph.vertices), graph)
     groups = [part for part in parts if isinstance(part, Group)]
     if not groups:
         return optimize(graph)
@@ -58,6 +58,55 @@ def with_steps(graph: EinGraph, optimize: Optimize) -> EinGraph:
     outputs = [name for name in dict.fromkeys((*graph.outputs, *needed)) if name not in is_given]
     around = optimize(EinGraph(arranged((*given, *once)), tuple(outputs)))
     return EinGraph((*graph.inputs, *_joined(around, loops)), graph.outputs)
+
+
+def _with_copies_inside(parts: Sequence[Vertex | Group], graph: EinGraph) -> list[Vertex | Group]:
+    """Return vertices and groups with the copies that are read by one group alone as part of it."""
+    group_of = {}
+    for part in parts:
+        if isinstance(part, Group):
+            group_of.update(dict.fromkeys((vertex.name for vertex in part.vertices), part))
+    joined: dict[str, list[Vertex]] = {}  # by the first vertex of the group
+    along: dict[str, dict[str, int]] = {}
+    for part in reversed(parts):
+        if isinstance(part, Group) or not part.is_auxiliary:
+            continue
+        readers = [graph[name] for name in graph.consumers[part.name]]
+        groups = [group_of.get(reader.name) for reader in readers]
+        if not groups or groups[0] is None or any(each is not groups[0] for each in groups):
+            continue
+        first = groups[0].vertices[0].name
+        own = {**groups[0].along, **along.get(first, {})}
+        dimension = _dimension_along(part, readers, own)
+        if dimension is not None:
+            group_of[part.name] = groups[0]
+            joined.setdefault(first, []).insert(0, part)
+            along.setdefault(first, {})[part.name] = dimension
+    found: list[Vertex | Group] = []
+    for part in parts:
+        if isinstance(part, Group):
+            first = part.vertices[0].name
+            vertices = (*joined.get(first, ()), *part.vertices)
+            part = replace(part, vertices=vertices, along={**part.along, **along.get(first, {})})
+        elif part.name in group_of:
+            continue
+        found.append(part)
+    return found
+
+
+def _dimension_along(
+    vertex: Vertex, readers: Sequence[Vertex], along: Mapping[str, int]
+) -> int | None:
+    """Return the dimension of a tensor that all readers index along their labels; None: no one."""
+    for dimension in range(len(vertex.bound)):
+        is_along = True
+        for reader in readers:
+            label = reader.computed_einsum.output[along[reader.name]]
+            for _, index in reads_of(reader, {vertex.name: vertex}):
+                is_along = is_along and shift_of(index[dimension], label) is not None
+        if is_along:
+            return dimension
+    return None
 
 
 def _as_input(vertex: Vertex) -> Vertex:

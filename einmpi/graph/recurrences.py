@@ -4,19 +4,32 @@ In a graph as it is written, h[t,k] ← tanh(h_1[t,k] + x[t,k]) reads h_1[t,k], 
 h[t-1,l]: the vertices depend on each other, and each has a value for every t. What is not in such
 a group, such as x[t,k], or the gradient of a weight, is an ordinary vertex over all t at once.
 `graph/recurrence_steps.py` makes of a group what is computed for one t.
+
+The gradient of h[t,k] ← o[t,k] × tanh(c[t,k]) reads o, which later steps do not need. If a step
+backwards computes it again, from h[t-1,l], it needs one row of it, and steps forwards keep none of
+it. What later steps need, such as h, is kept: the rest is computed from that.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from einmpi.errors import OperationError
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.index_arithmetic import affine_of
-from einmpi.graph.scalar import Call, Const, Element, Index, IndexEntries, Scalar, rebuild
+from einmpi.graph.scalar import (
+    Call,
+    Const,
+    Element,
+    Index,
+    IndexEntries,
+    Names,
+    Scalar,
+    rebuild,
+)
 
 ALLOWED = "reads of h[t-1,k], h[t-2,k] and so on, or of h[t+1,k] and so on, along one label t"
 
@@ -316,3 +329,110 @@ def vertex_at(group: Group, vertex: Vertex, index: int) -> tuple[EinSum, tuple[s
     )
     output = [other for other in einsum.output if other != label]
     return make_einsum(output, expression, einsum.aggregation, einsum.aggregated, einsum.extent)
+
+
+# ---- tensors that are computed again ------------------------------------------------------------
+
+# An operand of at most this share of what is computed again from it is kept: an eighth.
+SMALL_SHARE = 8
+
+_Reader = Group | None  # the group of a reader; None for all that are in no group
+
+
+def computed_again(graph: EinGraph, names: Collection[str]) -> EinGraph:
+    """Return a graph in which readers of named tensors of groups, outside of these, read copies."""
+    if not names:
+        return graph
+    groups = [part for part in in_groups(graph.vertices) if isinstance(part, Group)]
+    group_of = {vertex.name: group for group in groups for vertex in group.vertices}
+    for group in groups:
+        graph = _Copies(graph, group, group_of).read_instead(names)
+    return graph
+
+
+@dataclass
+class _Copies:
+    """Copies of tensors of a group, for readers in each other group and in none."""
+
+    graph: EinGraph
+    group: Group
+    group_of: Mapping[str, Group]
+    made: dict[tuple[str, str], Vertex] = field(default_factory=dict)  # by tensor and reader
+
+    def __post_init__(self) -> None:
+        self.members = {vertex.name: vertex for vertex in self.group.vertices}
+        self.states = set(self.group.read_at_other_indices())
+        self.names = Names(self.graph.by_name)
+
+    def read_instead(self, names: Collection[str]) -> EinGraph:
+        """Return the graph in which copies are read in place of the named tensors."""
+        self.dropped = {name for name in names if name in self.members and self._may_drop(name)}
+        vertices = []
+        for vertex in self.graph.vertices:
+            if vertex.name not in self.members:
+                reader = self.group_of.get(vertex.name)
+                inputs = [self._copy_for(reader, name) for name in vertex.inputs]
+                vertex = replace(vertex, inputs=tuple(inputs))
+            vertices.append(vertex)
+        if not self.made:
+            return self.graph
+        return EinGraph(arranged((*vertices, *self.made.values())), self.graph.outputs)
+
+    def _may_drop(self, name: str) -> bool:
+        """Return whether all that read a tensor of the group can read copies of it."""
+        if name in self.states or self.graph.is_output(name):
+            return False
+        return all(self._can_compute(reader, name) for reader in self._other_readers(name))
+
+    def _other_readers(self, name: str) -> Iterator[Vertex]:
+        for reader in self.graph.consumers[name]:
+            if reader not in self.members:
+                yield self.graph[reader]
+
+    def _can_compute(self, reader: Vertex, name: str) -> bool:
+        """Return whether the steps of a reader can compute a tensor, before they read it."""
+        group = self.group_of.get(reader.name)
+        if group is None:
+            return True
+        if group.steps != self.group.steps:
+            return False
+        for _, index in reads_of(reader, {name: self.graph[name]}):
+            shift = shift_of(index[self.group.along[name]], group.label(reader))
+            if shift is None or (shift != 0 and (shift > 0) != group.backwards):
+                return False
+        return True
+
+    def _copy_for(self, reader: _Reader, name: str) -> str:
+        """Return what a reader reads in the place of a tensor."""
+        if name not in self.dropped:
+            return name
+        return self._copy(reader, name)
+
+    def _copy(self, reader: _Reader, name: str) -> str:
+        key = (name, "" if reader is None else reader.vertices[0].name)
+        if key not in self.made:
+            vertex = self.graph[name]
+            inputs = []
+            for operand, index in zip(vertex.inputs, vertex.computed_einsum.operands, strict=True):
+                is_gone = self._is_gone(reader, vertex, operand, index)
+                inputs.append(self._copy(reader, operand) if is_gone else operand)
+            copied = self.names.take_new(f"{name}_again")
+            self.made[key] = replace(vertex, name=copied, inputs=tuple(inputs), is_auxiliary=True)
+        return self.made[key].name
+
+    def _is_gone(
+        self, reader: _Reader, vertex: Vertex, operand: str, index: Sequence[object]
+    ) -> bool:
+        """Return whether an operand of what is computed again need not have been kept."""
+        if operand in self.members:
+            has_other_readers = any(self._other_readers(operand))
+            is_kept = operand in self.states or self.graph.is_output(operand) or has_other_readers
+            return operand in self.dropped or not is_kept
+        read = self.graph[operand]
+        if reader is None or read.is_input or self.graph.is_output(operand):
+            return False
+        if any(self._other_readers(operand)) or operand in self.group_of:
+            return False
+        # Along the label, a step computes one row of it.
+        label = self.group.label(vertex) if vertex.name in self.members else None
+        return label in index and SMALL_SHARE * read.nbytes > vertex.nbytes

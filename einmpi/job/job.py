@@ -35,6 +35,7 @@ from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import Document, Entry, KeyPath, show
 from einmpi.late import late
 from einmpi.planner.moving.overlap import MODES
+from einmpi.planner.plan import AUTO
 from einmpi.training.settings import Training
 from einmpi.training.write_out import WrittenOut
 
@@ -113,6 +114,11 @@ class Job(Settings):
             return round_every_step(self.written)
         return self.written
 
+    def rewritten(self, written: EinGraph) -> EinGraph:
+        """Return the graph that is planned for this job, or for a part of it as written."""
+        again = () if isinstance(self.recompute, str) else self.recompute
+        return rewrite(self.source, written, self.strict, again)
+
     @property
     def histories(self) -> tuple[HistorySpec, ...]:
         """The files that get the values that loops record."""
@@ -175,9 +181,9 @@ def with_settings(job: Job, given: Mapping[str, Any], as_flags: bool = False) ->
         return job
     loops = tuple(with_settings(loop, given, as_flags) for loop in job.loops)
     changed = replace(job, **values, loops=loops)
-    if (changed.strict, changed.half) == (job.strict, job.half):
+    if all(getattr(changed, name) == getattr(job, name) for name in _OF_EACH_LOOP):
         return changed
-    return replace(changed, graph=rewrite(job.source, changed.as_computed, changed.strict))
+    return replace(changed, graph=changed.rewritten(changed.as_computed))
 
 
 def options_of(job: Job, nodes: int = 1, **settings: Any) -> Options:
@@ -301,10 +307,11 @@ def extended_job(job: Job, text: str, inputs: Inputs, outputs: Sequence[str]) ->
         source=source,
         outputs=(),
         half="float32",
+        recompute=AUTO,
         graph=graphs.rewritten,
         written=graphs.written,
     )
-    return with_settings(changed, {"half": job.half})
+    return with_settings(changed, {"half": job.half, "recompute": job.recompute})
 
 
 def with_numbers_of_steps(job: Job, has_batches: bool) -> Job:

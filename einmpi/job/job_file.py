@@ -167,17 +167,17 @@ def _job_maker(document: Entry, dtype: str) -> MakeJob:
         if recompute is None:
             place = document.place_of("plan", "recompute")
             recompute = checked_recompute(place, again, graphs.written)
-        return Job(
+        job = Job(
             **common,
             source=program.source,
             sizes=program.sizes,
             inputs=program.inputs,
             outputs=outputs,
-            recompute=recompute,
             graph=graphs.rewritten,
             written=graphs.written,
             loop=None if loop is None else replace(loop, results=results),
         )
+        return with_settings(job, {"recompute": recompute})
 
     return make_job
 

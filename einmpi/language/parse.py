@@ -11,7 +11,7 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.garbage import without_garbage_search
 from einmpi.gradients.differentiate import finished
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.recurrences import connected
+from einmpi.graph.recurrences import computed_again, connected
 from einmpi.graph.rewrite import optimize, prune
 from einmpi.graph.scalar import MAX_LABELS
 from einmpi.language.macro_calls import gradients_in, losses_in
@@ -51,12 +51,15 @@ def build_graphs(
     return Graphs(written, rewrite(source, written, strict))
 
 
-def rewrite(source: Source, written: EinGraph, strict: bool = False) -> EinGraph:
+def rewrite(
+    source: Source, written: EinGraph, strict: bool = False, again: Collection[str] = ()
+) -> EinGraph:
     """Return the graph that is planned, given that of the program as written.
 
-    If `strict`, only rewrites are made that are exact for all values.
+    If `strict`, only rewrites are made that are exact for all values. Tensors that steps of
+    recurrences compute are not kept for others if they are in `again`.
     """
-    graph = optimize(written, strict)
+    graph = optimize(computed_again(written, again), strict)
     for vertex in graph.vertices:
         _check_limits(source, vertex)
     return graph

@@ -18,7 +18,6 @@ from einmpi.job.job import Job, loop_of
 from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
 from einmpi.kernels.reference import evaluate
 from einmpi.kernels.updates import find_partial_update
-from einmpi.language.parse import rewrite
 from einmpi.loops.batches import batch_of_whole_array, reads_into_memory_of_plan
 from einmpi.planner.memory import places_filled, scattered_label
 from einmpi.planner.peak_memory import is_sparse_update
@@ -261,7 +260,7 @@ def stages_of(job: Job, inputs_changing: Collection[str] = ()) -> Stages:
     for name in parts.names:
         vertex = parts.step[name]
         specs.append(InputSpec(name, shape=vertex.bound, dtype=vertex.dtype, resident=True))
-    graph = rewrite(job.source, parts.step, job.strict)
+    graph = job.rewritten(parts.step)
     step = replace(
         job,
         written=parts.step,
@@ -271,7 +270,7 @@ def stages_of(job: Job, inputs_changing: Collection[str] = ()) -> Stages:
     )
     once = None
     if parts.once is not None:
-        graph = rewrite(job.source, parts.once, job.strict)
+        graph = job.rewritten(parts.once)
         once = replace(job, written=parts.once, graph=graph, outputs=())
     return Stages(once, step, parts.names)
 
@@ -296,7 +295,7 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     make_loop(program, lambda *_: "carry", 1, carry)
     outputs = unique(job.written.outputs, carry.values())
     changed = replace(job, written=replace(job.written, outputs=outputs))
-    graph = rewrite(job.source, changed.as_computed, job.strict)
+    graph = job.rewritten(changed.as_computed)
     return replace(changed, graph=with_updates_in_order(graph, carry))
 
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from .oracle import Invalid, Value, evaluate, exact
+from .recurrences import RecurrenceMaker
 from .tree import (
     STEP,
     Aggregation,
@@ -45,7 +46,10 @@ THEMES = (
     "mixed",
 )
 # Programs about something that the themes seldom make.
-SPECIAL_THEMES = ("long integers", "bfloat16", "label and float", "number in brackets")
+SPECIAL_THEMES = (
+    *("long integers", "bfloat16", "label and float", "number in brackets"),
+    "recurrence",
+)
 DTYPES = (
     *("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16"),
     *("int8", "int16", "uint8", "uint16", "uint32", "uint64"),
@@ -237,7 +241,9 @@ class ProgramMaker:
         return self.pruned(self.current(tuple(self.statements)))
 
     def special_program(self) -> Program:
-        """Return a program of one statement that is about the theme."""
+        """Return a program of one statement, or a recurrence, that is about the theme."""
+        if self.theme == "recurrence":
+            return self.recurrence()
         draw = self.draw
         for number in range(3):
             self.sizes[f"s{number}"] = max(1, draw.weighted(_EXTENTS))
@@ -252,6 +258,15 @@ class ProgramMaker:
             self.dimensions.clear()
             self.keep_if_valid(makers[self.theme]())
         return without_unused_inputs(self.current(tuple(self.statements)))
+
+    def recurrence(self) -> Program:
+        while True:
+            program = RecurrenceMaker(self).program()
+            try:
+                evaluate(program, self.strict)
+            except Invalid:
+                continue
+            return without_unused_inputs(program)
 
     def statistic_of_long_integers(self) -> Define:
         """Return a mean or the like of numbers such as time stamps, whose sums wrap around."""

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import erf
 
 from .random_numbers import CODES, random_numbers
+from .recurrences import in_groups, is_recurrence, with_indices_inside
 from .tree import (
     CASTS,
     Aggregation,
@@ -31,6 +32,7 @@ from .tree import (
     Read,
     all_labels,
     children,
+    tensors_read,
     walk,
 )
 
@@ -73,16 +75,96 @@ def evaluate(
     tensors.update(given or {})
     defined = {}
     with np.errstate(all="ignore"):
-        for statement in program.statements:
-            try:
-                value = _Statement(program.sizes, tensors, statement, strict).result()
-            except (TypeError, OverflowError) as error:
-                raise Invalid(str(error)) from None
-            if value.value.dtype.name not in CASTS:
-                raise Invalid(f"{statement.name} would be {value.value.dtype}")
-            tensors[statement.name] = value
-            defined[statement.name] = value
+        for group in in_groups(program.statements):
+            if is_recurrence(group):
+                found = _by_steps(program.sizes, tensors, group, strict)
+            else:
+                found = _one_by_one(program.sizes, tensors, group, strict)
+            tensors.update(found)
+            defined.update(found)
     return defined
+
+
+def _one_by_one(
+    sizes: Mapping[str, int],
+    tensors: Mapping[str, Value],
+    statements: Sequence[Define],
+    strict: bool,
+) -> dict[str, Value]:
+    known = dict(tensors)
+    found = {}
+    for statement in statements:
+        try:
+            value = _Statement(sizes, known, statement, strict).result()
+        except (TypeError, OverflowError) as error:
+            raise Invalid(str(error)) from None
+        if value.value.dtype.name not in CASTS:
+            raise Invalid(f"{statement.name} would be {value.value.dtype}")
+        known[statement.name] = value
+        found[statement.name] = value
+    return found
+
+
+# ---- recurrences --------------------------------------------------------------------------------
+
+_MOST_DTYPES = 8  # that are tried one after another
+
+
+def _by_steps(
+    sizes: Mapping[str, int], tensors: Mapping[str, Value], group: Sequence[Define], strict: bool
+) -> dict[str, Value]:
+    """Return what statements that read each other's results define.
+
+    All values are computed from those of the pass before: after each pass, those of one more step
+    have come to stay.
+    """
+    statements = []
+    for statement in group:
+        value = with_indices_inside(statement.value, dict(sizes))
+        statements.append(replace(statement, value=value))
+    found = _narrowest(sizes, tensors, statements, strict)
+    longest = max(sizes[label.size] for statement in group for label in statement.labels)
+    for _ in range(2 * longest * len(group)):
+        found = _one_by_one(sizes, {**tensors, **found}, statements, strict)
+    return found
+
+
+def _narrowest(
+    sizes: Mapping[str, int],
+    tensors: Mapping[str, Value],
+    statements: Sequence[Define],
+    strict: bool,
+) -> dict[str, Value]:
+    """Return zeros of the narrowest dtypes that the statements give if they read these dtypes."""
+    firsts = ["bool", "int64"]
+    for statement in statements:
+        for name in sorted(tensors_read(statement.value)):
+            if name in tensors and _dtype(tensors[name].value).kind in "fc":
+                firsts.append(_dtype(tensors[name].value).name)
+    candidates = []
+    for first in dict.fromkeys(firsts):
+        dtypes = {statement.name: first for statement in statements}
+        for _ in range(_MOST_DTYPES):
+            zeros = {}
+            for statement in statements:
+                shape = tuple(sizes[label.size] for label in statement.labels)
+                zeros[statement.name] = exact(np.zeros(shape, dtypes[statement.name]))
+            try:
+                found = _one_by_one(sizes, {**tensors, **zeros}, statements, strict)
+            except Invalid:
+                break
+            before, dtypes = dtypes, {name: _dtype(x.value).name for name, x in found.items()}
+            if before == dtypes:
+                candidates.append(zeros)
+                break
+    if not candidates:
+        raise Invalid("the recurrence has no dtype")
+    return min(candidates, key=_widths)
+
+
+def _widths(tensors: Mapping[str, Value]) -> list[tuple[int, int]]:
+    dtypes = [_dtype(tensor.value) for tensor in tensors.values()]
+    return [("biufc".index(dtype.kind), dtype.itemsize) for dtype in dtypes]
 
 
 def disagreement(found: np.ndarray, expected: Value) -> str:

@@ -135,7 +135,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Program:
-    """Inputs and statements; each statement reads inputs and earlier statements only."""
+    """Inputs and statements. A statement reads inputs and earlier statements.
+
+    Those of a recurrence follow one another, and read each other at other indices.
+    """
 
     sizes: Mapping[str, int]
     inputs: tuple[Input, ...]
@@ -157,9 +160,12 @@ class Program:
         found = set(self.output_names())
         if self.loop is not None:
             found |= {*self.loop.carry.values(), *self.loop.record}
-        for statement in reversed(self.statements):
-            if statement.name in found:
-                found |= tensors_read(statement.value)
+        size = 0
+        while size != len(found):  # the statements of a recurrence read each other's results
+            size = len(found)
+            for statement in reversed(self.statements):
+                if statement.name in found:
+                    found |= tensors_read(statement.value)
         return found
 
 
