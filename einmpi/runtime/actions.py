@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,17 +100,18 @@ def _await(step: Await, _: Comm, __: InputSource, buffers: Buffers) -> None:
 
 
 def _compute(step: Compute, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
-    def carry_out(steps: Sequence[Step], inside: Buffers) -> None:
-        for each in steps:
-            ACTIONS[type(each)](each, comm, storage, inside)
-
     try:
         if step.is_plain:  # most are: a GPU waits for what the host does before
             compute_kernel(step, buffers)
         else:
-            compute(step, buffers, carry_out)
+            compute(step, buffers, partial(_carry_out, comm, storage))
     except KERNEL_ERRORS as error:
         raise named_error(step.kernels[-1], error) from error
+
+
+def _carry_out(comm: Comm, storage: InputSource, steps: Sequence[Step], buffers: Buffers) -> None:
+    for step in steps:
+        ACTIONS[type(step)](step, comm, storage, buffers)
 
 
 def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
@@ -121,8 +123,7 @@ def named_error(kernel: Kernel, error: Exception) -> EinmpiError:
 def _repeat(step: Repeat, comm: Comm, storage: InputSource, buffers: Buffers) -> None:
     """Do steps again and again, one by one. A program calls what it has bound to them instead."""
     for _ in range(step.times):
-        for each in step.steps:
-            ACTIONS[type(each)](each, comm, storage, buffers)
+        _carry_out(comm, storage, step.steps, buffers)
 
 
 def _reuse(step: Reuse, _: Comm, __: InputSource, buffers: Buffers) -> None:
