@@ -57,6 +57,19 @@ def test_again_gives_the_same_bits(dtype):
     np.testing.assert_array_equal(first["Z"], (a.astype(wide) @ b.astype(wide)).astype(dtype))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32"])
+@pytest.mark.parametrize("text", ["-C[i]", "C[i] * -1", "0 - C[i]", "C[i] - 1", "abs(C[i])"])
+@pytest.mark.parametrize("factor", ["int32", "int64", "float64"])
+def test_small_integers_wrap_before_they_are_multiplied(dtype, text, factor):
+    """-(-32768) of int16 is -32768 again; compilers of GPUs may forget that."""
+    least = np.iinfo(dtype).min
+    arrays = {"C": np.array([least, 5, 7], dtype), "T": np.array([3, 4, -300], factor)}
+    job = einmpi.program(f"Z[i] = T[i] * ({text}); total = sum(T[i] * ({text}))", **arrays)
+    found = einmpi.run(on_gpu(job), arrays, ALONE)
+    for name, wanted in einmpi.reference(job, arrays).items():
+        np.testing.assert_array_equal(found[name].gather(), wanted)
+
+
 def test_bfloat16(tmp_path):
     pytest.importorskip("ml_dtypes")
     rng = np.random.default_rng(3)
