@@ -263,6 +263,17 @@ def test_dtypes(text, dtype):
     assert einmpi.program(text, x=(9,), dtype="float32").graph["f"].dtype == dtype
 
 
+def test_dtypes_that_take_turns():
+    """From bool on, one of the three tensors is a float64 in turn; from float32 on, none is."""
+    text = """
+    f[t] = maximum(where(t < 7, h[t+2], 0), x[t])
+    h[t] = x[t] - g[t]
+    g[t] = tanh(x[t] - f[t])
+    """
+    graph = einmpi.program(text, outputs=["f", "g", "h"], x=(9,), dtype="float32").graph
+    assert {graph[name].dtype for name in "fgh"} == {"float32"}
+
+
 @pytest.mark.parametrize("ranks", (1, 3))
 def test_repeated_calls_give_the_same_bits(ranks):
     """The first call does steps one by one; later ones call what was bound."""

@@ -24,7 +24,7 @@ from einmpi.language.syntax import Statement, entries
 # Dtypes that are tried for tensors that read themselves, besides those of floating-point numbers
 # that are read: 0.0 beside a float32 is a float32, but beside a bool a float64.
 _NARROW_DTYPES = ("bool", "int64")
-_MOST_ROUNDS = 8  # each gives some tensor a wider dtype
+_MOST_ROUNDS = 8  # most of them give some tensor a wider dtype
 
 
 def add_recurrence(symbols: SymbolTable, items: Sequence[Statement]) -> None:
@@ -175,4 +175,6 @@ def _add_with_dtypes(
         if found == dtypes:
             return
         dtypes = found
-    raise AssertionError("a wider operand never makes a narrower result")
+    # Where 0 beside a bool is an int64, and beside a float32 a float32, dtypes may take turns.
+    what = f"{items[0].name} depends on itself, and its dtype is another one each time"
+    raise InputError(symbols.source.at(items[0].node), what, "a cast around the expression")

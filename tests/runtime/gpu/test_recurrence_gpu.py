@@ -9,11 +9,13 @@ from paths import ROOT
 from runtime.gpu.test_gpu import NO_GPU
 from test_recurrence import (
     EDIT,
+    GATES,
     LSTM,
     RNN,
     edit_distances,
     kalman_case,
     lstm,
+    lstm_gradients,
     lstm_inputs,
     normal,
     rnn,
@@ -122,6 +124,16 @@ def test_integers_backwards_and_two_steps_back():
     np.testing.assert_array_equal(found["d"], edit_distances(a, b))
     assert found["f"].tolist()[:8] == [1, 1, 2, 3, 5, 8, 13, 21]
     np.testing.assert_array_equal(found["last"], np.maximum.accumulate(a[::-1])[::-1])
+
+
+def test_gates_that_are_computed_again():
+    job, inputs = lstm_gradients(20)
+    expected = einmpi.reference(job, inputs)
+    for name, values in run_on_gpu(job, inputs).items():
+        np.testing.assert_allclose(values, expected[name], **CLOSE, err_msg=name)
+    found = einmpi.run(on_gpu(job), inputs, ALONE, recompute=GATES)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name].gather(), values, **CLOSE, err_msg=name)
 
 
 def test_training_in_a_loop():
