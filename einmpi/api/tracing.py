@@ -12,18 +12,17 @@ import numpy as np
 
 from einmpi.api.loops import loop
 from einmpi.api.running import run
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import TRACES, DistArray
 from einmpi.comm.agreement import comm_of_program
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import Job
 from einmpi.job.settings import only_settings, takes_settings
-from einmpi.tracing.functions import call_between, full_like
+from einmpi.tracing.functions import call_between
 from einmpi.tracing.statements import Node, copied, in_order
 from einmpi.tracing.symbols import (
     MOST_STATEMENTS,
-    TRACES,
     Symbol,
     Trace,
     refuse,
@@ -286,7 +285,7 @@ def _gradient(loss: Symbol, leaf: Symbol) -> Symbol:
     trace = trace_of([loss, leaf])
     copy = leaf.node
     if copy not in in_order([loss.node]):
-        return full_like(leaf, 0)
+        return np.zeros_like(leaf)
     if loss.node.level != copy.level:
         refuse("there is no gradient through a call between two programs", "statements")
     # What the loss reads of the tensor by other ways is not differentiated.

@@ -259,8 +259,7 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
                 named.add(base)
         if node.call is not None:
             named.update(node.call.operands)
-        is_scan = node.definition is not None and node.definition.keeps_labels
-        if node.is_gradient or is_scan:  # their labels are those of tensors
+        if node.definition is not None and node.must_be_named:  # its labels are those of tensors
             named.update(node.operands.values())
     operations: Counter[Node] = Counter()  # in expressions that are written out
     for node in nodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -12,8 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.elementwise import Number
+from einmpi.arrays.dist_array import TRACES, DistArray, Link, check_writable, write_into_base
+from einmpi.arrays.elementwise import Number, copied
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
@@ -33,6 +32,10 @@ _LIBRARIES = (
 
 class TracingError(InputError):
     """What a function does cannot be written as statements."""
+
+
+class TracingTypeError(TracingError, TypeError):
+    """An argument has the wrong type; numpy raises TypeError there."""
 
 
 def refuse(what: str, expected: str, hint: str = "") -> NoReturn:
@@ -94,16 +97,6 @@ class Trace:
         return node
 
 
-class Traces(threading.local):
-    """The functions that this thread traces now, the innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Trace] = []
-
-
-TRACES = Traces()
-
-
 class Symbol(DistArray):
     """A tensor that a traced function computes. It has a shape and a dtype, but no elements.
 
@@ -117,47 +110,42 @@ class Symbol(DistArray):
         self.own_comm = trace.comm
         self.argument = argument  # its name, if it is one of the function
         self.is_weak = is_weak  # a number of Python, which does not decide about dtypes
-        self.base: Symbol | None = None
-        self.read: Callable[[Node], Node] | None = None  # of a view
+        self.base = self  # or the tensor that it is a view of
         self.key: Any = None  # that selects a view, if one does
         self._node = node
-        self._read_from: Node | None = None
+        self._read_from = node
         self._dtype = node.dtype
 
-    @classmethod
-    def view_of(cls, base: Symbol, read: Callable[[Node], Node], key: Any = None) -> Symbol:
-        """Return elements of another tensor, which follow its changes."""
-        node = base.node
-        found = cls(base.own_trace, read(node))
-        found.base = base
-        found.read = read
+    def _view(self, link: Link, key: Any = None) -> Symbol:
+        values: Any = link.read(self)
+        found = Symbol(self.own_trace, values.node)
+        found.base = self.base
+        found.links = (*self.links, link)
         found.key = key
-        found._read_from = node
+        found._read_from = self.base.node
         return found
 
     @property
     def node(self) -> Node:
         """The tensor as it is now."""
-        if (
-            self.base is not None
-            and self.read is not None
-            and self.base.node is not self._read_from
-        ):
+        if self.links and self.base.node is not self._read_from:
             self._read_from = self.base.node
-            self._node = self.read(self._read_from)
+            values: Any = self.base
+            for link in self.links:
+                values = link.read(values)
+            self._node = values.node
         return self._node
 
     def replace(self, node: Node) -> None:
         """Have other elements from now on."""
-        if self.argument:
-            what = f"writes into {self.argument}, which the function is given"
+        if self.base.argument:
+            what = f"writes into {self.base.argument}, which the function is given"
             refuse(what, "a copy", "write x = x + 1 for x += 1, or take x.copy() first")
-        if self.base is None:
-            self._node = node
-        elif self.key is not None:
-            self.base[self.key] = Symbol(self.own_trace, node)
+        if self.links:
+            check_writable(self)
+            write_into_base(self, Symbol(self.own_trace, node))
         else:
-            refuse("writes into a view", "the tensor itself", "write into it by an index, or copy")
+            self._node = node
 
     # ---- what is known ----
 
@@ -217,32 +205,25 @@ class Symbol(DistArray):
 
     # ---- what is computed ----
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        from einmpi.tracing.functions import apply_ufunc
-
-        return apply_ufunc(ufunc, method, inputs, options)
-
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
         from einmpi.tracing.functions import apply_function
 
-        return apply_function(function, arguments, options)
+        return self._call_alike("", (), apply_function, function, arguments, options)
 
-    def __getitem__(self, key: Any) -> DistArray:
-        from einmpi.tracing.functions import select
-
-        return select(self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        from einmpi.tracing.functions import assign
-
-        assign(self, key, value)
-
-    def astype(self, dtype: Any) -> DistArray:
-        from einmpi.tracing.functions import cast
-
-        return cast(self, np.dtype(dtype))
+    def _call_alike(
+        self, name: str, shown: Sequence[Any], function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function; an error that is not about a line of the user is one of this line."""
+        try:
+            return function(*arguments)
+        except TracingError:
+            raise
+        except InputError as error:
+            raise TracingError(users_line(), error.what, error.expected, error.hint) from error
+        except TypeError as error:
+            raise TracingTypeError(users_line(), str(error)) from error
 
 
 _HINT = "call it outside, or write what is computed with numpy's functions"
@@ -369,11 +350,6 @@ def broadcast_index(own: Sequence[int], labels: Sequence[str], shape: Sequence[i
     return index
 
 
-def operation_text(ufunc: Any) -> str | None:
-    """Return how the language writes a ufunc of numpy; None if it does not have it."""
-    return _TEXTS.get(ufunc)
-
-
 def _texts() -> dict[Any, str]:
     found: dict[Any, str] = {}
     for operation in OPERATIONS.values():
@@ -388,8 +364,14 @@ def _texts() -> dict[Any, str]:
     return found
 
 
-_TEXTS = {
+# How the language writes functions of numpy.
+TEXTS: dict[Any, str] = {
     **_texts(),
+    copied: "{0}",
+    np.where: "where({0}, {1}, {2})",
+    np.round: "round({0})",
+    np.real: "real({0})",
+    np.imag: "imag({0})",
     np.power: "({0} ** {1})",
     np.float_power: "(float64({0}) ** float64({1}))",
     np.square: "({0} ** 2)",

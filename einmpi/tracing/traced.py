@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.arrays.dist_array import DistArray, symbols_in_use
+from einmpi.arrays.dist_array import TRACES, DistArray
 from einmpi.arrays.moving import distributed
 from einmpi.comm.agreement import require_same_arrays, together
 from einmpi.comm.base import Comm
@@ -25,7 +25,7 @@ from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
 from einmpi.tracing.statements import Node, Writer, in_order, named_nodes
-from einmpi.tracing.symbols import TRACES, Symbol, Trace, refuse
+from einmpi.tracing.symbols import Symbol, Trace, refuse
 from einmpi.units import counted
 
 Leaves: TypeAlias = list[Any]
@@ -83,11 +83,9 @@ def kind_of(value: Any) -> Any:
 def tracing(trace: Trace) -> Any:
     """Trace in this thread."""
     TRACES.stack.append(trace)
-    symbols_in_use.count += 1
     try:
         yield trace
     finally:
-        symbols_in_use.count -= 1
         TRACES.stack.pop()
 
 
@@ -149,13 +147,15 @@ class Traced:
             leaves = [self._symbol(name, value) for name, value in arguments]
             positional, named = rebuild(list(leaves))
             result = function(*positional, **named)
-        found, self.rebuild_result = flatten(result)
-        self.results: list[Any] = [value for _, value in found]
-        symbols = [value for value in self.results if isinstance(value, Symbol)]
-        for symbol in symbols:
-            if symbol.own_trace is not self.trace:
-                refuse("a symbol of another traced function is returned", "tensors of this call")
-        self.stages = self._stages(symbols)
+            found, self.rebuild_result = flatten(result)
+            self.results: list[Any] = [value for _, value in found]
+            symbols = [value for value in self.results if isinstance(value, Symbol)]
+            for symbol in symbols:
+                if symbol.own_trace is not self.trace:
+                    what = "a symbol of another traced function is returned"
+                    refuse(what, "tensors of this call")
+            outputs = [symbol.node for symbol in symbols]  # views are read here
+        self.stages = self._stages(outputs)
 
     def _symbol(self, name: str, value: Any) -> Any:
         """Return what the function gets for an argument."""
@@ -174,9 +174,8 @@ class Traced:
         dtype = np.dtype(complex if isinstance(value, complex) else float)
         return Symbol(self.trace, Node((), dtype, name), name, is_weak=True)
 
-    def _stages(self, symbols: Sequence[Symbol]) -> list[Stage]:
+    def _stages(self, outputs: Sequence[Node]) -> list[Stage]:
         """Return the programs that compute some tensors, in order."""
-        outputs = [symbol.node for symbol in symbols]
         nodes = in_order(outputs)
         named = named_nodes(outputs)
         names: dict[Node, str] = {}
