@@ -62,14 +62,18 @@ def apply_ufunc(
             return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
 
     fails_by_value = ufunc is np.power and _may_be_negative_power(*inputs)
-    computed = on_blocks(name, partial(ufunc, **options), inputs, fails_by_value)
+    compute = partial(ufunc, **options)
+    if any(isinstance(operand, DistArray) for operand in inputs):
+        computed = on_blocks(name, compute, inputs, fails_by_value)
+    else:  # only the results are DistArrays
+        computed = compute(*inputs)
     if not targets:
         return computed
     results = computed if isinstance(computed, tuple) else (computed,)
     found: list[DistArray] = []
     for target, result in zip(targets, results, strict=True):
         if target is not None:
-            store(target, result)
+            store(target, result, options.get("casting", "same_kind"))
         found.append(result if target is None else target)
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -91,18 +95,22 @@ def _refused(what: str, operands: Sequence[Any]) -> Any:
     raise TypeError(f"{what}; expected DistArrays, arrays and numbers")
 
 
-def store(target: DistArray, result: DistArray) -> None:
+def store(target: DistArray, result: Any, casting: Any = "same_kind") -> None:
     """Write a result into an existing tensor, as `x += y` does."""
+    if not np.can_cast(result.dtype, target.dtype, casting):
+        raise TypeError(f"Cannot cast a result of {result.dtype} to {target.dtype}")
     if target.shape != result.shape:
-        result = shapes.broadcast_to(result, target.shape)
-    if not np.can_cast(result.dtype, target.dtype, "same_kind"):
-        raise TypeError(f"a result of {result.dtype} is not stored in an array of {target.dtype}")
-    if target.is_symbol:
+        if np.broadcast_shapes(target.shape, result.shape) != target.shape:
+            raise ValueError(
+                f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
+            )
+        result = np.broadcast_to(result, target.shape)
+    if target.is_symbol or not isinstance(result, DistArray):
         target[...] = result
         return
     block = result._in_layout(target.layout).local
     with writing(target) as changed:
-        np.copyto(changed.local, block, casting="same_kind")
+        np.copyto(changed.local, block, casting=casting)
 
 
 def apply_function(
@@ -254,7 +262,6 @@ _BY_NAME = (
 # Functions that numpy writes with others of its own, which come back to us.
 _WRITTEN_BY_NUMPY = "allclose array_split dstack flip hsplit hstack split unstack vsplit vstack"
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
-_AGGREGATIONS = "sum prod any all max min"
 _OF_MATRICES = (
     "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet svd "
     "svdvals"
@@ -263,7 +270,7 @@ _TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn"
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **{function: function.__wrapped__ for function in _named(np, _WRITTEN_BY_NUMPY)},
     # aggregations
-    **{getattr(np, name): partial(reductions.aggregate, name) for name in _AGGREGATIONS.split()},
+    **{getattr(np, name): partial(reductions.aggregate_some, name) for name in reductions.JOINED},
     np.argmax: partial(reductions.argument_of, "max"),
     np.argmin: partial(reductions.argument_of, "min"),
     np.cumsum: partial(reductions.scan, "cumsum"),

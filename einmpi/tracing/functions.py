@@ -143,9 +143,11 @@ def select_elements(array: Symbol, chosen: Sequence[Any]) -> Symbol:
 
 
 def select_by_mask(array: Any, mask: Any) -> Any:
-    """Refuse a selection whose shape depends on values."""
-    hint = "an aggregation takes np.where(mask, x, 0)"
-    refuse("a mask selects as many values as are true", "np.where(mask, x, y)", hint)
+    """Return the elements at which a mask is true that is known now."""
+    if isinstance(mask, Symbol):
+        hint = "an aggregation takes np.where(mask, x, 0)"
+        refuse("a mask selects as many values as are true", "np.where(mask, x, y)", hint)
+    return array[np.nonzero(mask)] if mask.ndim else array[None][[0] * bool(mask)]
 
 
 def _counted(label: str, chosen: range, extent: int) -> str:
@@ -161,10 +163,13 @@ def _counted(label: str, chosen: range, extent: int) -> str:
 
 
 def assign_by_mask(array: Any, mask: Any, value: Any) -> None:
-    """Replace the elements at which a mask is true by a number."""
-    if prod(value.shape) != 1:
+    """Replace the elements at which a mask is true: by a number, if the mask is computed."""
+    if prod(value.shape) == 1:
+        _replace(array, np.where(mask, value.reshape(()), array))
+    elif isinstance(mask, Symbol):
         refuse("assigns values to a mask", "one number", "np.where(mask, values, x)")
-    _replace(array, np.where(mask, value.reshape(()), array))
+    else:
+        array[np.nonzero(mask)] = value
 
 
 def assign_by_key(key: Key, value: Any) -> None:
@@ -384,8 +389,8 @@ class Call:
     """A call of a function that no statement can express, between two programs."""
 
     function: Callable[..., Any]
-    arguments: Sequence[Any]  # with nodes in place of symbols
-    options: Mapping[str, Any]
+    arguments: Sequence[Any] = ()  # with nodes in place of symbols
+    options: Mapping[str, Any] = field(default_factory=dict)
     operands: list[Node] = field(default_factory=list)
     results: list[Node] = field(default_factory=list)
 
@@ -400,15 +405,17 @@ def call_between(
 
     Without their shapes and dtypes, the function is called with zeros to find out.
     """
-    trace = trace_of(list(_leaves(arguments)))
-    arguments = _mapped(arguments, lambda value: symbol_of(trace, value), [])
-    call = Call(function, (), dict(options))
-    call.arguments = _mapped(arguments, lambda value: value.node, call.operands)
+    given = (tuple(arguments), dict(options))
+    trace = trace_of(list(_leaves(given)))
+    given = _mapped(given, lambda value: symbol_of(trace, value), [])
+    call = Call(function)
+    call.arguments, call.options = _mapped(given, lambda value: value.node, call.operands)
     level = 1 + max([operand.level for operand in call.operands], default=0)
     found: Any = results
     if results is None:
+        samples, own_options = _mapped(given, _sample, [])
         with np.errstate(all="ignore"):
-            found = function(*_mapped(arguments, _sample, []), **options)
+            found = function(*samples, **own_options)
         results = [(np.shape(value), np.asarray(value).dtype) for value in _several(found)]
     several = isinstance(found, list | tuple) and len(found) > 1
     for shape, dtype in results:
@@ -426,8 +433,8 @@ def _several(found: Any) -> Sequence[Any]:
 
 
 def _leaves(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        for each in value:
+    if isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from _leaves(each)
     else:
         yield value
@@ -440,6 +447,8 @@ def _mapped(value: Any, function: Callable[[Symbol], Any], nodes: list[Node]) ->
         return function(value)
     if isinstance(value, list | tuple):
         return type(value)(_mapped(each, function, nodes) for each in value)
+    if isinstance(value, dict):
+        return {name: _mapped(each, function, nodes) for name, each in value.items()}
     return value
 
 

@@ -304,9 +304,11 @@ class Traced:
                 return value if isinstance(value, DistArray) else distributed(value, self.comm)
             if isinstance(argument, list | tuple):
                 return type(argument)(map(resolved, argument))
+            if isinstance(argument, dict):
+                return {name: resolved(value) for name, value in argument.items()}
             return argument
 
-        found = call.function(*map(resolved, call.arguments), **call.options)
+        found = call.function(*resolved(call.arguments), **resolved(call.options))
         for node, value in zip(
             call.results, found if isinstance(found, tuple) else (found,), strict=True
         ):
