@@ -28,6 +28,7 @@ from einmpi.tracing.symbols import (
     refuse,
     symbol_of,
     trace_of,
+    users_line,
 )
 
 
@@ -394,6 +395,10 @@ class Call:
     operands: list[Node] = field(default_factory=list)
     results: list[Node] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "call")
+
 
 def call_between(
     function: Callable[..., Any],
@@ -421,7 +426,8 @@ def call_between(
     for shape, dtype in results:
         trace.note_statement()
         name = f"result{trace.count}"
-        call.results.append(Node(tuple(shape), np.dtype(dtype), name, call=call, level=level))
+        node = Node(tuple(shape), np.dtype(dtype), name, call=call, level=level, line=users_line())
+        call.results.append(node)
     symbols = [Symbol(trace, node) for node in call.results]
     if not several:
         return symbols[0]

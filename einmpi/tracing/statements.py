@@ -155,6 +155,7 @@ class Node:
     call: Any = None  # the call between two programs that returns it
     level: int = 0  # how many such calls come before it
     is_separate: bool = False  # whether `grad` tells it from what it is a copy of
+    line: str = ""  # of the user's code that computes it
 
     def __post_init__(self) -> None:
         for operand in self.operands.values():

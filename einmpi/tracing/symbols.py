@@ -68,7 +68,9 @@ class Trace:
     def add(self, text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
         """Return the tensor `out` of a statement over operands."""
         self.note_statement()
-        return computed(text, operands, is_gradient)
+        node = computed(text, operands, is_gradient)
+        node.line = users_line()
+        return node
 
     def note_statement(self) -> None:
         self.count += 1

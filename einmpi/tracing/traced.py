@@ -25,7 +25,7 @@ from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
 from einmpi.tracing.statements import Node, Writer, in_order, named_nodes
-from einmpi.tracing.symbols import Symbol, Trace, refuse
+from einmpi.tracing.symbols import Symbol, Trace, TracingError, refuse
 from einmpi.units import counted
 
 Leaves: TypeAlias = list[Any]
@@ -117,11 +117,9 @@ class Traced:
     Parameters
     ----------
     function : callable
-        What to trace.
+        What to trace: a function of a list, from which it takes the leaves of its arguments.
     arguments : sequence of (name, value)
-        The leaves of its arguments. Those that are tensors or numbers are symbols in the call.
-    rebuild : callable
-        What puts leaves into the arguments of a call.
+        These leaves. Those that are tensors or numbers are symbols in the call.
     comm : Comm
         The ranks.
     settings : mapping
@@ -130,9 +128,8 @@ class Traced:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[[Leaves], Any],
         arguments: Sequence[tuple[str, Any]],
-        rebuild: Callable[[Leaves], tuple[Sequence[Any], Mapping[str, Any]]],
         comm: Comm,
         settings: Mapping[str, Any],
         most_statements: int,
@@ -144,9 +141,7 @@ class Traced:
         self.argument_names: list[str | None] = []
         self.parameters: dict[str, float | complex] = {}  # numbers, with their first values
         with tracing(self.trace):
-            leaves = [self._symbol(name, value) for name, value in arguments]
-            positional, named = rebuild(list(leaves))
-            result = function(*positional, **named)
+            result = function([self._symbol(name, value) for name, value in arguments])
             found, self.rebuild_result = flatten(result)
             self.results: list[Any] = [value for _, value in found]
             symbols = [value for value in self.results if isinstance(value, Symbol)]
@@ -228,7 +223,12 @@ class Traced:
             for name, value in self.parameters.items()
             if inputs.pop(name, None) is not None
         ]
-        job = program_job("\n".join(lines), inputs, {}, "float64", outputs, specs)
+        try:
+            job = program_job("\n".join(lines), inputs, {}, "float64", outputs, specs)
+        except InputError as error:
+            place = re.match(r"program:(\d+)", error.where)
+            where = own[int(place[1]) - 1].line if place else error.where
+            raise TracingError(where, error.what, error.expected, error.hint) from error
         stage.job = with_settings(job, self.settings)
         stage.inputs = tuple(vertex.name for vertex in stage.job.graph.inputs)
         return stage
@@ -264,7 +264,7 @@ class Traced:
     def _call_text(self, call: Call) -> str:
         results = ", ".join(self.node_names.get(node, "_") for node in call.results)
         operands = ", ".join(self.node_names[node] for node in call.operands)
-        return f"{results} = {getattr(call.function, '__name__', 'call')}({operands})"
+        return f"{results} = {call.name}({operands})"
 
     # ---- runs ----
 
