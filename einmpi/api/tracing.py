@@ -12,7 +12,7 @@ import numpy as np
 
 from einmpi.api.loops import loop
 from einmpi.api.running import run
-from einmpi.arrays.dist_array import TRACES, DistArray
+from einmpi.arrays.dist_array import TRACES, DistArray, call
 from einmpi.comm.agreement import comm_of_program
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
@@ -98,12 +98,12 @@ class Jitted:
         leaves, rebuild = flatten(dict(zip(names, arguments, strict=False)))
         named_leaves, rebuild_named = flatten(dict(named))
 
-        def call(values: list[Any]) -> Any:
+        def call_with(values: list[Any]) -> Any:
             positional = rebuild(values).values()
             return self.function(*positional, **rebuild_named(values))
 
         given_to_trace = (leaves + named_leaves, comm, self.settings, self.most_statements)
-        return trace_together(comm, lambda: Traced(call, *given_to_trace))
+        return trace_together(comm, lambda: Traced(call_with, *given_to_trace))
 
     # ---- what was traced last ----
 
@@ -275,12 +275,12 @@ def _copy_to_differentiate(where: str, trace: Trace, leaf: Any) -> Symbol:
     return Symbol(trace, copied(symbol.node), symbol.argument or "an argument", symbol.is_weak)
 
 
-def _gradient(name: str, loss: Symbol, leaf: Symbol) -> Symbol:
+def _gradient(name: str, loss: Symbol, leaf: Symbol) -> DistArray:
     """Return the gradient of a loss, the result of a function of this name, by an argument."""
     trace = trace_of([loss, leaf])
     copy = leaf.node
     if copy not in in_order([loss.node]):
-        return np.zeros_like(leaf)
+        return call(np.zeros_like, leaf)
     for node in in_order([loss.node]):
         if node.call is not None and copy in in_order([node]):
             what = f"there is no gradient of {name} through {node.call.name}"

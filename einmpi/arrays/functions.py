@@ -243,7 +243,7 @@ def _named(module: Any, names: str) -> list[Any]:
 _BY_NAME = (
     (np, reductions, "mean var std diff count_nonzero ptp"),
     (np.linalg, reductions, "norm vector_norm"),
-    (np, statistics, "nanmean nanvar nanstd average median quantile percentile cov corrcoef"),
+    (np, statistics, "average median quantile percentile cov corrcoef"),
     (np, statistics, "bincount histogram digitize"),
     (np, statistics, "sort argsort searchsorted isin"),
     (np, statistics, "unique unique_all unique_counts unique_inverse unique_values"),
@@ -278,8 +278,11 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.cumulative_sum: partial(reductions.cumulative, "cumsum"),
     np.cumulative_prod: partial(reductions.cumulative, "cumprod"),
     # statistics
-    np.nansum: partial(statistics.nan_total, "sum", 0),
-    np.nanprod: partial(statistics.nan_total, "prod", 1),
+    np.nansum: partial(statistics.of_numbers, partial(reductions.aggregate_some, "sum")),
+    np.nanprod: partial(statistics.of_numbers, partial(reductions.aggregate_some, "prod")),
+    np.nanmean: partial(statistics.of_numbers, reductions.mean),
+    np.nanvar: partial(statistics.of_numbers, reductions.var),
+    np.nanstd: partial(statistics.of_numbers, reductions.std),
     np.nanmax: partial(statistics.nan_extreme, "max", -np.inf),
     np.nanmin: partial(statistics.nan_extreme, "min", np.inf),
     np.diagonal: _diagonal,

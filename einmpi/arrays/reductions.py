@@ -154,13 +154,16 @@ def mean(
         return mean(array, axis, keepdims, where, **options).astype(np.float16)
     if where is True:
         return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
-    # The weights are ones.
-    ones = call(np.ones_like, array, dtype=np.mean(np.ones(1, array.dtype)).dtype)
-    counts, total = (
-        aggregate_some("sum", each, axis, where, keepdims=bool(keepdims), **options)
-        for each in (ones, array * ones)
-    )
-    return call(np.divide, total, counts)
+    options.setdefault("dtype", np.mean(np.ones(1, array.dtype)).dtype)
+    total = aggregate_some("sum", array, axis, where, keepdims=bool(keepdims), **options)
+    counts = _count(array, axis, where, keepdims)
+    return call(np.divide, total, counts)._in_dtype(total.dtype)
+
+
+def _count(array: DistArray, axis: Axis, where: Any, keepdims: bool) -> DistArray:
+    """Return how many elements count."""
+    ones = call(np.ones_like, array, dtype=bool)
+    return aggregate_some("sum", ones, axis, where, keepdims=bool(keepdims))
 
 
 def var(
@@ -170,6 +173,7 @@ def var(
     ddof: float = 0,
     keepdims: bool = False,
     correction: float | None = None,
+    where: Any = True,
     **options: Any,
 ) -> DistArray:
     """Return the variance along some dimensions.
@@ -183,6 +187,11 @@ def var(
     kinds = "c" if array.dtype.kind == "c" else "fc"
     if dtype is not None and np.dtype(dtype).kind not in kinds:
         raise TypeError(f"the variance of {array.dtype} is not computed in {np.dtype(dtype)}")
+    if where is not True:
+        deviations: Any = abs(array - mean(array, axis, True, where))
+        squares = aggregate_some("sum", deviations**2, axis, where, keepdims=bool(keepdims))
+        divisor: Any = _count(array, axis, where, keepdims) - ddof
+        return call(np.where, divisor > 0, squares / divisor, np.nan)._in_dtype(squares.dtype)
     variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
     if not ddof:
         return variance
@@ -214,7 +223,7 @@ def argument_of(
     _refuse_options(f"arg{name}", out=out)
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
-        return np.zeros_like(array, np.int64)
+        return call(np.zeros_like, array, np.int64)
     source = array._in_dtype(np.int32) if array.dtype.kind == "b" else array
     return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 

@@ -303,7 +303,7 @@ class Writer:
         entries = list(own.values())
         body = self._written(node, own)  # adds the labels that are aggregated
         if definition.header is not None:
-            entries = entries_of(_Substitution(self, node, own).visit(_copy(definition.header)))
+            entries = entries_of(_Substitution(self, node, own).visit(definition.header))
         self._note_bare_labels([body, *entries])
         parts: list[str] = []
         for entry in entries:
@@ -359,28 +359,12 @@ class Writer:
 
     def _written(self, node: Node, labels: dict[str, ast.expr]) -> ast.expr:
         assert node.definition is not None
-        written: ast.expr = _Substitution(self, node, labels).visit(_copy(node.definition.body))
+        written: ast.expr = _Substitution(self, node, labels).visit(node.definition.body)
         return written
 
 
-def _copy(node: ast.expr) -> ast.expr:
-    """Return an expression that can be changed."""
-    if isinstance(node, ast.Name):
-        return ast.Name(node.id)
-    if isinstance(node, ast.Constant):
-        return node
-    fields: dict[str, Any] = {}
-    for name, value in ast.iter_fields(node):
-        if isinstance(value, list):
-            value = [_copy(each) if isinstance(each, ast.expr) else each for each in value]
-        elif isinstance(value, ast.expr):
-            value = _copy(value)
-        fields[name] = value
-    return type(node)(**fields)
-
-
 class _Substitution(ast.NodeTransformer):
-    """Puts labels, and elements of operands, in place of the names of a template."""
+    """Returns a template with labels, and elements of operands, in place of its names."""
 
     def __init__(self, writer: Writer, node: Node, labels: dict[str, ast.expr]) -> None:
         assert node.definition is not None
@@ -389,11 +373,21 @@ class _Substitution(ast.NodeTransformer):
         self.definition = node.definition
         self.labels = labels
 
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        fields: dict[str, Any] = {}
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value = [self.visit(each) for each in value]
+            elif isinstance(value, ast.expr):
+                value = self.visit(value)
+            fields[name] = value
+        return type(node)(**fields)
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if isinstance(node.func, ast.Subscript):
-            node.func.slice = self.visit(node.func.slice)
-        node.args = [self.visit(each) for each in node.args]
-        return node
+        function = node.func
+        if isinstance(function, ast.Subscript):
+            function = ast.Subscript(function.value, self.visit(function.slice))
+        return ast.Call(function, [self.visit(each) for each in node.args], [])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         found = ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))

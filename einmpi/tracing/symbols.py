@@ -168,12 +168,8 @@ class Symbol(DistArray):
         self._needs_values("this function")
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Layout:  # type: ignore[override]
         self._needs_values("this function")
-
-    @layout.setter
-    def layout(self, _: Layout) -> None:
-        raise AssertionError("a symbol has no layout")
 
     def is_alone(self) -> bool:
         return False
@@ -184,6 +180,8 @@ class Symbol(DistArray):
     def item(self, *index: int) -> Any:
         self._needs_values("item(), or a number of Python,")
 
+    __reduce__ = tolist = item
+
     def __bool__(self) -> bool:
         what = "the branch depends on the values of a tensor, which a traced function does not have"
         refuse(what, "np.where(condition, x, y)", "or a branch on shapes and numbers of Python")
@@ -191,16 +189,10 @@ class Symbol(DistArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         what = "a function of numpy needs values, which a traced function does not have"
         hint = (
-            "an array that is indexed can be an argument, or a DistArray; "
-            "np.zeros_like(x) makes one to write into"
+            "x is an array for np.asarray(x), and x.copy() for np.array(x); an array that is "
+            "indexed can be an argument, or a DistArray; np.zeros_like(x) makes one to write into"
         )
         refuse(what, "tensors, or a function of numpy that takes DistArrays", hint)
-
-    def tolist(self) -> Any:
-        self._needs_values("tolist()")
-
-    def __reduce__(self) -> Any:
-        self._needs_values("pickle")
 
     def __deepcopy__(self, _: Any) -> DistArray:
         return Symbol(self.own_trace, self.node)
@@ -246,7 +238,8 @@ def trace_of(values: Sequence[Any]) -> Trace:
                     "a traced function must not keep its tensors for later",
                 )
             found = max(found, TRACES.stack.index(value.own_trace))
-    return TRACES.stack[found]
+    innermost: Trace = TRACES.stack[found]
+    return innermost
 
 
 def symbol_of(trace: Trace, value: Any) -> Symbol:
@@ -263,27 +256,35 @@ def symbol_of(trace: Trace, value: Any) -> Symbol:
 
 
 def _as_expression(array: npt.NDArray[Any]) -> str | None:
-    """Return the statement of an array of equal numbers, or of numbers that count a dimension.
+    """Return the statement of an array of equal numbers, or of integers that follow from labels.
 
-    Such are made by np.zeros, np.full and np.arange. None for all other arrays.
+    Such are made by np.zeros, np.full and np.arange, and by np.roll, np.tile and np.repeat for
+    indices. None for all other arrays.
     """
-    if not array.size or array.dtype.name not in DTYPES:
+    if not array.size or array.dtype.name not in DTYPES or array.dtype.kind == "c":
         return None
     first = array.flat[0]
-    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
-    if array.dtype.kind in "iu":
+    expected: list[tuple[str, Any]] = [(f"{array.dtype.name}({_text(first)})", first)]
+    if array.dtype == np.int64:
+        period = max(int(array.max()) + 1, 1)
+        repeats = max(np.count_nonzero(array == 0), 1)
+        shift = f" + {first}" if first else ""
         for axis, size in enumerate(array.shape):
-            if size > 1 and array.dtype == np.int64:
-                step = int(np.moveaxis(array, axis, 0).reshape(size, -1)[1, 0]) - int(first)
-                counted = np.arange(size) * step + int(first)
-                place = counted.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
-                if step and np.array_equal(array, np.broadcast_to(place, array.shape)):
-                    factor = "" if step == 1 else f"{step} * "
-                    return f"{header} = {factor}i{axis}" + (f" + {first}" if first else "")
-    is_equal = array.dtype.kind != "c" and bool((array == first).all())
-    if array.dtype.kind == "f" and not first:
-        is_equal = is_equal and not np.signbit(array).any()
-    return f"{header} = {array.dtype.name}({_text(first)})" if is_equal else None
+            label = f"i{axis}"
+            count = np.arange(size).reshape([-1] + [1] * (array.ndim - 1 - axis))
+            step = int(np.take(array, min(1, size - 1), axis).flat[0]) - int(first)
+            scaled = label if step == 1 else f"{step} * {label}"
+            expected += [
+                (f"{scaled}{shift}", step * count + first),
+                (f"({label}{shift}) % {period}", (count + first) % period),
+                (f"{label} // {repeats}", count // repeats),
+            ]
+    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
+    for text, values in expected:
+        if np.array_equal(array, np.broadcast_to(values, array.shape)):
+            is_signed = array.dtype.kind == "f" and not first and np.signbit(array).any()
+            return None if is_signed else f"{header} = {text}"
+    return None
 
 
 def is_number(value: Any) -> bool:
