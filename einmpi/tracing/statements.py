@@ -14,6 +14,7 @@ import numpy as np
 
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import program_job
+from einmpi.language.syntax import PYTHON_PARSER
 
 Index: TypeAlias = list[ast.expr]
 _CONSTANTS = ("inf", "nan", "pi")
@@ -91,7 +92,8 @@ class Definition:
 @lru_cache(maxsize=4096)
 def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> Definition:
     """Return a statement as a template, given the names and shapes of its operands."""
-    (statement,) = ast.parse(text).body
+    with PYTHON_PARSER:
+        (statement,) = ast.parse(text).body
     assert isinstance(statement, ast.Assign)
     shapes = dict(kinds)
     extents: dict[str, int] = {}
