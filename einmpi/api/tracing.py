@@ -26,11 +26,12 @@ from einmpi.tracing.symbols import (
     Symbol,
     Trace,
     TracingError,
+    flatten,
     refuse,
     symbol_of,
     trace_of,
 )
-from einmpi.tracing.traced import Traced, flatten, is_tensor, kind_of, trace_together
+from einmpi.tracing.traced import Traced, is_tensor, kind_of, trace_together
 from einmpi.units import counted
 
 MOST_TRACES = 256  # of a function, for arguments of different kinds
@@ -359,11 +360,10 @@ def fori(
     if any(isinstance(each, Symbol) for each in values):
         trace = trace_of(values)
         symbols = tuple(symbol_of(trace, each) for each in values)
-        kinds = [(each.shape, each.dtype) for each in tensors]
-        results = call_between(repeat, symbols, {}, kinds)
-        found = list(results) if len(tensors) > 1 else [results]
+        kinds = [np.broadcast_to(np.empty((), each.dtype), each.shape) for each in tensors]
+        found = call_between(repeat, symbols, {}, kinds)
     else:
-        found = list(repeat(*values))
+        found = repeat(*values)
     after = tuple(rebuild(found).values())
     return after if len(state) > 1 else after[0]
 
@@ -395,7 +395,7 @@ def _repetition(traced: Traced, state: Sequence[Any], steps: int) -> Callable[..
     read = [vertex.name for vertex in job.graph.inputs]
     carry = {name: after for name, after in made.items() if name in read}
 
-    def fori(*values: Any) -> tuple[Any, ...]:
+    def fori(*values: Any) -> list[Any]:
         given = dict(zip([*names, *traced.trace.constants], values, strict=True))
         given = {name: value for name, value in given.items() if name in read}
         if carry:
@@ -403,6 +403,6 @@ def _repetition(traced: Traced, state: Sequence[Any], steps: int) -> Callable[..
         else:  # steps do not depend on each other: only the last one counts
             number = {"step": np.int64(steps - 1)} if "step" in read else {}
             outputs = run(job, {**given, **number}, traced.comm)
-        return tuple(outputs[name if name in carry else made[name]] for name in names)
+        return [outputs[name if name in carry else made[name]] for name in names]
 
     return fori

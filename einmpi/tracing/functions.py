@@ -19,10 +19,12 @@ from einmpi.language.numpy_einsum import program_text, split_arguments
 from einmpi.tracing.statements import Node
 from einmpi.tracing.symbols import (
     TEXTS,
+    Leaves,
     Symbol,
     Trace,
     broadcast_index,
     elementwise,
+    flatten,
     is_number,
     number_text,
     refuse,
@@ -390,72 +392,51 @@ class Call:
     """A call of a function that no statement can express, between two programs."""
 
     function: Callable[..., Any]
-    arguments: Sequence[Any] = ()  # with nodes in place of symbols
-    options: Mapping[str, Any] = field(default_factory=dict)
-    operands: list[Node] = field(default_factory=list)
+    leaves: Leaves  # of its arguments, with nodes in place of symbols
+    rebuild: Callable[[Leaves], Any]  # returns the arguments by position and by name
     results: list[Node] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return getattr(self.function, "__name__", "call")
 
+    @property
+    def operands(self) -> list[Node]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Node)]
+
 
 def call_between(
     function: Callable[..., Any],
-    arguments: Any,
+    arguments: Sequence[Any],
     options: Mapping[str, Any],
-    results: Sequence[tuple[Sequence[int], Any]] | None = None,
+    found: Any = None,
 ) -> Any:
     """Note a call that is made between two programs, and return symbols for its results.
 
-    Without their shapes and dtypes, the function is called with zeros to find out.
+    `found` are arrays of their shapes and dtypes; without it, the function is called with samples.
     """
-    given = (tuple(arguments), dict(options))
-    trace = trace_of(list(_leaves(given)))
-    given = _mapped(given, lambda value: symbol_of(trace, value), [])
-    call = Call(function)
-    call.arguments, call.options = _mapped(given, lambda value: value.node, call.operands)
-    level = 1 + max([operand.level for operand in call.operands], default=0)
-    found: Any = results
-    if results is None:
-        samples, own_options = _mapped(given, _sample, [])
+    named_leaves, rebuild = flatten((tuple(arguments), dict(options)))
+    leaves = [leaf for _, leaf in named_leaves]
+    trace = trace_of(leaves)
+    samples: Leaves = []
+    for place, leaf in enumerate(leaves):
+        samples.append(leaf)
+        if isinstance(leaf, Symbol):
+            samples[place] = _sample(leaf)
+            leaves[place] = symbol_of(trace, leaf).node
+    if found is None:
+        given, named = rebuild(samples)
         with np.errstate(all="ignore"):
-            found = function(*samples, **own_options)
-        results = [(np.shape(value), np.asarray(value).dtype) for value in _several(found)]
-    several = isinstance(found, list | tuple) and len(found) > 1
-    for shape, dtype in results:
+            found = function(*given, **named)
+    call = Call(function, leaves, rebuild)
+    level = 1 + max(operand.level for operand in call.operands)
+    kinds, rebuild_results = flatten(found)
+    for _, kind in kinds:
         trace.note_statement()
-        name = f"result{trace.count}"
-        node = Node(tuple(shape), np.dtype(dtype), name, call=call, level=level, line=users_line())
+        node = Node(np.shape(kind), np.asarray(kind).dtype, call=call, level=level)
+        node.line = users_line()
         call.results.append(node)
-    symbols = [Symbol(trace, node) for node in call.results]
-    if not several:
-        return symbols[0]
-    return type(found)(*symbols) if hasattr(found, "_fields") else tuple(symbols)
-
-
-def _several(found: Any) -> Sequence[Any]:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def _leaves(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
-def _mapped(value: Any, function: Callable[[Symbol], Any], nodes: list[Node]) -> Any:
-    """Return arguments with something else in place of symbols, whose nodes are noted."""
-    if isinstance(value, Symbol):
-        nodes.append(value.node)
-        return function(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(each, function, nodes) for each in value)
-    if isinstance(value, dict):
-        return {name: _mapped(each, function, nodes) for name, each in value.items()}
-    return value
+    return rebuild_results([Symbol(trace, node) for node in call.results])
 
 
 def _sample(symbol: Symbol) -> Any:

@@ -59,29 +59,26 @@ class Definition:
         if self.occurrences[operand] != 1:
             return False
         found: list[str] = []
-        for node in ast.walk(self.body):
-            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
-                for entry in entries_of(node):
-                    names = [each.id for each in ast.walk(entry) if isinstance(each, ast.Name)]
-                    operators = [each for each in ast.walk(entry) if isinstance(each, ast.operator)]
-                    if any(
-                        not isinstance(each, ast.Add | ast.Sub | ast.Mult) for each in operators
-                    ):
-                        return False
-                    if len(names) > 1:
-                        return False
-                    found += names
+        for entry in self._entries(operand):
+            parts = list(ast.walk(entry))
+            names = [each.id for each in parts if isinstance(each, ast.Name)]
+            operators = [each for each in parts if isinstance(each, ast.operator)]
+            is_scaled = all(isinstance(each, ast.Add | ast.Sub | ast.Mult) for each in operators)
+            if not is_scaled or len(names) > 1:
+                return False
+            found += names
         long_labels = {label for label, extent in self.extents.items() if extent > 1}
         return len(found) == len(set(found)) and long_labels <= set(found)
 
     def reads_by_labels(self, operand: str) -> bool:
         """Return whether an operand is indexed by labels and numbers only, without arithmetic."""
+        return all(isinstance(entry, ast.Name | ast.Constant) for entry in self._entries(operand))
+
+    def _entries(self, operand: str) -> Iterator[ast.expr]:
+        """Yield what indexes an operand."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
-                for entry in entries_of(node):
-                    if not isinstance(entry, ast.Name | ast.Constant):
-                        return False
-        return True
+                yield from entries_of(node)
 
     @property
     def is_aggregate(self) -> bool:

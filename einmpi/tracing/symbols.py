@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.tracing.statements import Node, computed
 
+Leaves: TypeAlias = list[Any]
 MOST_STATEMENTS = 1000  # of a traced function, unless it asks for more
 _LIBRARIES = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
@@ -221,6 +222,33 @@ class Symbol(DistArray):
 
 
 _HINT = "call it outside, or write what is computed with numpy's functions"
+
+
+# ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
+
+
+def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
+    """Return what is in nested containers, each with a name, and what puts other values there."""
+    if isinstance(value, dict):
+        items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{name}{number}", each) for number, each in enumerate(value)]
+    else:
+        return [(name, value)], lambda leaves: leaves.pop(0)
+    found: list[tuple[str, Any]] = []
+    rebuilds = []
+    for own_name, each in items:
+        leaves, rebuild = flatten(each, own_name)
+        found += leaves
+        rebuilds.append(rebuild)
+
+    def rebuild_all(leaves: Leaves) -> Any:
+        parts = [rebuild(leaves) for rebuild in rebuilds]
+        if isinstance(value, dict):
+            return dict(zip(value, parts, strict=True))
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    return found, rebuild_all
 
 
 # ---- operands ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,38 +25,13 @@ from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
 from einmpi.tracing.statements import Node, Writer, in_order, named_nodes
-from einmpi.tracing.symbols import Symbol, Trace, TracingError, refuse
+from einmpi.tracing.symbols import Leaves, Symbol, Trace, TracingError, flatten, refuse
 from einmpi.units import counted
 
-Leaves: TypeAlias = list[Any]
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
-# ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
-
-
-def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
-    """Return what is in nested containers, each with a name, and what puts other values there."""
-    if isinstance(value, dict):
-        items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(f"{name}{number}", each) for number, each in enumerate(value)]
-    else:
-        return [(name, value)], lambda leaves: leaves.pop(0)
-    found: list[tuple[str, Any]] = []
-    rebuilds = []
-    for own_name, each in items:
-        leaves, rebuild = flatten(each, own_name)
-        found += leaves
-        rebuilds.append(rebuild)
-
-    def rebuild_all(leaves: Leaves) -> Any:
-        parts = [rebuild(leaves) for rebuild in rebuilds]
-        if isinstance(value, dict):
-            return dict(zip(value, parts, strict=True))
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-    return found, rebuild_all
+# ---- arguments ---------------------------------------------------------------------------------
 
 
 def is_tensor(value: Any) -> bool:
@@ -298,20 +273,16 @@ class Traced:
         return found if value.argument else found.copy()
 
     def _make_call(self, call: Call, values: dict[str, Any]) -> None:
-        def resolved(argument: Any) -> Any:
-            if isinstance(argument, Node):
-                value = values[self.node_names[argument]]
-                return value if isinstance(value, DistArray) else distributed(value, self.comm)
-            if isinstance(argument, list | tuple):
-                return type(argument)(map(resolved, argument))
-            if isinstance(argument, dict):
-                return {name: resolved(value) for name, value in argument.items()}
-            return argument
-
-        found = call.function(*resolved(call.arguments), **resolved(call.options))
-        for node, value in zip(
-            call.results, found if isinstance(found, tuple) else (found,), strict=True
-        ):
+        leaves: Leaves = []
+        for leaf in call.leaves:
+            if isinstance(leaf, Node):
+                leaf = values[self.node_names[leaf]]
+                if not isinstance(leaf, DistArray):
+                    leaf = distributed(leaf, self.comm)
+            leaves.append(leaf)
+        arguments, options = call.rebuild(leaves)
+        found, _ = flatten(call.function(*arguments, **options))
+        for node, (_, value) in zip(call.results, found, strict=True):
             if node in self.node_names:
                 values[self.node_names[node]] = value
 
