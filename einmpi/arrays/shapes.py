@@ -211,6 +211,8 @@ def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
 
     Without an axis, the elements are shifted in row-major order.
     """
+    if array.is_alone():
+        return on_one_rank(array, np.roll(array.local, shift, axis))
     if axis is None:
         vector = reshape(array, (-1,))
         return reshape(roll(vector, shift, 0), array.shape)
@@ -323,6 +325,10 @@ def concatenate(
 
     largest = max(tensors, key=lambda tensor: (tensor.is_symbol, tensor.size))
     bound = (*extents_before, joined_extent, *extents_after)
+    if largest.is_alone():
+        blocks = [tensor.host for tensor in tensors]
+        local = np.concatenate(blocks, joined, dtype=joined_dtype, casting="unsafe")
+        return on_one_rank(largest, local)
     result = filled(largest, bound, np.zeros((), joined_dtype))
     end = 0
     for tensor in tensors:

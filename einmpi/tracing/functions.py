@@ -100,6 +100,14 @@ def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) ->
     return found if highest is None else np.minimum(found, highest)
 
 
+def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    """Return, for each element, whether two tensors are close to each other."""
+    a, b = np.multiply(a, 1.0), np.multiply(b, 1.0)  # differences of integers would wrap around
+    is_near = abs(a - b) <= atol + rtol * abs(b)
+    is_close = (is_near & np.isfinite(b)) | np.equal(a, b)
+    return is_close | (np.isnan(a) & np.isnan(b)) if equal_nan else is_close
+
+
 def filled(source: Symbol, bound: Sequence[int], value: Any) -> Symbol:
     """Return a tensor of equal elements."""
     text = f"{_header(bound)} = {number_text(value)}"
@@ -463,6 +471,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "on_blocks": on_blocks,
     "converted": cast,
     "clip": clip,
+    "isclose": isclose,
     "filled": filled,
     "_selected": selected,
     "select_elements": select_elements,
