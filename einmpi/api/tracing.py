@@ -12,25 +12,26 @@ import numpy as np
 
 from einmpi.api.loops import loop
 from einmpi.api.running import run
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import TRACES, DistArray, call
 from einmpi.comm.agreement import comm_of_program
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import Job
 from einmpi.job.settings import only_settings, takes_settings
-from einmpi.tracing.functions import call_between, full_like
+from einmpi.tracing.functions import call_between
 from einmpi.tracing.statements import Node, copied, in_order
 from einmpi.tracing.symbols import (
     MOST_STATEMENTS,
-    TRACES,
     Symbol,
     Trace,
+    TracingError,
+    flatten,
     refuse,
     symbol_of,
     trace_of,
 )
-from einmpi.tracing.traced import Traced, flatten, is_tensor, kind_of, trace_together
+from einmpi.tracing.traced import Traced, is_tensor, kind_of, trace_together
 from einmpi.units import counted
 
 MOST_TRACES = 256  # of a function, for arguments of different kinds
@@ -77,7 +78,7 @@ class Jitted:
             found, _ = flatten((tuple(arguments), dict(named)))
             leaves = [value for _, value in found]
             structure = _structure((arguments, named))
-        comm = self._comm(leaves)
+        comm = _comm_of(leaves, self.comm)
         try:
             key = (comm, structure, tuple(map(kind_of, leaves)))
             known = self.traces.get(key)
@@ -93,30 +94,17 @@ class Jitted:
         self.latest = known
         return known, leaves
 
-    def _comm(self, leaves: Sequence[Any]) -> Comm:
-        for leaf in leaves:
-            if isinstance(leaf, DistArray):
-                return leaf.own_comm
-        return comm_of_program(self.comm)
-
     def _new_trace(self, arguments: Sequence[Any], named: Mapping[str, Any], comm: Comm) -> Traced:
         names = [*self.parameters, *(f"x{number}" for number in range(len(arguments)))]
-        given = [(name, each) for name, each in zip(names, arguments, strict=False)]
-        given += named.items()
-        leaves: list[tuple[str, Any]] = []
-        rebuilds = []
-        for name, each in given:
-            found, rebuild = flatten(each, name)
-            leaves += found
-            rebuilds.append(rebuild)
+        leaves, rebuild = flatten(dict(zip(names, arguments, strict=False)))
+        named_leaves, rebuild_named = flatten(dict(named))
 
-        def rebuild_all(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-            parts = [rebuild(values) for rebuild in rebuilds]
-            count = len(arguments)
-            return parts[:count], dict(zip(named, parts[count:], strict=True))
+        def call_with(values: list[Any]) -> Any:
+            positional = rebuild(values).values()
+            return self.function(*positional, **rebuild_named(values))
 
-        given_to_trace = (leaves, rebuild_all, comm, self.settings, self.most_statements)
-        return trace_together(comm, lambda: Traced(self.function, *given_to_trace))
+        given_to_trace = (leaves + named_leaves, comm, self.settings, self.most_statements)
+        return trace_together(comm, lambda: Traced(call_with, *given_to_trace))
 
     # ---- what was traced last ----
 
@@ -134,6 +122,14 @@ class Jitted:
     def job(self) -> Job:
         """The program of the latest call as a job."""
         return self._latest().job
+
+
+def _comm_of(values: Sequence[Any], comm: Any) -> Comm:
+    """Return the ranks of DistArrays among some values, or else those of an argument `comm`."""
+    for value in values:
+        if isinstance(value, DistArray):
+            return value.own_comm
+    return comm_of_program(comm)
 
 
 def _structure(value: Any) -> Any:
@@ -261,15 +257,14 @@ def differentiated(
             )
         found = []
         for number, own in zip(numbers, copies, strict=True):
-            found.append(rebuilds[number]([_gradient(loss, leaf) for leaf in own]))
+            found.append(rebuilds[number]([_gradient(name, loss, leaf) for leaf in own]))
         gradient = found[0] if isinstance(wrt, int) else tuple(found)
         return (loss, gradient) if with_value else gradient
 
-    inner = function.function if isinstance(function, Jitted) else function
-    update_wrapper(gradients, inner)
-    settings = function.settings if isinstance(function, Jitted) else {}
-    comm = function.comm if isinstance(function, Jitted) else None
-    return Jitted(gradients, comm, MOST_STATEMENTS, settings)
+    own = function if isinstance(function, Jitted) else Jitted(function, None, MOST_STATEMENTS, {})
+    name = getattr(own.function, "__name__", "the function")
+    update_wrapper(gradients, own.function)
+    return Jitted(gradients, own.comm, own.most_statements, own.settings)
 
 
 def _copy_to_differentiate(where: str, trace: Trace, leaf: Any) -> Symbol:
@@ -281,14 +276,17 @@ def _copy_to_differentiate(where: str, trace: Trace, leaf: Any) -> Symbol:
     return Symbol(trace, copied(symbol.node), symbol.argument or "an argument", symbol.is_weak)
 
 
-def _gradient(loss: Symbol, leaf: Symbol) -> Symbol:
-    """Return the gradient of a loss by an argument."""
+def _gradient(name: str, loss: Symbol, leaf: Symbol) -> DistArray:
+    """Return the gradient of a loss, the result of a function of this name, by an argument."""
     trace = trace_of([loss, leaf])
     copy = leaf.node
     if copy not in in_order([loss.node]):
-        return full_like(leaf, 0)
-    if loss.node.level != copy.level:
-        refuse("there is no gradient through a call between two programs", "statements")
+        return call(np.zeros_like, leaf)
+    for node in in_order([loss.node]):
+        if node.call is not None and copy in in_order([node]):
+            what = f"there is no gradient of {name} through {node.call.name}"
+            hint = "it is a call between two programs"
+            raise TracingError(node.line, what, "functions that are statements", hint)
     # What the loss reads of the tensor by other ways is not differentiated.
     source = copy.operands["x"]
     copy.is_separate = source in in_order([loss.node], without=copy)
@@ -296,7 +294,9 @@ def _gradient(loss: Symbol, leaf: Symbol) -> Symbol:
     index = [f"i{number}" for number in range(leaf.ndim)]
     text = f"{element_text('out', index)} = grad(loss, {element_text('x', index)})"
     operands = {"loss": loss.node, "x": differentiated_by}
-    return Symbol(trace, trace.add(text, operands, is_gradient=True))
+    node = trace.add(text, operands, is_gradient=True)
+    node.line = f"{node.line}, gradient of {name}"
+    return Symbol(trace, node)
 
 
 # ---- loops ---------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def fori(
     body : callable
         ``body(step, *state)`` returns the state after a step: as many tensors of the same shapes
         and dtypes. `step` is a tensor without dimensions, from 0 on.
-    *state : array, DistArray or symbol
+    *state : array, DistArray, or list, tuple or dict of such
         The state before the first step.
     comm : mpi4py communicator, optional
         The ranks if no tensor is a DistArray; by default all that mpirun started.
@@ -338,47 +338,34 @@ def fori(
     if not isinstance(steps, int | np.integer) or steps < 1 or not state:
         what = f"{steps!r:.40} steps of {counted(len(state), 'tensor')}"
         raise InputError("fori", what, "a positive number of Python, and at least one tensor")
-    is_traced = any(isinstance(each, Symbol) for each in state)
-    own_comm = trace_of(state).comm if is_traced else comm_of_program(comm)
-    for each in state:
-        if isinstance(each, DistArray) and not is_traced:
-            own_comm = each.own_comm
-    names = [f"state{number or ''}" for number in range(len(state))]
+    leaves, rebuild = flatten({f"state{number or ''}": each for number, each in enumerate(state)})
+    leaves = [(name, each if is_tensor(each) else np.asarray(each)) for name, each in leaves]
+    tensors = [tensor for _, tensor in leaves]
+    own_comm = _comm_of(tensors, comm)
 
-    def flat_body(*symbols: Any) -> Any:
+    def step(values: list[Any]) -> Any:
         number = Symbol(TRACES.stack[-1], Node((), np.dtype(np.int64), "step"), "step")
-        found = body(number, *symbols)
-        return tuple(map(_computed, found if isinstance(found, tuple) else (found,)))
+        found = body(number, *rebuild(values).values())
+        if _structure(found) == _structure(state[0]) and len(state) == 1:
+            found = (found,)
+        if _structure(found) != _structure(state):
+            what = f"a step returns {found!r:.80} for a state of {counted(len(state), 'tensor')}"
+            refuse(what, "as many tensors, in the same containers")
+        return tuple(_computed(leaf) for _, leaf in flatten(found)[0])
 
-    def rebuild(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        return values, {}
-
-    tensors = [each if is_tensor(each) else np.asarray(each) for each in state]
-    leaves = list(zip(names, tensors, strict=True))
-    given_to_trace = (leaves, rebuild, own_comm, chosen, MOST_STATEMENTS)
-    traced = trace_together(own_comm, lambda: Traced(flat_body, *given_to_trace))
-    job, made, constants = _loop_of(traced, tensors)
-    read = [vertex.name for vertex in job.graph.inputs]
-    carry = {name: after for name, after in made.items() if name in read}
-
-    def run_loop(*values: Any) -> Any:
-        given = dict(zip([*names, *constants], values, strict=True))
-        own = {name: value for name, value in given.items() if name in read}
-        if carry:
-            outputs = loop(job, own, own_comm, carry=carry, steps=steps).outputs
-        else:  # steps do not depend on each other: only the last one counts
-            number = {"step": np.int64(steps - 1)} if "step" in read else {}
-            outputs = run(job, {**own, **number}, own_comm)
-        found = tuple(outputs[name if name in carry else made[name]] for name in names)
-        return found if len(found) > 1 else found[0]
-
-    values = [*tensors, *constants.values()]
-    if not is_traced and not any(isinstance(each, Symbol) for each in values):
-        return run_loop(*values)
-    run_loop.__name__ = "fori"
-    trace = trace_of(values)
-    symbols = tuple(symbol_of(trace, each) for each in values)
-    return call_between(run_loop, symbols, {}, [(each.shape, each.dtype) for each in tensors])
+    given_to_trace = (leaves, own_comm, chosen, MOST_STATEMENTS)
+    traced = trace_together(own_comm, lambda: Traced(step, *given_to_trace))
+    repeat = _repetition(traced, tensors, int(steps))
+    values = [*tensors, *traced.trace.constants.values()]
+    if any(isinstance(each, Symbol) for each in values):
+        trace = trace_of(values)
+        symbols = tuple(symbol_of(trace, each) for each in values)
+        kinds = [np.broadcast_to(np.empty((), each.dtype), each.shape) for each in tensors]
+        found = call_between(repeat, symbols, {}, kinds)
+    else:
+        found = repeat(*values)
+    after = tuple(rebuild(found).values())
+    return after if len(state) > 1 else after[0]
 
 
 def _computed(value: Any) -> Any:
@@ -388,23 +375,34 @@ def _computed(value: Any) -> Any:
     return value if value.node.is_computed else Symbol(value.own_trace, copied(value.node))
 
 
-def _loop_of(traced: Traced, state: Sequence[Any]) -> tuple[Job, dict[str, str], dict[str, Any]]:
-    """Return the job of a step, what it carries, and the tensors that it has from outside."""
+def _repetition(traced: Traced, state: Sequence[Any], steps: int) -> Callable[..., Any]:
+    """Return what repeats a step: a function of the state, and of what the step has from outside.
+
+    It returns the state after the last step.
+    """
     if len(traced.stages) > 1:
         refuse("the step of a loop makes a call between two programs", "statements")
     names = [str(name) for name in traced.argument_names]
-    if len(traced.results) != len(state):
-        what = f"a step returns {len(traced.results)} tensors for {len(state)}"
-        refuse(what, "as many as the state has")
-    carry = {}
+    made: dict[str, str] = {}  # what a tensor of the state becomes
     for name, before, after in zip(names, state, traced.results, strict=True):
-        if (
-            not isinstance(after, Symbol)
-            or after.shape != before.shape
-            or after.dtype != before.dtype
-        ):
+        is_same = isinstance(after, Symbol) and after.shape == before.shape
+        if not is_same or after.dtype != before.dtype:
             what = f"a step makes {after!r:.80} of a tensor of shape {before.shape}, {before.dtype}"
             refuse(what, "the same shape and dtype")
-        carry[name] = traced.node_names[after.node]
-    assert traced.stages[0].job is not None
-    return traced.stages[0].job, carry, dict(traced.trace.constants)
+        made[name] = traced.node_names[after.node]
+    job = traced.stages[0].job
+    assert job is not None
+    read = [vertex.name for vertex in job.graph.inputs]
+    carry = {name: after for name, after in made.items() if name in read}
+
+    def fori(*values: Any) -> list[Any]:
+        given = dict(zip([*names, *traced.trace.constants], values, strict=True))
+        given = {name: value for name, value in given.items() if name in read}
+        if carry:
+            outputs = loop(job, given, traced.comm, carry=carry, steps=steps).outputs
+        else:  # steps do not depend on each other: only the last one counts
+            number = {"step": np.int64(steps - 1)} if "step" in read else {}
+            outputs = run(job, {**given, **number}, traced.comm)
+        return [outputs[name if name in carry else made[name]] for name in names]
+
+    return fori

@@ -22,7 +22,7 @@ _NAMES = {
     "nan": math.nan,
     "newaxis": None,
     "pi": math.pi,
-    **{dtype.name: dtype for dtype in functions.KINDS["bool"] + functions.KINDS["numeric"]},
+    **functions.__array_namespace_info__().dtypes(),
     **{name: getattr(functions, name) for name in _WRITTEN.split()},
     **{name: getattr(linalg, name) for name in table.PRODUCTS},
     **make_functions(table.MAIN, __name__),

@@ -22,26 +22,6 @@ CPU = "cpu"  # the only device of new DistArrays: the memory of the ranks
 DEFAULT_FLOAT = np.dtype("float64")
 
 
-def _dtypes(*names: str) -> tuple[np.dtype[Any], ...]:
-    return tuple(np.dtype(name) for name in names)
-
-
-_SIGNED = _dtypes("int8", "int16", "int32", "int64")
-_UNSIGNED = _dtypes("uint8", "uint16", "uint32", "uint64")
-_REAL = _dtypes("float32", "float64")
-_COMPLEX = _dtypes("complex64", "complex128")
-# The dtypes of each kind that the standard names.
-KINDS: dict[str, tuple[np.dtype[Any], ...]] = {
-    "bool": _dtypes("bool"),
-    "signed integer": _SIGNED,
-    "unsigned integer": _UNSIGNED,
-    "integral": _SIGNED + _UNSIGNED,
-    "real floating": _REAL,
-    "complex floating": _COMPLEX,
-    "numeric": _SIGNED + _UNSIGNED + _REAL + _COMPLEX,
-}
-
-
 def check_device(device: Any) -> None:
     """Refuse devices other than the ranks' own memory."""
     if device is not None and device != CPU:
@@ -108,13 +88,7 @@ def iinfo(type: Any, /) -> IntegerInfo:
 
 def isdtype(dtype: Any, kind: Any) -> bool:
     """Return whether a dtype is of a kind: a dtype, the name of a kind, or a tuple of these."""
-    if isinstance(kind, tuple):
-        return any(isdtype(dtype, one_kind) for one_kind in kind)
-    if isinstance(kind, str):
-        if kind not in KINDS:
-            raise ValueError(f"unknown kind of dtypes {kind!r}; there are {', '.join(KINDS)}")
-        return np.dtype(dtype) in KINDS[kind]
-    return bool(np.dtype(dtype) == np.dtype(kind))
+    return np.isdtype(dtype, kind)
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
@@ -125,44 +99,15 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
 # ---- the namespace -------------------------------------------------------------------------------
 
 
-class NamespaceInfo:
-    """What `__array_namespace_info__()` returns."""
+_numpy_info: Any = type(np.__array_namespace_info__())
+
+
+class NamespaceInfo(_numpy_info):  # type: ignore[misc]  # numpy does not declare it
+    """What `__array_namespace_info__()` returns: what numpy does, but for the dimensions."""
 
     def capabilities(self) -> dict[str, Any]:
         """Return what this namespace is able to do."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 32}
-
-    def default_device(self) -> str:
-        """Return the device of new tensors."""
-        return CPU
-
-    def devices(self) -> list[str]:
-        """Return all devices."""
-        return [CPU]
-
-    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
-        """Return the dtypes of new tensors, by kind."""
-        check_device(device)
-        return {
-            "real floating": np.dtype("float64"),
-            "complex floating": np.dtype("complex128"),
-            "integral": np.dtype("int64"),
-            "indexing": np.dtype("int64"),
-        }
-
-    def dtypes(
-        self, *, device: Any = None, kind: str | tuple[str, ...] | None = None
-    ) -> dict[str, np.dtype[Any]]:
-        """Return the dtypes of some kinds by their names; by default all."""
-        check_device(device)
-        if kind is None:
-            kind = ("bool", "numeric")
-        kinds = (kind,) if isinstance(kind, str) else kind
-        found: dict[str, np.dtype[Any]] = {}
-        for one_kind in kinds:
-            for dtype in KINDS[one_kind]:
-                found[dtype.name] = dtype
-        return found
 
 
 def __array_namespace_info__() -> NamespaceInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -152,6 +153,10 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         finally:
             _pickle_comm.reset(token)
 
+    def _view(self, link: Link, key: Any = "no key") -> DistArray:
+        """Return elements of this tensor that follow its changes; see `View`."""
+        return View(self, link, key)
+
     # ---- messages -------------------------------------------------------------------------------
 
     def gather(self, root: int | None = None) -> Any:
@@ -266,20 +271,26 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         function = _functions().apply_ufunc
-        if not self.ndim and not any(getattr(each, "ndim", 0) for each in inputs):
+        has_dimensions = self.ndim or any(getattr(each, "ndim", 0) for each in inputs)
+        if not has_dimensions and not self.is_symbol:
             # Every rank has these numbers, and one rank alone may compute with them to print them.
             return function(ufunc, method, inputs, options)
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
         shown = (*inputs, options) if options else inputs
-        return call_alike(self.own_comm, name, shown, function, ufunc, method, inputs, options)
+        return self._call_alike(name, shown, function, ufunc, method, inputs, options)
 
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
         shown = (*arguments, options) if options else arguments
         apply = _functions().apply_function
-        name = function.__name__
-        return call_alike(self.own_comm, name, shown, apply, function, arguments, options)
+        return self._call_alike(function.__name__, shown, apply, function, arguments, options)
+
+    def _call_alike(
+        self, name: str, shown: Sequence[Any], function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function that all ranks call with the same arguments, and note that."""
+        return call_alike(self.own_comm, name, shown, function, *arguments)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if not self.is_alone():
@@ -323,14 +334,15 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     # ---- elements -------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> DistArray:
-        selected: DistArray = call_alike(
-            self.own_comm, "getitem", (self, key), _functions().indexing.select, self, key
+        shown = (self, key)
+        selected: DistArray = self._call_alike(
+            "getitem", shown, _functions().indexing.select, *shown
         )
         return selected
 
     def __setitem__(self, key: Any, value: Any) -> None:
         shown = (self, key, value)
-        call_alike(self.own_comm, "setitem", shown, _functions().indexing.assign, *shown)
+        self._call_alike("setitem", shown, _functions().indexing.assign, *shown)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -477,13 +489,14 @@ def _unpickled(local: Array, layout: Layout, rank: int, ranks: int) -> DistArray
     return DistArray(local, layout, comm)
 
 
-class SymbolsInUse:
-    """How many functions are being traced, in all threads: without any, there are no symbols."""
+class Traces(threading.local):
+    """The functions that this thread traces now, the innermost last: else there are no symbols."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
 
 
-symbols_in_use = SymbolsInUse()
+TRACES = Traces()
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -493,7 +506,7 @@ def takes_symbols(function: Function) -> Function:
 
     @wraps(function)
     def apply(*arguments: Any, **options: Any) -> Any:
-        if symbols_in_use.count and any(map(_has_symbol, arguments)):
+        if TRACES.stack and any(map(_has_symbol, arguments)):
             return late("stand_in")(name, arguments, options)
         return function(*arguments, **options)
 
@@ -505,7 +518,7 @@ def _has_symbol(value: Any) -> bool:
         return any(map(_has_symbol, value))
     if isinstance(value, dict):
         return any(map(_has_symbol, value.values()))
-    return isinstance(value, DistArray) and value.is_symbol
+    return getattr(value, "is_symbol", False)
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> DistArray:
@@ -586,17 +599,7 @@ class View(DistArray):
 
     def write(self, values: DistArray) -> None:
         """Replace all elements, in the base."""
-        *links, last_link = self.links
-        parts = [self.base]
-        for link in links:
-            parts.append(link.read(parts[-1]))
-        changed = parts.pop()
-        last_link.write(changed, values)
-        for link in reversed(links):
-            part = parts.pop()
-            if not link.shares:
-                link.write(part, changed)
-            changed = part
+        write_into_base(self, values)
         self.base._count_change()
         self._hold(values)
 
@@ -607,6 +610,21 @@ class View(DistArray):
         return f"DistArray(changed since it was read, shape={self.shape}, dtype={self.dtype})"
 
 
+def write_into_base(view: Any, values: DistArray) -> None:
+    """Replace the elements of a view in its base, and in the views between the two."""
+    *links, last_link = view.links
+    parts = [view.base]
+    for link in links:
+        parts.append(link.read(parts[-1]))
+    changed = parts.pop()
+    last_link.write(changed, values)
+    for link in reversed(links):
+        part = parts.pop()
+        if not link.shares or view.is_symbol:
+            link.write(part, changed)
+        changed = part
+
+
 @contextmanager
 def writing(array: DistArray) -> Iterator[DistArray]:
     """Yield a tensor whose block takes new elements of another one: itself, or a copy of a view.
@@ -614,8 +632,7 @@ def writing(array: DistArray) -> Iterator[DistArray]:
     All ranks call it.
     """
     if isinstance(array, View) and not array.shares:
-        if any(link.write is refuse_writing for link in array.links):
-            refuse_writing(array, array)
+        check_writable(array)
         changed = array.copy()
         yield changed
         array.write(changed)
@@ -632,7 +649,14 @@ def refuse_writing(array: DistArray, values: DistArray) -> None:
     raise ValueError("assignment destination is read-only")
 
 
-def stored_as_numpy(view: View) -> Array:
+def check_writable(view: Any) -> None:
+    """Refuse a view that is read-only."""
+    for link in view.links:
+        if link.write is refuse_writing:
+            refuse_writing(view, view)
+
+
+def stored_as_numpy(view: Any) -> Array:
     """Return an array with the strides that numpy's view would have, but without its elements."""
     base = view.base
     strides = [prod(base.shape[axis + 1 :]) * base.itemsize for axis in range(base.ndim)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from einmpi.arrays.creation import block_of, layout_for
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, takes_symbols
 from einmpi.arrays.moving import (
     broadcast_layout,
     common_comm,
@@ -17,7 +18,7 @@ from einmpi.arrays.moving import (
     layout_cutting,
     with_other_dimensions,
 )
-from einmpi.arrays.shapes import concatenate, expand_dims, roll
+from einmpi.arrays.shapes import concatenate, expand_dims, filled, roll
 from einmpi.comm.agreement import is_checking, require_same_arrays, together
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
@@ -28,6 +29,7 @@ from einmpi.schedule.layout import Layout
 Number: TypeAlias = bool | int | float | complex | np.generic
 
 
+@takes_symbols
 def on_blocks(
     where: str,
     function: Callable[..., Any],
@@ -148,14 +150,23 @@ def by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def apply_to_array(array: DistArray, /, **options: Any) -> Any:
-        def apply_to_block(block: Any) -> Any:
-            return function(block, **options)
-
-        return on_blocks(function.__name__, apply_to_block, (array,))
+        return on_blocks(function.__name__, partial(function, **options), (array,))
 
     return apply_to_array
 
 
+def copied(block: Any) -> Any:
+    """Return a copy of a block in row-major order."""
+    return block.copy()
+
+
+@takes_symbols
+def converted(array: DistArray, dtype: Any) -> DistArray:
+    """Return the elements in another dtype."""
+    return array._with_block(array.local.astype(dtype))
+
+
+@takes_symbols
 def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
     lowest = options.pop("min", a_min)
@@ -184,10 +195,10 @@ def filled_like(
     """Return a tensor of equal elements, in the layout of another one."""
     if dtype is None:
         dtype = array.dtype
-    element = np.full((), value, dtype)  # blocks of one value: an array is refused
-    return array._with_block(np.full(array.local.shape, element, dtype))
+    return filled(array, array.shape, np.full((), value, dtype))  # an array is refused
 
 
+@takes_symbols
 def isclose(
     a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:

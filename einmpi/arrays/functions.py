@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from einmpi.arrays import (
     shapes,
     statistics,
 )
-from einmpi.arrays.dist_array import DistArray, Link, View, refuse_writing, stored_as_numpy, writing
+from einmpi.arrays.dist_array import DistArray, Link, refuse_writing, stored_as_numpy, writing
 from einmpi.arrays.elementwise import Number, on_blocks
 from einmpi.kernels.reference import is_of_other_library
 
@@ -61,26 +61,19 @@ def apply_ufunc(
         if not is_known and not is_of_other_library(operand):
             return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
 
-    outs = [target for target in targets if target is not None]
-
-    def compute_block(*blocks: Any) -> Any:
-        given = dict(options)
-        if outs:
-            # numpy decides whether what `out` holds can take the results.
-            extents = np.broadcast_shapes(*map(np.shape, blocks))
-            stored = (np.empty_like(block, shape=extents) for block in blocks)
-            given["out"] = tuple(None if target is None else next(stored) for target in targets)
-        return ufunc(*blocks[len(outs) :], **given)
-
     fails_by_value = ufunc is np.power and _may_be_negative_power(*inputs)
-    computed = on_blocks(name, compute_block, (*outs, *inputs), fails_by_value)
+    compute = partial(ufunc, **options)
+    if any(isinstance(operand, DistArray) for operand in inputs):
+        computed = on_blocks(name, compute, inputs, fails_by_value)
+    else:  # only the results are DistArrays
+        computed = compute(*inputs)
     if not targets:
         return computed
     results = computed if isinstance(computed, tuple) else (computed,)
     found: list[DistArray] = []
     for target, result in zip(targets, results, strict=True):
         if target is not None:
-            store(target, result)
+            store(target, result, options.get("casting", "same_kind"))
         found.append(result if target is None else target)
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -102,29 +95,33 @@ def _refused(what: str, operands: Sequence[Any]) -> Any:
     raise TypeError(f"{what}; expected DistArrays, arrays and numbers")
 
 
-def store(target: DistArray, result: DistArray) -> None:
+def store(target: DistArray, result: Any, casting: Any = "same_kind") -> None:
     """Write a result into an existing tensor, as `x += y` does."""
+    if not np.can_cast(result.dtype, target.dtype, casting):
+        raise TypeError(f"Cannot cast a result of {result.dtype} to {target.dtype}")
     if target.shape != result.shape:
-        raise ValueError(
-            f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
-        )
+        if np.broadcast_shapes(target.shape, result.shape) != target.shape:
+            raise ValueError(
+                f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
+            )
+        result = np.broadcast_to(result, target.shape)
+    if target.is_symbol or not isinstance(result, DistArray):
+        target[...] = result
+        return
     block = result._in_layout(target.layout).local
     with writing(target) as changed:
-        np.copyto(changed.local, block, casting="same_kind")
+        np.copyto(changed.local, block, casting=casting)
 
 
 def apply_function(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    options: dict[str, Any],
-    functions: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
+    function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
 ) -> Any:
     """Evaluate a function of numpy on DistArrays; refuse one that is not among `FUNCTIONS`.
 
     Arguments are found by numpy's own signature, so that they may be given by position or by the
     names that numpy has for them.
     """
-    implementation = (FUNCTIONS if functions is None else functions).get(function)
+    implementation = FUNCTIONS.get(function)
     if implementation is None:
         raise TypeError(
             f"{_name_of(function)} does not take a DistArray; gather() returns an array that it "
@@ -180,7 +177,7 @@ def _calling_of(
 def _ravel(array: DistArray, /, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
-    is_copy = isinstance(array, View) and not stored_as_numpy(array).flags.c_contiguous
+    is_copy = bool(array.links) and not stored_as_numpy(array).flags.c_contiguous
     return shapes.as_numpy_reshapes(array, (-1,), is_copy)
 
 
@@ -192,13 +189,17 @@ def _reshape(array: DistArray, shape: Any, /, order: str = "C", copy: Any = None
 
 def _broadcast_to(array: DistArray, shape: Any, /) -> DistArray:
     read = partial(shapes.broadcast_to, shape=shape)
-    return View(array, Link(read, refuse_writing, partial(np.broadcast_to, shape=shape)))
+    return array._view(Link(read, refuse_writing, partial(np.broadcast_to, shape=shape)))
 
 
 def _diagonal(array: DistArray, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
     place = {"offset": offset, "axis1": axis1, "axis2": axis2}
     read = partial(products.diagonal, **place)
-    return View(array, Link(read, refuse_writing, partial(np.diagonal, **place)))
+    return array._view(Link(read, refuse_writing, partial(np.diagonal, **place)))
+
+
+def _same(block: Any) -> Any:
+    return block
 
 
 def _part(name: str) -> Callable[..., DistArray]:
@@ -211,9 +212,11 @@ def _part(name: str) -> Callable[..., DistArray]:
             view(changed)[...] = values
             base[...] = changed
 
-        if name == "imag" and array.dtype.kind != "c":  # zeros that are stored nowhere
-            return View(array, Link(read, refuse_writing, lambda block: block))
-        return View(array, Link(read, write, lambda block: getattr(block, name), shares=True))
+        if array.dtype.kind != "c":
+            # A real part is the tensor itself; imaginary parts are zeros that are stored nowhere.
+            return array[...] if name == "real" else array._view(Link(read, refuse_writing, _same))
+        own_write = refuse_writing if array.is_symbol else write
+        return array._view(Link(read, own_write, lambda block: getattr(block, name), shares=True))
 
     return view
 
@@ -229,7 +232,7 @@ def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
 def _astype(array: DistArray, dtype: Any, /, copy: bool = True, device: Any = None) -> DistArray:
     if not copy and array.dtype == dtype:
         return array
-    return array._with_block(array.local.astype(dtype))
+    return elementwise.converted(array, dtype)
 
 
 def _named(module: Any, names: str) -> list[Any]:
@@ -240,7 +243,7 @@ def _named(module: Any, names: str) -> list[Any]:
 _BY_NAME = (
     (np, reductions, "mean var std diff count_nonzero ptp"),
     (np.linalg, reductions, "norm vector_norm"),
-    (np, statistics, "nanmean nanvar nanstd average median quantile percentile cov corrcoef"),
+    (np, statistics, "average median quantile percentile cov corrcoef"),
     (np, statistics, "bincount histogram digitize"),
     (np, statistics, "sort argsort searchsorted isin"),
     (np, statistics, "unique unique_all unique_counts unique_inverse unique_values"),
@@ -259,7 +262,6 @@ _BY_NAME = (
 # Functions that numpy writes with others of its own, which come back to us.
 _WRITTEN_BY_NUMPY = "allclose array_split dstack flip hsplit hstack split unstack vsplit vstack"
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
-_AGGREGATIONS = "sum prod any all max min"
 _OF_MATRICES = (
     "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet svd "
     "svdvals"
@@ -268,7 +270,7 @@ _TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn"
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **{function: function.__wrapped__ for function in _named(np, _WRITTEN_BY_NUMPY)},
     # aggregations
-    **{getattr(np, name): partial(reductions.aggregate, name) for name in _AGGREGATIONS.split()},
+    **{getattr(np, name): partial(reductions.aggregate_some, name) for name in reductions.JOINED},
     np.argmax: partial(reductions.argument_of, "max"),
     np.argmin: partial(reductions.argument_of, "min"),
     np.cumsum: partial(reductions.scan, "cumsum"),
@@ -276,8 +278,11 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.cumulative_sum: partial(reductions.cumulative, "cumsum"),
     np.cumulative_prod: partial(reductions.cumulative, "cumprod"),
     # statistics
-    np.nansum: partial(statistics.nan_total, "sum", 0),
-    np.nanprod: partial(statistics.nan_total, "prod", 1),
+    np.nansum: partial(statistics.of_numbers, partial(reductions.aggregate_some, "sum")),
+    np.nanprod: partial(statistics.of_numbers, partial(reductions.aggregate_some, "prod")),
+    np.nanmean: partial(statistics.of_numbers, reductions.mean),
+    np.nanvar: partial(statistics.of_numbers, reductions.var),
+    np.nanstd: partial(statistics.of_numbers, reductions.std),
     np.nanmax: partial(statistics.nan_extreme, "max", -np.inf),
     np.nanmin: partial(statistics.nan_extreme, "min", np.inf),
     np.diagonal: _diagonal,
@@ -308,7 +313,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.iscomplexobj: lambda array, /: array.dtype.kind == "c",
     np.isrealobj: lambda array, /: array.dtype.kind != "c",
     np.result_type: _result_type,
-    np.copy: elementwise.by_blocks(lambda block: block.copy()),
+    np.copy: elementwise.by_blocks(elementwise.copied),
     np.astype: _astype,
     np.zeros_like: partial(elementwise.filled_like, 0),
     np.empty_like: partial(elementwise.filled_like, 0),

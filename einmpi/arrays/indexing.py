@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray, Link, View, takes_symbols, writing
+from einmpi.arrays.dist_array import DistArray, Link, takes_symbols, writing
 from einmpi.arrays.elementwise import Number, in_one_memory, on_blocks
 from einmpi.arrays.exchange import flat_indices
 from einmpi.arrays.moving import (
@@ -110,6 +110,11 @@ class Key:
         return not tables or (
             len(tables) == 1 and (has_ranges or not isinstance(tables[0], DistArray))
         )
+
+    @property
+    def is_symbol(self) -> bool:
+        """Whether it selects elements of a symbol, or by one."""
+        return any(getattr(each, "is_symbol", False) for each in (self.array, *self.indices))
 
     def gathered(self) -> list[Any]:
         """Return the indices, with tables that every rank has whole."""
@@ -241,7 +246,6 @@ def _check_mask(shape: tuple[int, ...], mask: Any) -> None:
 # ---- selections ---------------------------------------------------------------------------------
 
 
-@takes_symbols
 def select(array: DistArray, key: Any) -> DistArray:
     """Return the elements that a key selects: a view, or a copy as numpy's. All ranks call it."""
     if is_basic(key):
@@ -261,9 +265,10 @@ def _view_of_part(array: DistArray, key: tuple[Any, ...]) -> DistArray:
 
     if len(key) == array.ndim and all(isinstance(part, int | np.integer) for part in key):
         return deepcopy(read(array))  # one element, which is no view in numpy either
-    return View(array, Link(read, write, lambda block: block[key], array.is_alone()), key)
+    return array._view(Link(read, write, lambda block: block[key], array.is_alone()), key)
 
 
+@takes_symbols
 def _selected(key: Key) -> DistArray:
     if not key.is_by_dimension:
         return _elements_at_key(key)
@@ -285,7 +290,12 @@ def _selected(key: Key) -> DistArray:
 
 
 def _elements_at_key(key: Key) -> DistArray:
-    """Return elements by tables for all dimensions: a range is one along a dimension of its own."""
+    """Return elements by tables for all dimensions."""
+    return elements_at_indices(key.array, tables_of(key), len(key.shape))
+
+
+def tables_of(key: Key) -> list[Any]:
+    """Return tables for all dimensions: a range is one along a dimension of its own."""
     tables: dict[int, Any] = {}
     dimensions_after = len(key.shape)
     for group in key.groups:
@@ -295,10 +305,10 @@ def _elements_at_key(key: Key) -> DistArray:
             index = key.indices[dimension]
             table = index if isinstance(index, DistArray) else np.asarray(index)
             tables[dimension] = np.expand_dims(table, new_axes)
-    in_order = [tables[dimension] for dimension in range(key.array.ndim)]
-    return elements_at_indices(key.array, in_order, len(key.shape))
+    return [tables[dimension] for dimension in range(key.array.ndim)]
 
 
+@takes_symbols
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
     """Return the elements, in row-major order, where a mask of the same shape is True."""
     values = reshape(array, (-1,))
@@ -334,7 +344,8 @@ def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArra
 
 def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
-    is_own_view = isinstance(value, View) and value.base is array
+    value_links = getattr(value, "links", ())
+    is_own_view = len(value_links) == 1 and value.base is array
     if is_own_view and is_basic(key) and value.key == fixed_key(key):
         return  # x[1:] += 1 has written into the view already
     is_number = isinstance(value, Number | list | tuple | str)
@@ -351,10 +362,9 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
             value = value.astype(array.dtype)
     mask = mask_of_all(array, key)
     if mask is not None:
-        with writing(array) as changed:
-            _assign_by_mask(changed, mask, value)
-        return
-    _assign_by_key(read_key(array, key), value)
+        _assign_by_mask(array, mask, value)
+    else:
+        _assign_by_key(read_key(array, key), value)
 
 
 def _without_first_ones(value: Any, ndim: int) -> Any:
@@ -364,6 +374,7 @@ def _without_first_ones(value: Any, ndim: int) -> Any:
     return value
 
 
+@takes_symbols
 def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
     """Replace the elements at which a mask is True by a number, or by values in row-major order."""
     if value.ndim > 1:
@@ -383,10 +394,12 @@ def _assign_by_mask(array: DistArray, mask: Any, value: Any) -> None:
         values = fetch(value, places.reshape(-1))
     else:
         values = value.reshape(-1)[places]
-    _, chosen, values = in_one_memory([array.local, chosen, values])
-    array.local[chosen] = values
+    with writing(array) as changed:
+        _, chosen, values = in_one_memory([changed.local, chosen, values])
+        changed.local[chosen] = values
 
 
+@takes_symbols
 def _assign_by_key(key: Key, value: Any) -> None:
     """Replace the elements at the combinations of the indices of all groups of dimensions."""
     value = _without_first_ones(value, len(key.shape))
@@ -517,7 +530,7 @@ def nonzero(array: DistArray, /) -> tuple[DistArray, ...]:
 def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     """Choose elements of x or y; without them, return the indices where the condition is true."""
     if x is None and y is None:
-        return nonzero(condition)
+        return np.nonzero(condition)
     if x is None or y is None:
         raise ValueError("where takes a condition and two values, or a condition alone")
     return on_blocks("where", np.where, (condition, x, y))

@@ -57,7 +57,15 @@ class ArrayMethods:
 
 _PLAIN = "(self) -> DistArray"
 _OVER_AXES = "(self, axis: Axis = None, keepdims: bool = False) -> DistArray"
-_TOTAL = "(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray"
+_TRUTH = "(self, axis: Axis = None, keepdims: bool = False, *, where: Any = True) -> DistArray"
+_EXTREME = (
+    "(self, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = True)"
+    " -> DistArray"
+)
+_TOTAL = (
+    "(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False, *, initial: Any = None,"
+    " where: Any = True) -> DistArray"
+)
 _DEVIATION = "(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray"
 _PLACE = "(self, axis: int | None = None, keepdims: bool = False) -> DistArray"
 _RUNNING_TOTAL = "(self, axis: int | None = None, dtype: Any = None) -> DistArray"
@@ -129,27 +137,28 @@ METHODS: dict[str, Row] = {
     "prod": (np.prod, _TOTAL, "Return the product over some dimensions, by default over all."),
     "max": (
         np.max,
-        _OVER_AXES,
+        _EXTREME,
         "Return the greatest element along some dimensions, by default of all.",
     ),
     "min": (
         np.min,
-        _OVER_AXES,
+        _EXTREME,
         "Return the least element along some dimensions, by default of all.",
     ),
     "any": (
         np.any,
-        _OVER_AXES,
+        _TRUTH,
         "Return whether any element along some dimensions is not zero, by default of all.",
     ),
     "all": (
         np.all,
-        _OVER_AXES,
+        _TRUTH,
         "Return whether all elements along some dimensions are not zero, by default of all.",
     ),
     "mean": (
         np.mean,
-        "(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray",
+        "(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None, where: Any = True)"
+        " -> DistArray",
         "Return the mean along some dimensions, by default of all elements.",
     ),
     "var": (

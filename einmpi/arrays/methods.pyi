@@ -55,25 +55,47 @@ class ArrayMethods:
     def clip(self, min: Any = None, max: Any = None) -> DistArray:
         """Return the elements limited to the range from `min` to `max`."""
 
-    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
+    def sum(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = True,
+    ) -> DistArray:
         """Return the sum over some dimensions, by default over all."""
 
-    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
+    def prod(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        keepdims: bool = False,
+        *,
+        initial: Any = None,
+        where: Any = True,
+    ) -> DistArray:
         """Return the product over some dimensions, by default over all."""
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    def max(
+        self, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = True
+    ) -> DistArray:
         """Return the greatest element along some dimensions, by default of all."""
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    def min(
+        self, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = True
+    ) -> DistArray:
         """Return the least element along some dimensions, by default of all."""
 
-    def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    def any(self, axis: Axis = None, keepdims: bool = False, *, where: Any = True) -> DistArray:
         """Return whether any element along some dimensions is not zero, by default of all."""
 
-    def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    def all(self, axis: Axis = None, keepdims: bool = False, *, where: Any = True) -> DistArray:
         """Return whether all elements along some dimensions are not zero, by default of all."""
 
-    def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
+    def mean(
+        self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None, where: Any = True
+    ) -> DistArray:
         """Return the mean along some dimensions, by default of all elements."""
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:

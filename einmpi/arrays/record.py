@@ -76,6 +76,7 @@ class ArrayRecord:
     _changes = 0
     # Whether it stands for a tensor of a program that is being written (`tracing`).
     is_symbol = False
+    links: tuple[Any, ...] = ()  # of a view: how it depends on another tensor, its base
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         block_shape = layout.block_shape(comm.rank)

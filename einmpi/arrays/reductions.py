@@ -89,6 +89,43 @@ def aggregate(
     return result
 
 
+# What joins two aggregates, and the aggregate of nothing, if there is one.
+JOINED: dict[str, tuple[np.ufunc, int | None]] = {
+    "sum": (np.add, 0),
+    "prod": (np.multiply, 1),
+    "max": (np.maximum, None),
+    "min": (np.minimum, None),
+    "any": (np.logical_or, 0),
+    "all": (np.logical_and, 1),
+}
+
+
+def aggregate_some(
+    name: str,
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    where: Any = True,
+    initial: Any = None,
+    **options: Any,
+) -> DistArray:
+    """Aggregate as numpy: elements at which `where` is true, and one more, `initial`."""
+    operation, neutral = JOINED[name]
+    source = array
+    if where is not True:
+        value = initial if neutral is None else neutral
+        if value is None:
+            what = "where is given without initial, which is the result of no elements"
+            raise InputError(name, what, "both")
+        source = call(np.where, where, array, array.dtype.type(value))
+    if initial is None:
+        return aggregate(name, source, axis, **options)
+    if not source.size and neutral is None:
+        return call(np.full_like, aggregate("sum", source, axis, **options), initial, array.dtype)
+    found = aggregate(name, source, axis, **options)
+    return call(operation, found, found.dtype.type(initial))
+
+
 @takes_symbols
 def of_single_elements(name: str, array: DistArray, dtype: Any) -> DistArray:
     """Aggregate every element alone, which may still convert it: numpy does it by blocks."""
@@ -104,12 +141,29 @@ def _refuse_options(name: str, **options: Any) -> None:
 
 
 def mean(
-    array: DistArray, /, axis: Axis = None, keepdims: bool = False, **options: Any
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    keepdims: bool = False,
+    where: Any = True,
+    **options: Any,
 ) -> DistArray:
     """Return the mean along some dimensions. As numpy, compute that of float16 in float32."""
     if array.dtype == np.float16 and options.get("dtype") is None:
-        return mean(array, axis, keepdims, **{**options, "dtype": np.float32}).astype(np.float16)
-    return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
+        options["dtype"] = np.float32
+        return mean(array, axis, keepdims, where, **options).astype(np.float16)
+    if where is True:
+        return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
+    options.setdefault("dtype", np.mean(np.ones(1, array.dtype)).dtype)
+    total = aggregate_some("sum", array, axis, where, keepdims=bool(keepdims), **options)
+    counts = _count(array, axis, where, keepdims)
+    return call(np.divide, total, counts)._in_dtype(total.dtype)
+
+
+def _count(array: DistArray, axis: Axis, where: Any, keepdims: bool) -> DistArray:
+    """Return how many elements count."""
+    ones = call(np.ones_like, array, dtype=bool)
+    return aggregate_some("sum", ones, axis, where, keepdims=bool(keepdims))
 
 
 def var(
@@ -119,6 +173,7 @@ def var(
     ddof: float = 0,
     keepdims: bool = False,
     correction: float | None = None,
+    where: Any = True,
     **options: Any,
 ) -> DistArray:
     """Return the variance along some dimensions.
@@ -132,6 +187,11 @@ def var(
     kinds = "c" if array.dtype.kind == "c" else "fc"
     if dtype is not None and np.dtype(dtype).kind not in kinds:
         raise TypeError(f"the variance of {array.dtype} is not computed in {np.dtype(dtype)}")
+    if where is not True:
+        deviations: Any = abs(array - mean(array, axis, True, where))
+        squares = aggregate_some("sum", deviations**2, axis, where, keepdims=bool(keepdims))
+        divisor: Any = _count(array, axis, where, keepdims) - ddof
+        return call(np.where, divisor > 0, squares / divisor, np.nan)._in_dtype(squares.dtype)
     variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
     if not ddof:
         return variance
@@ -163,7 +223,7 @@ def argument_of(
     _refuse_options(f"arg{name}", out=out)
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
-        return array._with_block(np.zeros(array.local.shape, np.int64))
+        return call(np.zeros_like, array, np.int64)
     source = array._in_dtype(np.int32) if array.dtype.kind == "b" else array
     return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 
@@ -303,12 +363,7 @@ def triangle(comparison: str, array: DistArray, /, k: int = 0) -> DistArray:
 
 # What the methods of ufuncs compute.
 METHODS_OF_UFUNCS: dict[tuple[np.ufunc, str], Callable[..., DistArray]] = {
-    (np.add, "reduce"): partial(aggregate, "sum"),
-    (np.multiply, "reduce"): partial(aggregate, "prod"),
-    (np.maximum, "reduce"): partial(aggregate, "max"),
-    (np.minimum, "reduce"): partial(aggregate, "min"),
-    (np.logical_or, "reduce"): partial(aggregate, "any"),
-    (np.logical_and, "reduce"): partial(aggregate, "all"),
+    **{(ufunc, "reduce"): partial(aggregate_some, name) for name, (ufunc, _) in JOINED.items()},
     (np.add, "accumulate"): partial(scan, "cumsum"),
     (np.multiply, "accumulate"): partial(scan, "cumprod"),
 }

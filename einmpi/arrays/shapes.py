@@ -12,13 +12,12 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.arrays.creation import layout_for
-from einmpi.arrays.dist_array import DistArray, Link, View, call, stored_as_numpy, takes_symbols
+from einmpi.arrays.dist_array import DistArray, Link, call, stored_as_numpy, takes_symbols
 from einmpi.arrays.exchange import intervals_of_block, move_between_intervals
 from einmpi.arrays.moving import (
     Chosen,
     broadcast_layout,
     common_comm,
-    copy_selected,
     distributed,
     gathered,
     is_provider,
@@ -63,15 +62,14 @@ def view_in_shape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
         base[...] = reshape(values, base.shape)
 
     shares = array.is_alone() and array.local.flags.c_contiguous
-    return View(array, Link(read, write, partial(_stored_in_shape, bound), shares))
+    return array._view(Link(read, write, partial(_stored_in_shape, bound), shares))
 
 
-@takes_symbols
 def as_numpy_reshapes(array: DistArray, shape: Any, copy: bool | None = None) -> DistArray:
     """Return the elements in another shape: a view where numpy has one, else a copy."""
     bound = _bound(array, shape)
     is_view = not copy
-    if is_view and isinstance(array, View):
+    if is_view and array.links:
         try:
             _stored_in_shape(bound, stored_as_numpy(array))
         except ValueError:
@@ -146,7 +144,6 @@ def by_dimensions(function: Callable[..., Any]) -> Callable[..., DistArray]:
     return apply
 
 
-@takes_symbols
 def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a view with these of the old dimensions; None is a new one of extent 1."""
     # Where each of the old dimensions is in the view.
@@ -156,9 +153,10 @@ def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
         base[...] = rearranged(values, old_order)
 
     stored = partial(_reordered, order)
-    return View(array, Link(lambda base: rearranged(base, order), write, stored, shares=True))
+    return array._view(Link(lambda base: rearranged(base, order), write, stored, shares=True))
 
 
+@takes_symbols
 def rearranged(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1.
 
@@ -208,7 +206,6 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
 # ---- shifts and turns ---------------------------------------------------------------------------
 
 
-@takes_symbols
 def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
     """Return the tensor with elements shifted along dimensions; the last become the first.
 
@@ -219,27 +216,14 @@ def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
     if axis is None:
         vector = reshape(array, (-1,))
         return reshape(roll(vector, shift, 0), array.shape)
-    rolled = array
+    rolled = array.copy()
     # As numpy, one shift may be for several dimensions, or several for one.
     for one_shift, one_axis in np.broadcast(shift, axis):
-        rolled = _rolled_along(rolled, int(one_shift), normalize_axis_index(one_axis, array.ndim))
-    return array.copy() if rolled is array else rolled
-
-
-def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
-    extent = array.shape[dimension]
-    if not extent or shift % extent == 0:
-        return array.copy()
-    shifted = shift % extent
-    chosen = [range(whole_extent) for whole_extent in array.shape]
-    first = [0] * array.ndim
-    local = np.empty_like(array.host)
-    chosen[dimension] = range(extent - shifted, extent)
-    copy_selected(array, chosen, array.layout, local, first)
-    chosen[dimension] = range(extent - shifted)
-    first[dimension] = shifted
-    copy_selected(array, chosen, array.layout, local, first)
-    return array._with_block(local)
+        dimension = normalize_axis_index(one_axis, array.ndim)
+        extent = array.shape[dimension]
+        if extent and one_shift % extent:
+            rolled = _with_indices(rolled, dimension, np.roll(np.arange(extent), one_shift))
+    return rolled
 
 
 def rot90(array: DistArray, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> DistArray:
@@ -314,7 +298,6 @@ def meshgrid(*vectors: DistArray, indexing: str = "xy") -> tuple[DistArray, ...]
 # ---- joining ------------------------------------------------------------------------------------
 
 
-@takes_symbols
 def concatenate(
     arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
 ) -> DistArray:
@@ -340,16 +323,27 @@ def concatenate(
             raise ValueError("the tensors differ in other dimensions than the one that is joined")
         joined_extent += extent
 
-    largest = max(tensors, key=lambda tensor: tensor.size)
+    largest = max(tensors, key=lambda tensor: (tensor.is_symbol, tensor.size))
     bound = (*extents_before, joined_extent, *extents_after)
-    layout = layout_cutting(largest.layout, bound, range(len(bound)))
-    local = np.empty(block_extents(layout, largest.own_comm.rank), joined_dtype)
-    first = [0] * len(bound)
+    if largest.is_alone():
+        blocks = [tensor.host for tensor in tensors]
+        local = np.concatenate(blocks, joined, dtype=joined_dtype, casting="unsafe")
+        return on_one_rank(largest, local)
+    result = filled(largest, bound, np.zeros((), joined_dtype))
+    end = 0
     for tensor in tensors:
-        whole_tensor = [range(extent) for extent in tensor.shape]
-        copy_selected(tensor, whole_tensor, layout, local, first)
-        first[joined] += tensor.shape[joined]
-    return largest._with_block(local, layout)
+        start, end = end, end + tensor.shape[joined]
+        result[(slice(None),) * joined + (slice(start, end),)] = tensor
+    return result
+
+
+@takes_symbols
+def filled(source: DistArray, bound: Sequence[int], value: Any) -> DistArray:
+    """Return a tensor of equal elements, cut as another one."""
+    layout = source.layout
+    if bound != source.shape:
+        layout = layout_cutting(layout, bound, range(len(bound)))
+    return source._with_block(np.full(block_extents(layout, source.own_comm.rank), value), layout)
 
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
@@ -360,6 +354,7 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
     return concatenate(expanded, position)
 
 
+@takes_symbols
 def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
     """Return DistArrays, and arrays distributed over the same ranks."""
     comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
@@ -396,7 +391,6 @@ def at_least(ndim: int, numpy_function: Callable[..., Any]) -> Callable[..., Any
     return give_dimensions
 
 
-@takes_symbols
 def pad(
     array: DistArray, pad_width: Any, /, mode: str = "constant", constant_values: Any = 0
 ) -> DistArray:
@@ -414,7 +408,7 @@ def pad(
         for (before, after), extent in zip(widths, array.shape, strict=True):
             bound.append(before + extent + after)
             inside.append(slice(before, before + extent))
-        padded = DistArray.full(bound, constant_values, array.dtype, array.own_comm)
+        padded = filled(array, bound, np.full((), constant_values, array.dtype))
         padded[tuple(inside)] = array
         return padded
     padded = array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from einmpi.arrays.exchange import counts_from_ranks, send_to_ranks
 from einmpi.arrays.indexing import elements_at, nonzero
 from einmpi.arrays.moving import along, block_indices, distributed, gathered
 from einmpi.arrays.products import evaluate_program
-from einmpi.arrays.reductions import Axis, aggregate, diff, mean, scan, var
+from einmpi.arrays.reductions import Axis, aggregate, diff, mean, scan
 from einmpi.arrays.shapes import concatenate, expand_dims, pad, reshape, stack, with_one_axis
 from einmpi.comm.base import Comm
 from einmpi.kernels.reference import as_numpy
@@ -28,23 +29,12 @@ def has_nans(array: DistArray) -> bool:
     return array.dtype.kind in "fcV"
 
 
-def _without_nans(array: DistArray, value: float) -> DistArray:
-    """Return the tensor with a value in place of nans."""
-    return call(np.where, np.isnan(array), array.dtype.type(value), array)
-
-
-def _count(array: DistArray, axis: Axis, keepdims: bool) -> DistArray:
-    """Return how many elements are not nan."""
-    is_number: Any = ~np.isnan(array)
-    return aggregate("sum", is_number, axis, keepdims=keepdims)
-
-
-def nan_total(
-    name: str, neutral_value: int, array: DistArray, /, axis: Axis = None, **options: Any
+def of_numbers(
+    function: Callable[..., DistArray], array: DistArray, /, axis: Axis = None, **options: Any
 ) -> DistArray:
-    """Return the "sum" or the "prod" of the elements that are not nan."""
-    source = _without_nans(array, neutral_value) if has_nans(array) else array
-    return aggregate(name, source, axis, **options)
+    """Return an aggregate, such as `mean`, of the elements that are not nan."""
+    is_number: Any = ~np.isnan(array) if has_nans(array) else True
+    return function(array, axis, where=is_number, **options)
 
 
 def nan_extreme(
@@ -58,38 +48,11 @@ def nan_extreme(
     """Return the greatest ("max") or least ("min") element that is not nan; nan if all are."""
     if not has_nans(array):
         return aggregate(name, array, axis, keepdims=keepdims)
-    found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
-    has_numbers: Any = _count(array, axis, keepdims) > 0
-    extreme = call(np.where, has_numbers, found, found.dtype.type(np.nan))
-    return extreme._in_dtype(array.dtype)
-
-
-def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
-    """Return the mean of the elements that are not nan; nan if there are none."""
-    if not has_nans(array):
-        return mean(array, axis, keepdims=keepdims)
-    total = nan_total("sum", 0, array, axis, keepdims=keepdims)
-    return call(np.divide, total, _count(array, axis, keepdims))._in_dtype(array.dtype)
-
-
-def nanvar(
-    array: DistArray, /, axis: Axis = None, ddof: float = 0, keepdims: bool = False
-) -> DistArray:
-    """Return the variance of the elements that are not nan."""
-    if not has_nans(array):
-        return var(array, axis, ddof=ddof, keepdims=keepdims)
-    deviations: Any = abs(array - nanmean(array, axis, keepdims=True))
-    # Only nans of the tensor itself are left out: the difference of infinite values is one too.
-    deviations = np.where(np.isnan(array), deviations.dtype.type(0), deviations)
-    squares = aggregate("sum", deviations**2, axis, keepdims=keepdims)
-    divisor: Any = _count(array, axis, keepdims) - ddof
-    variance = call(np.where, divisor > 0, squares / divisor, np.nan)
-    return variance._in_dtype(squares.dtype)
-
-
-def nanstd(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
-    """Return the standard deviation of the elements that are not nan; options as for nanvar."""
-    return call(np.sqrt, nanvar(array, axis, **options))
+    is_number: Any = ~np.isnan(array)
+    numbers = call(np.where, is_number, array, array.dtype.type(neutral_value))
+    found = aggregate(name, numbers, axis, keepdims=keepdims)
+    has_numbers = aggregate("any", is_number, axis, keepdims=keepdims)
+    return call(np.where, has_numbers, found, found.dtype.type(np.nan))._in_dtype(array.dtype)
 
 
 def average(

@@ -14,6 +14,7 @@ import numpy as np
 
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import program_job
+from einmpi.language.syntax import PYTHON_PARSER
 
 Index: TypeAlias = list[ast.expr]
 _CONSTANTS = ("inf", "nan", "pi")
@@ -58,29 +59,26 @@ class Definition:
         if self.occurrences[operand] != 1:
             return False
         found: list[str] = []
-        for node in ast.walk(self.body):
-            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
-                for entry in entries_of(node):
-                    names = [each.id for each in ast.walk(entry) if isinstance(each, ast.Name)]
-                    operators = [each for each in ast.walk(entry) if isinstance(each, ast.operator)]
-                    if any(
-                        not isinstance(each, ast.Add | ast.Sub | ast.Mult) for each in operators
-                    ):
-                        return False
-                    if len(names) > 1:
-                        return False
-                    found += names
+        for entry in self._entries(operand):
+            parts = list(ast.walk(entry))
+            names = [each.id for each in parts if isinstance(each, ast.Name)]
+            operators = [each for each in parts if isinstance(each, ast.operator)]
+            is_scaled = all(isinstance(each, ast.Add | ast.Sub | ast.Mult) for each in operators)
+            if not is_scaled or len(names) > 1:
+                return False
+            found += names
         long_labels = {label for label, extent in self.extents.items() if extent > 1}
         return len(found) == len(set(found)) and long_labels <= set(found)
 
     def reads_by_labels(self, operand: str) -> bool:
         """Return whether an operand is indexed by labels and numbers only, without arithmetic."""
+        return all(isinstance(entry, ast.Name | ast.Constant) for entry in self._entries(operand))
+
+    def _entries(self, operand: str) -> Iterator[ast.expr]:
+        """Yield what indexes an operand."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
-                for entry in entries_of(node):
-                    if not isinstance(entry, ast.Name | ast.Constant):
-                        return False
-        return True
+                yield from entries_of(node)
 
     @property
     def is_aggregate(self) -> bool:
@@ -91,7 +89,8 @@ class Definition:
 @lru_cache(maxsize=4096)
 def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> Definition:
     """Return a statement as a template, given the names and shapes of its operands."""
-    (statement,) = ast.parse(text).body
+    with PYTHON_PARSER:
+        (statement,) = ast.parse(text).body
     assert isinstance(statement, ast.Assign)
     shapes = dict(kinds)
     extents: dict[str, int] = {}
@@ -155,6 +154,7 @@ class Node:
     call: Any = None  # the call between two programs that returns it
     level: int = 0  # how many such calls come before it
     is_separate: bool = False  # whether `grad` tells it from what it is a copy of
+    line: str = ""  # of the user's code that computes it
 
     def __post_init__(self) -> None:
         for operand in self.operands.values():
@@ -259,8 +259,7 @@ def named_nodes(outputs: Sequence[Node]) -> set[Node]:
                 named.add(base)
         if node.call is not None:
             named.update(node.call.operands)
-        is_scan = node.definition is not None and node.definition.keeps_labels
-        if node.is_gradient or is_scan:  # their labels are those of tensors
+        if node.definition is not None and node.must_be_named:  # its labels are those of tensors
             named.update(node.operands.values())
     operations: Counter[Node] = Counter()  # in expressions that are written out
     for node in nodes:
@@ -303,7 +302,7 @@ class Writer:
         entries = list(own.values())
         body = self._written(node, own)  # adds the labels that are aggregated
         if definition.header is not None:
-            entries = entries_of(_Substitution(self, node, own).visit(_copy(definition.header)))
+            entries = entries_of(_Substitution(self, node, own).visit(definition.header))
         self._note_bare_labels([body, *entries])
         parts: list[str] = []
         for entry in entries:
@@ -359,28 +358,12 @@ class Writer:
 
     def _written(self, node: Node, labels: dict[str, ast.expr]) -> ast.expr:
         assert node.definition is not None
-        written: ast.expr = _Substitution(self, node, labels).visit(_copy(node.definition.body))
+        written: ast.expr = _Substitution(self, node, labels).visit(node.definition.body)
         return written
 
 
-def _copy(node: ast.expr) -> ast.expr:
-    """Return an expression that can be changed."""
-    if isinstance(node, ast.Name):
-        return ast.Name(node.id)
-    if isinstance(node, ast.Constant):
-        return node
-    fields: dict[str, Any] = {}
-    for name, value in ast.iter_fields(node):
-        if isinstance(value, list):
-            value = [_copy(each) if isinstance(each, ast.expr) else each for each in value]
-        elif isinstance(value, ast.expr):
-            value = _copy(value)
-        fields[name] = value
-    return type(node)(**fields)
-
-
 class _Substitution(ast.NodeTransformer):
-    """Puts labels, and elements of operands, in place of the names of a template."""
+    """Returns a template with labels, and elements of operands, in place of its names."""
 
     def __init__(self, writer: Writer, node: Node, labels: dict[str, ast.expr]) -> None:
         assert node.definition is not None
@@ -389,11 +372,21 @@ class _Substitution(ast.NodeTransformer):
         self.definition = node.definition
         self.labels = labels
 
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        fields: dict[str, Any] = {}
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value = [self.visit(each) for each in value]
+            elif isinstance(value, ast.expr):
+                value = self.visit(value)
+            fields[name] = value
+        return type(node)(**fields)
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if isinstance(node.func, ast.Subscript):
-            node.func.slice = self.visit(node.func.slice)
-        node.args = [self.visit(each) for each in node.args]
-        return node
+        function = node.func
+        if isinstance(function, ast.Subscript):
+            function = ast.Subscript(function.value, self.visit(function.slice))
+        return ast.Call(function, [self.visit(each) for each in node.args], [])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         found = ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.elementwise import Number
+from einmpi.arrays.dist_array import TRACES, DistArray, Link, check_writable, write_into_base
+from einmpi.arrays.elementwise import Number, copied
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES
@@ -24,6 +23,7 @@ from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.tracing.statements import Node, computed
 
+Leaves: TypeAlias = list[Any]
 MOST_STATEMENTS = 1000  # of a traced function, unless it asks for more
 _LIBRARIES = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
@@ -33,6 +33,10 @@ _LIBRARIES = (
 
 class TracingError(InputError):
     """What a function does cannot be written as statements."""
+
+
+class TracingTypeError(TracingError, TypeError):
+    """An argument has the wrong type; numpy raises TypeError there."""
 
 
 def refuse(what: str, expected: str, hint: str = "") -> NoReturn:
@@ -65,7 +69,9 @@ class Trace:
     def add(self, text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:
         """Return the tensor `out` of a statement over operands."""
         self.note_statement()
-        return computed(text, operands, is_gradient)
+        node = computed(text, operands, is_gradient)
+        node.line = users_line()
+        return node
 
     def note_statement(self) -> None:
         self.count += 1
@@ -94,16 +100,6 @@ class Trace:
         return node
 
 
-class Traces(threading.local):
-    """The functions that this thread traces now, the innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[Trace] = []
-
-
-TRACES = Traces()
-
-
 class Symbol(DistArray):
     """A tensor that a traced function computes. It has a shape and a dtype, but no elements.
 
@@ -117,47 +113,42 @@ class Symbol(DistArray):
         self.own_comm = trace.comm
         self.argument = argument  # its name, if it is one of the function
         self.is_weak = is_weak  # a number of Python, which does not decide about dtypes
-        self.base: Symbol | None = None
-        self.read: Callable[[Node], Node] | None = None  # of a view
+        self.base = self  # or the tensor that it is a view of
         self.key: Any = None  # that selects a view, if one does
         self._node = node
-        self._read_from: Node | None = None
+        self._read_from = node
         self._dtype = node.dtype
 
-    @classmethod
-    def view_of(cls, base: Symbol, read: Callable[[Node], Node], key: Any = None) -> Symbol:
-        """Return elements of another tensor, which follow its changes."""
-        node = base.node
-        found = cls(base.own_trace, read(node))
-        found.base = base
-        found.read = read
+    def _view(self, link: Link, key: Any = None) -> Symbol:
+        values: Any = link.read(self)
+        found = Symbol(self.own_trace, values.node)
+        found.base = self.base
+        found.links = (*self.links, link)
         found.key = key
-        found._read_from = node
+        found._read_from = self.base.node
         return found
 
     @property
     def node(self) -> Node:
         """The tensor as it is now."""
-        if (
-            self.base is not None
-            and self.read is not None
-            and self.base.node is not self._read_from
-        ):
+        if self.links and self.base.node is not self._read_from:
             self._read_from = self.base.node
-            self._node = self.read(self._read_from)
+            values: Any = self.base
+            for link in self.links:
+                values = link.read(values)
+            self._node = values.node
         return self._node
 
     def replace(self, node: Node) -> None:
         """Have other elements from now on."""
-        if self.argument:
-            what = f"writes into {self.argument}, which the function is given"
+        if self.base.argument:
+            what = f"writes into {self.base.argument}, which the function is given"
             refuse(what, "a copy", "write x = x + 1 for x += 1, or take x.copy() first")
-        if self.base is None:
-            self._node = node
-        elif self.key is not None:
-            self.base[self.key] = Symbol(self.own_trace, node)
+        if self.links:
+            check_writable(self)
+            write_into_base(self, Symbol(self.own_trace, node))
         else:
-            refuse("writes into a view", "the tensor itself", "write into it by an index, or copy")
+            self._node = node
 
     # ---- what is known ----
 
@@ -178,12 +169,8 @@ class Symbol(DistArray):
         self._needs_values("this function")
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Layout:  # type: ignore[override]
         self._needs_values("this function")
-
-    @layout.setter
-    def layout(self, _: Layout) -> None:
-        raise AssertionError("a symbol has no layout")
 
     def is_alone(self) -> bool:
         return False
@@ -194,6 +181,8 @@ class Symbol(DistArray):
     def item(self, *index: int) -> Any:
         self._needs_values("item(), or a number of Python,")
 
+    __reduce__ = tolist = item
+
     def __bool__(self) -> bool:
         what = "the branch depends on the values of a tensor, which a traced function does not have"
         refuse(what, "np.where(condition, x, y)", "or a branch on shapes and numbers of Python")
@@ -201,51 +190,65 @@ class Symbol(DistArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         what = "a function of numpy needs values, which a traced function does not have"
         hint = (
-            "an array that is indexed can be an argument, or a DistArray; "
-            "np.zeros_like(x) makes one to write into"
+            "x is an array for np.asarray(x), and x.copy() for np.array(x); an array that is "
+            "indexed can be an argument, or a DistArray; np.zeros_like(x) makes one to write into"
         )
         refuse(what, "tensors, or a function of numpy that takes DistArrays", hint)
-
-    def tolist(self) -> Any:
-        self._needs_values("tolist()")
-
-    def __reduce__(self) -> Any:
-        self._needs_values("pickle")
 
     def __deepcopy__(self, _: Any) -> DistArray:
         return Symbol(self.own_trace, self.node)
 
     # ---- what is computed ----
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        from einmpi.tracing.functions import apply_ufunc
-
-        return apply_ufunc(ufunc, method, inputs, options)
-
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
         from einmpi.tracing.functions import apply_function
 
-        return apply_function(function, arguments, options)
+        return self._call_alike("", (), apply_function, function, arguments, options)
 
-    def __getitem__(self, key: Any) -> DistArray:
-        from einmpi.tracing.functions import select
-
-        return select(self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        from einmpi.tracing.functions import assign
-
-        assign(self, key, value)
-
-    def astype(self, dtype: Any) -> DistArray:
-        from einmpi.tracing.functions import cast
-
-        return cast(self, np.dtype(dtype))
+    def _call_alike(
+        self, name: str, shown: Sequence[Any], function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function; an error that is not about a line of the user is one of this line."""
+        try:
+            return function(*arguments)
+        except TracingError:
+            raise
+        except InputError as error:
+            raise TracingError(users_line(), error.what, error.expected, error.hint) from error
+        except TypeError as error:
+            raise TracingTypeError(users_line(), str(error)) from error
 
 
 _HINT = "call it outside, or write what is computed with numpy's functions"
+
+
+# ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
+
+
+def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
+    """Return what is in nested containers, each with a name, and what puts other values there."""
+    if isinstance(value, dict):
+        items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{name}{number}", each) for number, each in enumerate(value)]
+    else:
+        return [(name, value)], lambda leaves: leaves.pop(0)
+    found: list[tuple[str, Any]] = []
+    rebuilds = []
+    for own_name, each in items:
+        leaves, rebuild = flatten(each, own_name)
+        found += leaves
+        rebuilds.append(rebuild)
+
+    def rebuild_all(leaves: Leaves) -> Any:
+        parts = [rebuild(leaves) for rebuild in rebuilds]
+        if isinstance(value, dict):
+            return dict(zip(value, parts, strict=True))
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+    return found, rebuild_all
 
 
 # ---- operands ------------------------------------------------------------------------------------
@@ -263,7 +266,8 @@ def trace_of(values: Sequence[Any]) -> Trace:
                     "a traced function must not keep its tensors for later",
                 )
             found = max(found, TRACES.stack.index(value.own_trace))
-    return TRACES.stack[found]
+    innermost: Trace = TRACES.stack[found]
+    return innermost
 
 
 def symbol_of(trace: Trace, value: Any) -> Symbol:
@@ -280,27 +284,35 @@ def symbol_of(trace: Trace, value: Any) -> Symbol:
 
 
 def _as_expression(array: npt.NDArray[Any]) -> str | None:
-    """Return the statement of an array of equal numbers, or of numbers that count a dimension.
+    """Return the statement of an array of equal numbers, or of integers that follow from labels.
 
-    Such are made by np.zeros, np.full and np.arange. None for all other arrays.
+    Such are made by np.zeros, np.full and np.arange, and by np.roll, np.tile and np.repeat for
+    indices. None for all other arrays.
     """
-    if not array.size or array.dtype.name not in DTYPES:
+    if not array.size or array.dtype.name not in DTYPES or array.dtype.kind == "c":
         return None
     first = array.flat[0]
-    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
-    if array.dtype.kind in "iu":
+    expected: list[tuple[str, Any]] = [(f"{array.dtype.name}({_text(first)})", first)]
+    if array.dtype == np.int64:
+        period = max(int(array.max()) + 1, 1)
+        repeats = max(np.count_nonzero(array == 0), 1)
+        shift = f" + {first}" if first else ""
         for axis, size in enumerate(array.shape):
-            if size > 1 and array.dtype == np.int64:
-                step = int(np.moveaxis(array, axis, 0).reshape(size, -1)[1, 0]) - int(first)
-                counted = np.arange(size) * step + int(first)
-                place = counted.reshape([-1 if each == axis else 1 for each in range(array.ndim)])
-                if step and np.array_equal(array, np.broadcast_to(place, array.shape)):
-                    factor = "" if step == 1 else f"{step} * "
-                    return f"{header} = {factor}i{axis}" + (f" + {first}" if first else "")
-    is_equal = array.dtype.kind != "c" and bool((array == first).all())
-    if array.dtype.kind == "f" and not first:
-        is_equal = is_equal and not np.signbit(array).any()
-    return f"{header} = {array.dtype.name}({_text(first)})" if is_equal else None
+            label = f"i{axis}"
+            count = np.arange(size).reshape([-1] + [1] * (array.ndim - 1 - axis))
+            step = int(np.take(array, min(1, size - 1), axis).flat[0]) - int(first)
+            scaled = label if step == 1 else f"{step} * {label}"
+            expected += [
+                (f"{scaled}{shift}", step * count + first),
+                (f"({label}{shift}) % {period}", (count + first) % period),
+                (f"{label} // {repeats}", count // repeats),
+            ]
+    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
+    for text, values in expected:
+        if np.array_equal(array, np.broadcast_to(values, array.shape)):
+            is_signed = array.dtype.kind == "f" and not first and np.signbit(array).any()
+            return None if is_signed else f"{header} = {text}"
+    return None
 
 
 def is_number(value: Any) -> bool:
@@ -369,11 +381,6 @@ def broadcast_index(own: Sequence[int], labels: Sequence[str], shape: Sequence[i
     return index
 
 
-def operation_text(ufunc: Any) -> str | None:
-    """Return how the language writes a ufunc of numpy; None if it does not have it."""
-    return _TEXTS.get(ufunc)
-
-
 def _texts() -> dict[Any, str]:
     found: dict[Any, str] = {}
     for operation in OPERATIONS.values():
@@ -388,8 +395,14 @@ def _texts() -> dict[Any, str]:
     return found
 
 
-_TEXTS = {
+# How the language writes functions of numpy.
+TEXTS: dict[Any, str] = {
     **_texts(),
+    copied: "{0}",
+    np.where: "where({0}, {1}, {2})",
+    np.round: "round({0})",
+    np.real: "real({0})",
+    np.imag: "imag({0})",
     np.power: "({0} ** {1})",
     np.float_power: "(float64({0}) ** float64({1}))",
     np.square: "({0} ** 2)",

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from einmpi.arrays.dist_array import DistArray, symbols_in_use
+from einmpi.arrays.dist_array import TRACES, DistArray
 from einmpi.arrays.moving import distributed
 from einmpi.comm.agreement import require_same_arrays, together
 from einmpi.comm.base import Comm
@@ -25,38 +25,13 @@ from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
 from einmpi.tracing.statements import Node, Writer, in_order, named_nodes
-from einmpi.tracing.symbols import TRACES, Symbol, Trace, refuse
+from einmpi.tracing.symbols import Leaves, Symbol, Trace, TracingError, flatten, refuse
 from einmpi.units import counted
 
-Leaves: TypeAlias = list[Any]
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
-# ---- arguments and results: arrays in lists, tuples and dicts ------------------------------------
-
-
-def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
-    """Return what is in nested containers, each with a name, and what puts other values there."""
-    if isinstance(value, dict):
-        items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(f"{name}{number}", each) for number, each in enumerate(value)]
-    else:
-        return [(name, value)], lambda leaves: leaves.pop(0)
-    found: list[tuple[str, Any]] = []
-    rebuilds = []
-    for own_name, each in items:
-        leaves, rebuild = flatten(each, own_name)
-        found += leaves
-        rebuilds.append(rebuild)
-
-    def rebuild_all(leaves: Leaves) -> Any:
-        parts = [rebuild(leaves) for rebuild in rebuilds]
-        if isinstance(value, dict):
-            return dict(zip(value, parts, strict=True))
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-
-    return found, rebuild_all
+# ---- arguments ---------------------------------------------------------------------------------
 
 
 def is_tensor(value: Any) -> bool:
@@ -83,11 +58,9 @@ def kind_of(value: Any) -> Any:
 def tracing(trace: Trace) -> Any:
     """Trace in this thread."""
     TRACES.stack.append(trace)
-    symbols_in_use.count += 1
     try:
         yield trace
     finally:
-        symbols_in_use.count -= 1
         TRACES.stack.pop()
 
 
@@ -119,11 +92,9 @@ class Traced:
     Parameters
     ----------
     function : callable
-        What to trace.
+        What to trace: a function of a list, from which it takes the leaves of its arguments.
     arguments : sequence of (name, value)
-        The leaves of its arguments. Those that are tensors or numbers are symbols in the call.
-    rebuild : callable
-        What puts leaves into the arguments of a call.
+        These leaves. Those that are tensors or numbers are symbols in the call.
     comm : Comm
         The ranks.
     settings : mapping
@@ -132,9 +103,8 @@ class Traced:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[[Leaves], Any],
         arguments: Sequence[tuple[str, Any]],
-        rebuild: Callable[[Leaves], tuple[Sequence[Any], Mapping[str, Any]]],
         comm: Comm,
         settings: Mapping[str, Any],
         most_statements: int,
@@ -146,16 +116,16 @@ class Traced:
         self.argument_names: list[str | None] = []
         self.parameters: dict[str, float | complex] = {}  # numbers, with their first values
         with tracing(self.trace):
-            leaves = [self._symbol(name, value) for name, value in arguments]
-            positional, named = rebuild(list(leaves))
-            result = function(*positional, **named)
-        found, self.rebuild_result = flatten(result)
-        self.results: list[Any] = [value for _, value in found]
-        symbols = [value for value in self.results if isinstance(value, Symbol)]
-        for symbol in symbols:
-            if symbol.own_trace is not self.trace:
-                refuse("a symbol of another traced function is returned", "tensors of this call")
-        self.stages = self._stages(symbols)
+            result = function([self._symbol(name, value) for name, value in arguments])
+            found, self.rebuild_result = flatten(result)
+            self.results: list[Any] = [value for _, value in found]
+            symbols = [value for value in self.results if isinstance(value, Symbol)]
+            for symbol in symbols:
+                if symbol.own_trace is not self.trace:
+                    what = "a symbol of another traced function is returned"
+                    refuse(what, "tensors of this call")
+            outputs = [symbol.node for symbol in symbols]  # views are read here
+        self.stages = self._stages(outputs)
 
     def _symbol(self, name: str, value: Any) -> Any:
         """Return what the function gets for an argument."""
@@ -174,9 +144,8 @@ class Traced:
         dtype = np.dtype(complex if isinstance(value, complex) else float)
         return Symbol(self.trace, Node((), dtype, name), name, is_weak=True)
 
-    def _stages(self, symbols: Sequence[Symbol]) -> list[Stage]:
+    def _stages(self, outputs: Sequence[Node]) -> list[Stage]:
         """Return the programs that compute some tensors, in order."""
-        outputs = [symbol.node for symbol in symbols]
         nodes = in_order(outputs)
         named = named_nodes(outputs)
         names: dict[Node, str] = {}
@@ -229,7 +198,12 @@ class Traced:
             for name, value in self.parameters.items()
             if inputs.pop(name, None) is not None
         ]
-        job = program_job("\n".join(lines), inputs, {}, "float64", outputs, specs)
+        try:
+            job = program_job("\n".join(lines), inputs, {}, "float64", outputs, specs)
+        except InputError as error:
+            place = re.match(r"program:(\d+)", error.where)
+            where = own[int(place[1]) - 1].line if place else error.where
+            raise TracingError(where, error.what, error.expected, error.hint) from error
         stage.job = with_settings(job, self.settings)
         stage.inputs = tuple(vertex.name for vertex in stage.job.graph.inputs)
         return stage
@@ -265,7 +239,7 @@ class Traced:
     def _call_text(self, call: Call) -> str:
         results = ", ".join(self.node_names.get(node, "_") for node in call.results)
         operands = ", ".join(self.node_names[node] for node in call.operands)
-        return f"{results} = {getattr(call.function, '__name__', 'call')}({operands})"
+        return f"{results} = {call.name}({operands})"
 
     # ---- runs ----
 
@@ -299,18 +273,16 @@ class Traced:
         return found if value.argument else found.copy()
 
     def _make_call(self, call: Call, values: dict[str, Any]) -> None:
-        def resolved(argument: Any) -> Any:
-            if isinstance(argument, Node):
-                value = values[self.node_names[argument]]
-                return value if isinstance(value, DistArray) else distributed(value, self.comm)
-            if isinstance(argument, list | tuple):
-                return type(argument)(map(resolved, argument))
-            return argument
-
-        found = call.function(*map(resolved, call.arguments), **call.options)
-        for node, value in zip(
-            call.results, found if isinstance(found, tuple) else (found,), strict=True
-        ):
+        leaves: Leaves = []
+        for leaf in call.leaves:
+            if isinstance(leaf, Node):
+                leaf = values[self.node_names[leaf]]
+                if not isinstance(leaf, DistArray):
+                    leaf = distributed(leaf, self.comm)
+            leaves.append(leaf)
+        arguments, options = call.rebuild(leaves)
+        found, _ = flatten(call.function(*arguments, **options))
+        for node, (_, value) in zip(call.results, found, strict=True):
             if node in self.node_names:
                 values[self.node_names[node]] = value
 

@@ -69,7 +69,7 @@ def test_creation():
 def test_dtypes():
     assert xp.isdtype(xp.uint8, "integral") and not xp.isdtype(xp.bool, "numeric")
     assert xp.isdtype(xp.float32, ("bool", xp.float32))
-    with pytest.raises(ValueError, match="unknown kind of dtypes 'real'"):
+    with pytest.raises(ValueError, match="not a known kind"):
         xp.isdtype(xp.float32, "real")
     assert xp.result_type(xp.ones(2, dtype=xp.float32), 3, xp.int8) == xp.float32
     assert xp.can_cast(xp.int32, xp.float64) and not xp.can_cast(xp.float64, xp.int32)

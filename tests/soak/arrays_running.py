@@ -40,14 +40,12 @@ UNSUPPORTED = {
 }
 
 
-def check_on_threads(case: ArrayCase) -> Outcome:
-    """Run a case on threads and return what was wrong."""
+def check_on_threads(case: ArrayCase, run: Any = None, limit: float = THREAD_SECONDS) -> Outcome:
+    """Run a case on threads, by another function than `run_script` if given: what was wrong."""
     outcome = Outcome()
     with quiet(), planned_once():
         try:
-            found = run_threads(
-                case.ranks, functools.partial(run_script, case), limit=THREAD_SECONDS
-            )
+            found = run_threads(case.ranks, functools.partial(run or run_script, case), limit=limit)
         except Exception as error:
             outcome.fail("error", short_error(error))
         else:
@@ -55,10 +53,10 @@ def check_on_threads(case: ArrayCase) -> Outcome:
     return outcome
 
 
-def check_on_mpi(case: ArrayCase, comm: Any, folder: Any) -> Outcome:
+def check_on_mpi(case: ArrayCase, comm: Any, folder: Any, run: Any = None) -> Outcome:
     """Run a case on the ranks of a communicator, which all call this."""
     with quiet():
-        return run_script(case, comm_of(comm))
+        return (run or run_script)(case, comm_of(comm))
 
 
 @contextlib.contextmanager

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 import einmpi
-from einmpi.comm.mpi import comm_of
-from einmpi.comm.threads import run_threads
 
+from . import arrays_running
 from .arrays_case import KNOWN, ArrayCase, Step, plain_array
-from .arrays_running import quiet, short_error, unsupported
-from .running import Outcome, planned_once
+from .arrays_running import unsupported
+from .running import Outcome
 
 THREAD_SECONDS = 60.0  # for a rank to wait for a message
 MOST_STEPS = 5
@@ -25,23 +24,12 @@ MOST_STEPS = 5
 
 def check_on_threads(case: ArrayCase) -> Outcome:
     """Run a case on threads and return what was wrong."""
-    outcome = Outcome()
-    with quiet(), planned_once():
-        try:
-            found = run_threads(
-                case.ranks, functools.partial(run_script, case), limit=THREAD_SECONDS
-            )
-        except Exception as error:
-            outcome.fail("error", short_error(error))
-        else:
-            outcome = found[0]
-    return outcome
+    return arrays_running.check_on_threads(case, run_script, THREAD_SECONDS)
 
 
 def check_on_mpi(case: ArrayCase, comm: Any, folder: Any) -> Outcome:
     """Run a case on the ranks of a communicator, which all call this."""
-    with quiet():
-        return run_script(case, comm_of(comm))
+    return arrays_running.check_on_mpi(case, comm, folder, run_script)
 
 
 def run_script(case: ArrayCase, comm: Any) -> Outcome:
