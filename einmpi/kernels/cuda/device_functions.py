@@ -117,8 +117,8 @@ template <class T> FN T add(T a, T b) { typedef typename Wrap<T>::type U; return
 template <class T> FN T sub(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a - (U)b); }
 template <class T> FN T mul(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a * (U)b); }
 template <class T> FN T minus(T a) { typedef typename Wrap<T>::type U; return (T)(-(U)a); }
-// ptxas 13.0 takes the product of t and the short -a for -(t × a), also where -a is a again. What is
-// between asm statements is not known to it.
+// ptxas 13.0 takes the product of t and the short -a for -(t × a), also where -a is a again: an asm
+// statement hides from it where the number comes from.
 FN short narrow(unsigned x) { asm volatile("" : "+r"(x)); return (short)x; }
 FN short sub(short a, short b) { return narrow((unsigned)a - (unsigned)b); }
 FN short mul(short a, short b) { return narrow((unsigned)a * (unsigned)b); }
