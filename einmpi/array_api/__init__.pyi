@@ -186,9 +186,8 @@ def cumulative_sum(
 def diff(
     x: DistArray,
     /,
-    *,
-    axis: int = -1,
     n: int = 1,
+    axis: int = -1,
     prepend: DistArray | None = None,
     append: DistArray | None = None,
 ) -> DistArray:
@@ -511,7 +510,7 @@ def var(
 def vecdot(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
     """Return the sum of products over one dimension; elements of `x1` are conjugated."""
 
-def where(condition: DistArray, x1: Any, x2: Any, /) -> DistArray:
+def where(condition: DistArray, x1: Any = None, x2: Any = None, /) -> Any:
     """Return elements of `x1` where the condition is True, and of `x2` elsewhere."""
 
 def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:

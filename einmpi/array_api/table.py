@@ -131,7 +131,8 @@ MAIN: dict[str, Row] = {
     **_elementwise(_BINARY_NAMES, _BINARY, "pair of elements"),
     "where": (
         np.where,
-        "(condition: DistArray, x1: Any, x2: Any, /) -> DistArray",
+        # scikit-learn asks for indices, as in numpy, by where(condition).
+        "(condition: DistArray, x1: Any = None, x2: Any = None, /) -> Any",
         "Return elements of `x1` where the condition is True, and of `x2` elsewhere.",
     ),
     # aggregations and running totals
@@ -165,7 +166,8 @@ MAIN: dict[str, Row] = {
     ),
     "diff": (
         np.diff,
-        "(x: DistArray, /, *, axis: int = -1, n: int = 1, prepend: DistArray | None = None,"
+        # numpy's order: scikit-learn calls diff(x, 2), which the standard does not allow.
+        "(x: DistArray, /, n: int = 1, axis: int = -1, prepend: DistArray | None = None,"
         " append: DistArray | None = None) -> DistArray",
         "Return the differences of neighbouring elements along a dimension, `n` times.",
     ),
