@@ -131,6 +131,9 @@ def bitwise_xor(x1: Any, x2: Any, /) -> DistArray:
 def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
     """Return tensors with their elements repeated so that all have the same shape."""
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that tensors of some shapes are broadcast to."""
+
 def broadcast_to(x: DistArray, /, shape: tuple[int, ...]) -> DistArray:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
 
@@ -264,6 +267,9 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 
 def isfinite(x: DistArray, /) -> DistArray:
     """Compute `numpy.isfinite` of each element."""
+
+def isin(x1: Any, x2: Any, /, *, invert: builtins.bool = False) -> DistArray:
+    """Return whether each element of `x1` is one of `x2`."""
 
 def isinf(x: DistArray, /) -> DistArray:
     """Compute `numpy.isinf` of each element."""

@@ -384,7 +384,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         Parameters
         ----------
         *index : int
-            The index of the element; none if the tensor has a single one.
+            The indices of the element, or its place in row-major order; none if the tensor has a
+            single one.
 
         Returns
         -------
@@ -397,7 +398,10 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         1.0
         """
         chosen: Any = on_host(self.local) if self.is_on_all_ranks() else self
-        if index:
+        if len(index) == 1 and self.ndim != 1:
+            place = range(self.size)[index[0]]
+            chosen = chosen[tuple(map(int, np.unravel_index(place, self.shape)))]
+        elif index:
             chosen = chosen[index]
         if chosen.size != 1:
             raise ValueError("can only convert a tensor with one element to a Python number")
