@@ -247,7 +247,7 @@ def _sums_of_windows(vector: Any, weights: Any, mode: str) -> DistArray:
     before = borders[mode]
     after = count - 1 - before if mode == "same" else before
     given = {"x": np.pad(vector, (before, after)), "w": weights}
-    found = evaluate_program(vector.own_comm, "out[i] = sum(x[i+k] * w[k])", given)
+    found = evaluate_program(vector.own_comm, "out[i] = sum[k](x[i+k] * w[k])", given)
     return found._in_dtype(np.result_type(vector, weights))
 
 
@@ -289,9 +289,9 @@ def copyto(target: Any, source: Any, /, casting: Any = "same_kind", where: Any =
     """Write elements, broadcast, into another tensor, where a condition is true."""
     if not isinstance(target, DistArray):
         raise TypeError("copyto of a DistArray copies to a DistArray")
-    if not isinstance(source, Number) and not np.can_cast(
-        np.result_type(source), target.dtype, casting
-    ):
+    if not isinstance(source, DistArray | Number):
+        source = np.asarray(source)
+    if not isinstance(source, Number) and not np.can_cast(source.dtype, target.dtype, casting):
         raise TypeError(f"cannot convert to {target.dtype} with casting={casting!r}")
     target[...] = source if where is True else np.where(where, source, target)
 
@@ -314,7 +314,7 @@ def putmask(array: DistArray, mask: Any, values: Any, /) -> None:
     """Set the elements where a mask is true to the values at the same places."""
     if np.shape(values) != array.shape:
         values = np.resize(values, array.shape)
-    copyto(array, values, where=np.not_equal(mask, 0))
+    copyto(array, values, "unsafe", np.not_equal(mask, 0))
 
 
 # The aggregation of the updates of an element, for ufuncs that apply them one after the other.
@@ -376,6 +376,7 @@ def intersect1d(
 ) -> Any:
     """Return the elements that two tensors have, in ascending order, and where if wanted."""
     arrays = all_distributed([left, right])
+    arrays = [array._in_dtype(np.result_type(*arrays)) for array in arrays]
     (first, places), (second, other_places) = (
         np.unique(array, return_index=True) for array in arrays
     )
@@ -393,12 +394,31 @@ def setdiff1d(left: Any, right: Any, /, assume_unique: bool = False) -> Any:
     return values[np.isin(values, others, invert=True)]
 
 
+def _interpolated(lower: Any, upper: Any, weight: Any) -> Any:
+    difference = upper - lower
+    from_above = upper - difference * (1 - weight)
+    return np.where(weight < 0.5, lower + difference * weight, from_above)
+
+
 def nanquantile(
-    array: Any, fractions: Any, /, axis: int | None = None, keepdims: bool = False
+    array: Any,
+    fractions: Any,
+    /,
+    axis: int | None = None,
+    keepdims: bool = False,
+    between: Callable[..., Any] = _interpolated,
 ) -> Any:
-    """Return quantiles of the elements that are not nan, which are the first in order."""
+    """Return quantiles of the elements that are not nan, which are the first in order.
+
+    `between` has the two elements nearest to the place of a quantile, and how far from the first.
+    """
+    if not array.size:
+        return np.nanmean(array, axis=axis, keepdims=keepdims)
     if not has_nans(array):
         return np.quantile(array, fractions, axis=axis, keepdims=keepdims)
+    # As in numpy, a number of Python does not decide about the dtype.
+    is_plain = type(fractions) in (int, float)
+    dtype = array.dtype if is_plain else np.result_type(array, np.asarray(fractions))
     ordered: Any
     ordered, dimension = sorted_along(array, axis)
     last: Any = np.maximum(np.sum(~np.isnan(ordered), dimension, keepdims=True) - 1, 0)
@@ -409,22 +429,25 @@ def nanquantile(
         lower: Any = np.take_along_axis(ordered, below, dimension)
         upper: Any = np.take_along_axis(ordered, np.minimum(below + 1, last), dimension)
         with np.errstate(invalid="ignore"):
-            between = lower + (upper - lower) * (place - below)
-        value: Any = np.where((lower == upper) | (place == below), lower, between).astype(
-            array.dtype
-        )
+            value = between(lower, upper, place - below).astype(dtype)
         found.append(without_dimension(value, array, axis, dimension, keepdims))
     return np.stack(found) if np.ndim(fractions) else found[0]
 
 
 def nanpercentile(array: DistArray, percentages: Any, /, **options: Any) -> Any:
     """Return percentiles of the elements that are not nan; options as for nanquantile."""
+    if type(percentages) in (int, float):
+        return nanquantile(array, percentages / 100, **options)
     return nanquantile(array, np.true_divide(percentages, 100), **options)
 
 
 def nanmedian(array: DistArray, /, **options: Any) -> Any:
     """Return the median of the elements that are not nan; options as for nanquantile."""
-    return nanquantile(array, 0.5, **options)
+
+    def mean(lower: Any, upper: Any, weight: Any) -> Any:
+        return np.where(weight == 0, lower, (lower + upper) / 2)
+
+    return nanquantile(array, 0.5, between=mean, **options)
 
 
 def nan_argument(

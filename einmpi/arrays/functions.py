@@ -288,7 +288,7 @@ _BY_NAME = (
 )
 # Functions that numpy writes with others of its own, which come back to us.
 _WRITTEN_BY_NUMPY = (
-    "allclose array_split dstack extract fix flatnonzero flip hsplit hstack iscomplex isneginf "
+    "allclose array_split dstack extract fix flatnonzero flip hsplit hstack isneginf "
     "isposinf isreal put_along_axis resize rollaxis setxor1d split union1d unstack vsplit vstack"
 )
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
