@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from string import ascii_lowercase
@@ -337,6 +338,8 @@ def update_at(ufunc: Any, array: Any, key: Any, values: Any) -> None:
     values = values if isinstance(values, DistArray | Number) else np.asarray(values)
     all_places = DistArray.from_function(lambda i: i, (array.size,), np.int64, comm)
     places = np.reshape(all_places, array.shape)[key]
+    if not places.size:
+        return
     dtype = np.result_type(array, values)
     updates = np.broadcast_to(distributed(values, comm).astype(dtype), places.shape)
     given: dict[str, Any] = {"x": np.ravel(places), "w": np.ravel(updates)}
@@ -547,5 +550,5 @@ def block(arrays: Any, /) -> Any:
 
 def save(file: Any, array: DistArray, /) -> None:
     """Write the tensor to a .npy file. All ranks call it, and all write."""
-    name = str(file)
+    name = os.fspath(file)
     array._save("save", NPY, name if name.endswith(".npy") else f"{name}.npy", "x", None, None)

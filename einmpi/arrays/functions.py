@@ -147,14 +147,13 @@ def apply_function(
             "takes, and a program may compute the same on the ranks"
         )
     calling = _calling_of(function, implementation)
-    if options.get("out") is not None:
-        others = {name: value for name, value in options.items() if name != "out"}
-        result = apply_function(function, arguments, others, functions)
-        return _into(function.__name__, options["out"], result)
     if calling is None:
-        return implementation(*arguments, **options)
+        target = options.pop("out", None)
+        result = implementation(*arguments, **options)
+        return result if target is None else _into(function.__name__, target, result)
     # numpy has checked the arguments: there are not too many, and none is given twice.
     given = {**dict(zip(calling.defaults, arguments, strict=False)), **options}
+    target = given.pop("out", None)
     by_position = [given.pop(name) for name in calling.positional_names if name in given]
     by_name: dict[str, Any] = {}
     for name, value in given.items():
@@ -163,7 +162,10 @@ def apply_function(
         if calling.accepted_names is not None and name not in calling.accepted_names:
             raise TypeError(f"{_name_of(function)} of a DistArray does not take {name}")
         by_name[name] = value
-    return implementation(*by_position, **by_name)
+    result = implementation(*by_position, **by_name)
+    if target is None or target is np._NoValue:
+        return result
+    return _into(function.__name__, target, result)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
