@@ -344,7 +344,7 @@ def _moved(array: Symbol, bound: Sequence[int], index: Sequence[str]) -> Symbol:
     return Symbol(array.own_trace, array.own_trace.add(text, {"x": array.node}))
 
 
-def _distributed(arrays: Sequence[Any]) -> list[Symbol]:
+def all_distributed(arrays: Sequence[Any]) -> list[Symbol]:
     trace = trace_of(arrays)
     return [symbol_of(trace, array) for array in arrays]
 
@@ -458,7 +458,7 @@ def _sample(symbol: Symbol) -> Any:
 # numpy's functions of whole rows, or in the order of values; other functions are statements.
 _CALLED_BETWEEN = {
     *functions._named(np, "sort argsort searchsorted median quantile percentile digitize isin"),
-    np.take_along_axis,
+    *functions._named(np, "take_along_axis interp nanmedian nanpercentile nanquantile"),
     *functions._named(np.linalg, f"{functions._OF_MATRICES} solve"),
     *functions._named(np.fft, functions._TRANSFORMS),
 }
@@ -481,7 +481,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "reshape": reshape,
     "rearranged": rearranged,
     "broadcast_to": broadcast_to,
-    "_distributed": _distributed,
+    "all_distributed": all_distributed,
     "evaluate_program": evaluate_program,
     "product": product,
     "einsum_of_arrays": einsum,
