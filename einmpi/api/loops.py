@@ -148,6 +148,7 @@ def train(
     loss: str,
     parameters: Sequence[str],
     optimizer: str | Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]] | None = None,
     accumulate: int | None = None,
     precision: str | None = None,
     scale: float | None = None,
@@ -176,6 +177,9 @@ def train(
     optimizer : str or mapping
         The name of an optimiser, or ``{"name": "adamw", "rate": 0.001, "decay": 0.01}``. The rate
         is a number, or an expression of `step`, `steps` and tensors without dimensions.
+    groups : sequence of mapping, optional
+        What is different for some of the parameters, such as
+        ``[{"parameters": ["b1"], "rate": 0.1, "decay": 0}]``: options, or another optimiser.
     accumulate : int, optional
         The number of batches whose mean gradient makes one update; 1 by default.
     precision : {"bfloat16", "float16"}, optional
@@ -236,6 +240,7 @@ def train(
         precision,
         scale,
         as_int(growth),
+        groups,
     )
     return run_loops(job, inputs, comm, LoopArguments(**others), given, training, validation)
 

@@ -36,6 +36,7 @@ _TRAIN_KEYS = (
     "loss",
     "parameters",
     "optimizer",
+    "groups",
     "accumulate",
     "precision",
     "scale",
@@ -69,6 +70,7 @@ class TrainTable:
             entry["precision"].value,
             entry["scale"].value,
             entry["growth"].value,
+            entry["groups"].value,
         )
 
     def validation_record(self) -> list[Any]:
@@ -95,11 +97,18 @@ class TrainTable:
         inputs = self.validation_inputs
         return make_validation(entry.place_of, graph, batches, inputs, every, record, carried)
 
-    def rate_source(self) -> Source | None:
-        """Return the rate, if it is an expression."""
-        if isinstance(self.training.rate, str):
-            return self.entry["optimizer"]["rate"].source
-        return None
+    def rate_sources(self) -> list[tuple[str, Source]]:
+        """Return the rates that are expressions, with their places."""
+        found = []
+        for rule in self.training.rules:
+            if isinstance(rule.rate, str):
+                entry = self.entry
+                for key in rule.keys:
+                    entry = entry[key]
+                if entry["rate"].value is None:  # that of all other parameters
+                    entry = self.entry["optimizer"]
+                found.append((entry.place_of("rate"), entry["rate"].source))
+        return found
 
     def statements(self, written: WrittenOut, program: Source) -> list[Statement | Declaration]:
         """Return what was written out as statements whose place is that of the table.
