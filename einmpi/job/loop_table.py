@@ -43,7 +43,7 @@ _TRAIN_KEYS = (
     "growth",
     "validation",
 )
-_VALIDATION_KEYS = ("inputs", "every", "record")
+_VALIDATION_KEYS = ("inputs", "every", "record", "patience", "keep", "goal")
 
 # Reads a table of inputs, with their shapes and dtypes.
 ReadInputs: TypeAlias = Callable[[Entry], list[InputSpec]]
@@ -95,7 +95,10 @@ class TrainTable:
         every = entry["every"].value
         record = self.validation_record()
         inputs = self.validation_inputs
-        return make_validation(entry.place_of, graph, batches, inputs, every, record, carried)
+        ending = [entry[key].value for key in ("patience", "keep", "goal")]
+        return make_validation(
+            entry.place_of, graph, batches, inputs, every, record, carried, *ending
+        )
 
     def rate_sources(self) -> list[tuple[str, Source]]:
         """Return the rates that are expressions, with their places."""
@@ -292,12 +295,19 @@ class LoopTable:
         until = None
         if self.until is not None:
             until = self.entry["until"].source
-        loop = make_loop(
-            program, self.entry.place_of, steps, self.carry, until, self.record, self.is_single_step
-        )
         validation = None
         if self.train is not None:
             validation = self.train.validation(program.graph, batches, self.carry)
+        loop = make_loop(
+            program,
+            self.entry.place_of,
+            steps,
+            self.carry,
+            until,
+            self.record,
+            self.is_single_step,
+            validation,
+        )
         on_nan = self.entry["on_nan"].choice(_ON_NAN, "stop")
         return replace(
             loop,
@@ -306,7 +316,6 @@ class LoopTable:
             batches=batches,
             written_out=self.written_out.shown,
             state=tuple(state.name for state in self.written_out.state),
-            validation=validation,
         )
 
     def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:
