@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isnan, nan
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ Array: TypeAlias = npt.NDArray[Any]
 class Validated:
     """The numbers of the last validation, and which one was the best so far."""
 
-    def __init__(self, validation: Validation, rows: Mapping[str, Sequence[float]]) -> None:
+    def __init__(self, validation: Validation, rows: Mapping[str, Any]) -> None:
         self.validation = validation
         self.last = dict.fromkeys(validation.columns, nan)
         self.last_step: int | None = None
