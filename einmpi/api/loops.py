@@ -294,6 +294,9 @@ def run_loops(
 
     def check() -> Job:
         checked = checked_loops(job, given, arguments, settings, training, validation)
+        if arguments.on_step is not None and not callable(arguments.on_step):
+            what = f"on_step is {type(arguments.on_step).__name__}"
+            raise InputError("loop", what, "a function of a step and its numbers")
         if arguments.start is not None:
             _check_start(loop_of(checked), arguments.start)
         return checked

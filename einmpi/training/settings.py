@@ -467,10 +467,10 @@ def _checked_groups(
         )
         for number, name in enumerate(parameters):
             if name not in names or name in seen:
-                what = f"{name} is in two groups" if name in seen else f"{name} is not trained"
-                left = [each for each in names if each not in seen]
-                where = place(*keys, "parameters", number)
-                raise InputError(where, what, nearest_of(left, name))
+                what, expected = f"{name} is not trained", nearest_of(names, name)
+                if name in seen:
+                    what, expected = f"{name} is in two groups", "each name once"
+                raise InputError(place(*keys, "parameters", number), what, expected)
         seen += parameters
         rules.append(_rule(place, keys, record, given, parameters, f"_{index + 1}"))
     return rules
