@@ -71,12 +71,8 @@ class _Tensor:
     roles: Mapping[str, str]
 
     def __format__(self, change: str) -> str:
-        old, _, new = change.partition("=")
-        labels = []
-        for label in self.labels:
-            is_replaced = bool(old) and label == self.roles[old]
-            labels.append(self.roles[new] if is_replaced else label)
-        return element_text(self.name, labels)
+        old, _, new = (self.roles.get(role, "") for role in change.partition("="))
+        return element_text(self.name, [new if label == old else label for label in self.labels])
 
 
 @dataclass(frozen=True)
@@ -115,10 +111,6 @@ class _Parameter:
             before, *others = LABELS[key] or ("",)
             labels = (*(self.labels[:-2] if before else ()), *(self.roles[role] for role in others))
         return _Tensor(f"{self.name}_{name}", labels, self.roles)
-
-    def extents(self, labels: Sequence[str]) -> tuple[int, ...]:
-        """Return the extents of labels of the parameter."""
-        return tuple(self.shape[self.labels.index(label)] for label in labels)
 
     def constants(self) -> dict[str, str]:
         """Return the numbers that depend on the shape and the dtype alone."""
@@ -343,7 +335,7 @@ class _Writer:
         training = self.training
         for rule in training.rules:
             if isinstance(rule.rate, str):
-                self.define(RATE + rule.suffix, rule.rate)
+                self.define(_rate(rule), rule.rate)
         if training.accumulate > 1:
             last = training.accumulate - 1
             self.define(_DUE, f"step % {training.accumulate} == {last}")
@@ -405,8 +397,7 @@ class _Writer:
         """Write the tensors without dimensions that all parameters of a rule share."""
         for parameter in self.parameters:
             rule = parameter.rule
-            rate = RATE + rule.suffix if isinstance(rule.rate, str) else repr(rule.rate)
-            words = {"rate": rate, "count": self._count(), **_options(rule)}
+            words = {"rate": _rate(rule), "count": self._count(), **_options(rule)}
             for name, text in parameter.optimizer.numbers.items():
                 number = f"train_{name}{rule.suffix}"
                 if number not in self.defined:
@@ -448,9 +439,9 @@ class _Writer:
         """Write the next values of a parameter and of its state."""
         optimizer, rule = parameter.optimizer, parameter.rule
         own = parameter.element(parameter.name)
-        rate = repr(rule.rate)
+        rate = _rate(rule)
         if isinstance(rule.rate, str):
-            rate = parameter.number(RATE + rule.suffix)
+            rate = parameter.number(rate)
         tensors: dict[str, _Tensor] = {}
         words: dict[str, str] = {
             "W": own,
@@ -466,7 +457,8 @@ class _Writer:
             words[name] = parameter.number(f"train_{name}{rule.suffix}")
         for name in optimizer.state:
             tensor = parameter.tensor(name)
-            shape = parameter.extents(tensor.labels)
+            extents = dict(zip(parameter.labels, parameter.shape, strict=True))
+            shape = tuple(extents[label] for label in tensor.labels)
             tensor = replace(tensor, name=self.new_state(tensor.name, shape, parameter.dtype))
             tensors[name] = tensor
             tensors[f"{name}_next"] = replace(tensor, name=f"{tensor.name}_next")
@@ -502,6 +494,11 @@ class _Writer:
             expression = f"where({self.condition}, {expression}, {tensor})"
         following = replace(tensor, name=f"{tensor.name}_next")
         self.define_tensor(following, parameter.rounded(expression))
+
+
+def _rate(rule: Rule) -> str:
+    """Return the rate as it is written: a number, or the name of a tensor."""
+    return RATE + rule.suffix if isinstance(rule.rate, str) else repr(rule.rate)
 
 
 def _options(rule: Rule) -> dict[str, str]:
