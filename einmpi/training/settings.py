@@ -67,7 +67,7 @@ class Optimizer:
         Tensors that are computed from these, in order, for the update.
     labels : mapping of str to str
         For tensors of both kinds that do not have the labels of the parameter, those that they
-        have: a key of `LABELS`.
+        have: "… row" are the labels before the matrix, and that of its rows.
     vectors : Optimizer or None
         What parameters with fewer than two dimensions change by, if it is not this.
     decay : float
@@ -95,17 +95,6 @@ class Optimizer:
     def of(self, dimensions: int) -> Optimizer:
         """Return what parameters with so many dimensions change by."""
         return self.vectors if self.vectors is not None and dimensions < 2 else self
-
-
-# The labels of tensors of an optimiser, by roles of the labels of a parameter; "…" are those before
-# the matrix.
-LABELS: Mapping[str, tuple[str, ...]] = {
-    "rows": ("…", "row"),
-    "columns": ("…", "column"),
-    "matrices": ("…",),
-    "square": ("…", "short", "other"),
-    "none": (),
-}
 
 
 _MOMENTUM = Option(0.9, "how much of the last step is taken again", end=1.0)
@@ -159,7 +148,7 @@ _ADAFACTOR = Optimizer(
         "size": "{limit} * maximum({eps}, sqrt({sum}({W}**2) / {elements}))"
         " / maximum(1, sqrt({sum}({u}**2) / {elements}) / {threshold})",
     },
-    labels={"size": "none"},
+    labels={"size": ""},
     update="{kept} - {size} * {u}",
     is_decoupled=True,
 )
@@ -265,7 +254,7 @@ _RECORDS = (
             "u": "{g} / sqrt(maximum({r_next} * {c_next} / {n}, {machine}**2))",
             "size": _ADAFACTOR.between["size"],
         },
-        labels={"r": "rows", "c": "columns", "n": "matrices", "size": "none"},
+        labels={"r": "… row", "c": "… column", "n": "…", "size": ""},
     ),
     Optimizer(
         name="muon",
@@ -283,7 +272,7 @@ _RECORDS = (
             "o0": "{d} / {n}",
             **_ITERATION,
         },
-        labels={"n": "matrices"} | {name: "square" for name in _ITERATION if name[0] != "o"},
+        labels={"n": "…"} | {name: "… short other" for name in _ITERATION if name[0] != "o"},
         update="{kept} - {rate} * {ratio} * {o5}",
         vectors=_ADAMW,
         decay=0.1,

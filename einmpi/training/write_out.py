@@ -17,7 +17,7 @@ from einmpi.graph.scalar import Names
 from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program
-from einmpi.training.settings import LABELS, Optimizer, Rule, Training
+from einmpi.training.settings import Optimizer, Rule, Training
 from einmpi.units import counted
 
 RATE = "train_rate"
@@ -105,12 +105,12 @@ class _Parameter:
 
     def tensor(self, name: str) -> _Tensor:
         """Return a tensor of the optimiser."""
-        labels = self.labels
-        key = self.optimizer.labels.get(name)
-        if key is not None:
-            before, *others = LABELS[key] or ("",)
-            labels = (*(self.labels[:-2] if before else ()), *(self.roles[role] for role in others))
-        return _Tensor(f"{self.name}_{name}", labels, self.roles)
+        labels = list(self.labels)
+        if name in self.optimizer.labels:
+            labels = []
+            for role in self.optimizer.labels[name].split():
+                labels += self.labels[:-2] if role == "…" else [self.roles[role]]
+        return _Tensor(f"{self.name}_{name}", tuple(labels), self.roles)
 
     def constants(self) -> dict[str, str]:
         """Return the numbers that depend on the shape and the dtype alone."""
