@@ -154,13 +154,15 @@ def optimizers_table():
         if any(f"{{{tensor}}}" in record.update for tensor in record.state):
             steps.reverse()  # it reads its state before that changes
         formula = "; ".join(steps).replace("{kept}", "W").replace("{count}", "t")
-        formula = formula.replace("{", "").replace("}", "")
+        formula = f"`{formula.replace('{', '').replace('}', '')}`"
+        if record.between:
+            formula = "[below](#matrices)"
         options = [f"`rate = {record.rate:g}`"]
         if record.decay:
             options.append(f"`decay = {record.decay:g}`")
         for key, option in record.options.items():
             options.append(f"`{key} = {option.default:g}`")
-        rows.append([f"`{name}`", record.meaning, f"`{formula}`", ", ".join(options)])
+        rows.append([f"`{name}`", record.meaning, formula, ", ".join(options)])
     return markdown(["`name`", "meaning", "update", "options"], rows)
 
 

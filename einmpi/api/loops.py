@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,14 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, options_of, trained_job, with_numbers_of_steps, with_settings
+from einmpi.job.job import (
+    Job,
+    loop_of,
+    options_of,
+    trained_job,
+    with_numbers_of_steps,
+    with_settings,
+)
 from einmpi.job.loop import (
     EPOCH,
     ROWS,
@@ -31,9 +38,14 @@ from einmpi.job.loop import (
 from einmpi.job.settings import only_settings, split_settings, takes_settings
 from einmpi.language.syntax import Source
 from einmpi.training.settings import Training, make_training
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.loops.running import LoopResult
+
+
+# Gets the number of a step and what was recorded; if it returns True, the step is the last.
+OnStep: TypeAlias = Callable[[int, dict[str, Any]], object]
 
 
 class LoopArguments(NamedTuple):
@@ -47,6 +59,8 @@ class LoopArguments(NamedTuple):
     batch: Sequence[str] | None = None
     shuffle: int | Mapping[str, int] | None = None
     last: str | None = None
+    start: LoopResult | None = None
+    on_step: OnStep | None = None
 
 
 @takes_settings
@@ -63,6 +77,8 @@ def loop(
     epochs: int | None = None,
     shuffle: int | Mapping[str, int] | None = None,
     last: str | None = None,
+    start: LoopResult | None = None,
+    on_step: OnStep | None = None,
     **settings: Any,
 ) -> LoopResult:
     """Run a program again and again; tensors of one step are inputs of the next.
@@ -101,6 +117,13 @@ def loop(
         blocks of so many rows are to be read together.
     last : {"drop", "pad"}, optional
         Whether the rows after the last full batch are left out, or padded with zeros.
+    start : LoopResult, optional
+        The result of an earlier call to go on from: its `state`, the number of its steps and its
+        history are those of this one before its first step. With the same arguments besides `steps`
+        or `epochs`, which count all steps, the bits are those of a single call.
+    on_step : callable, optional
+        Called as ``on_step(step, numbers)`` on all ranks after each step, with its number from 0
+        and a dict of what it has recorded. If it returns True on any rank, this step is the last.
     {settings} : optional
         As for `plan`.
 
@@ -108,8 +131,9 @@ def loop(
     -------
     LoopResult
         With `outputs`, the last values of what is carried and the outputs of the last step;
-        `history`, the recorded values as arrays; `steps`, their number; and `is_done`, whether the
-        condition holds. If the job has several loops, `earlier` has those that came first.
+        `history`, the recorded values as arrays; `steps`, their number; `is_done`, whether the
+        condition holds; and `state`, the last values of all that is carried. If the job has several
+        loops, `earlier` has those that came first.
 
     Raises
     ------
@@ -135,6 +159,8 @@ def loop(
         epochs=epochs,
         shuffle=shuffle,
         last=last,
+        start=start,
+        on_step=on_step,
     )
     return run_loops(job, inputs, comm, arguments, only_settings("loop", settings))
 
@@ -148,6 +174,7 @@ def train(
     loss: str,
     parameters: Sequence[str],
     optimizer: str | Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]] | None = None,
     accumulate: int | None = None,
     precision: str | None = None,
     scale: float | None = None,
@@ -176,6 +203,9 @@ def train(
     optimizer : str or mapping
         The name of an optimiser, or ``{"name": "adamw", "rate": 0.001, "decay": 0.01}``. The rate
         is a number, or an expression of `step`, `steps` and tensors without dimensions.
+    groups : sequence of mapping, optional
+        What is different for some of the parameters, such as
+        ``[{"parameters": ["b1"], "rate": 0.1, "decay": 0}]``: options, or another optimiser.
     accumulate : int, optional
         The number of batches whose mean gradient makes one update; 1 by default.
     precision : {"bfloat16", "float16"}, optional
@@ -187,9 +217,13 @@ def train(
         What is computed for other inputs, such as
         ``{"inputs": {"X": X, "y": y}, "every": 100, "record": ["accuracy"]}``: tensors without
         dimensions, by default the loss, after every so many steps and after the last. Inputs that
-        come in batches are given with all their rows, and have the mean over all batches.
+        come in batches are given with all their rows, and have the mean over all batches. With
+        ``"patience": 5`` the loop ends after 5 validations in a row of which none is the best so
+        far: none has a smaller first number, or with ``"goal": "max"`` a greater one. With
+        ``"keep": "best"`` the parameters in `outputs` are those of the best validation.
     **options
-        Further arguments of `loop`: `steps` or `epochs`, `batch`, `record`, `until` and others.
+        Further arguments of `loop`: `steps` or `epochs`, `batch`, `record`, `until`, `on_step`,
+        `start` and others.
         `carry` is for inputs besides the parameters.
     {settings} : optional
         As for `plan`.
@@ -199,7 +233,8 @@ def train(
     LoopResult
         With `outputs`, the last values of the parameters and the outputs of the last step, and
         `history`, the recorded values; those of the validation as "validation_accuracy" and so on,
-        nan for steps without one.
+        nan for steps without one. `state` has the last values of the parameters and of the
+        optimiser's state, with which another call goes on: ``start=found``.
 
     Raises
     ------
@@ -236,6 +271,7 @@ def train(
         precision,
         scale,
         as_int(growth),
+        groups,
     )
     return run_loops(job, inputs, comm, LoopArguments(**others), given, training, validation)
 
@@ -257,7 +293,13 @@ def run_loops(
     from einmpi.loops.sequence import LoopSequence
 
     def check() -> Job:
-        return checked_loops(job, given, arguments, settings, training, validation)
+        checked = checked_loops(job, given, arguments, settings, training, validation)
+        if arguments.on_step is not None and not callable(arguments.on_step):
+            what = f"on_step is {type(arguments.on_step).__name__}"
+            raise InputError("loop", what, "a function of a step and its numbers")
+        if arguments.start is not None:
+            _check_start(loop_of(checked), arguments.start)
+        return checked
 
     def loops_of(checked: Job) -> str:
         return repr([each.loop for each in checked.one_after_another()])
@@ -266,8 +308,29 @@ def run_loops(
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
     loops = LoopSequence(checked_job, own_comm, options_of)
+    loops.runs[0].start = arguments.start
+    for run in loops.runs:
+        run.on_step = arguments.on_step
     others = {} if validation is None else named_values("validation", validation.get("inputs"))
     return loops.run(given, validation_inputs=others)
+
+
+def _check_start(loop: Loop, start: Any) -> None:
+    """Refuse what a loop cannot go on from."""
+    from einmpi.loops.running import LoopResult
+
+    what = ""
+    if not isinstance(start, LoopResult):
+        what = f"start is {type(start).__name__}"
+    elif missing := [name for name in loop.carry if name not in start.state]:
+        what = f"start has no state {missing[0]}"
+    elif missing := [name for name in loop.columns if name not in start.history]:
+        what = f"start has not recorded {missing[0]}"
+    elif start.steps >= loop.steps:
+        what = f"start has {counted(start.steps, 'step')}, and the loop {loop.steps}"
+    if what:
+        expected = "the result of a call with the same arguments and fewer steps"
+        raise InputError("loop", what, expected)
 
 
 def checked_loops(
@@ -302,17 +365,18 @@ def _with_loop(
     if job.loop is None:  # else the program was read as that of a loop
         job = with_numbers_of_steps(job, batches is not None)
     if training is None:
-        loop = _checked_loop(job, arguments, batches)
+        loop = _checked_loop(job, arguments, batches, None)
     else:
-        job, loop = _with_training(job, arguments, batches, training)
-    if validation is not None:
-        checked = _checked_validation(job, batches, validation, training, loop.carry)
-        loop = replace(loop, validation=checked)
+        job, loop = _with_training(job, arguments, batches, training, validation)
     return replace(job, loop=loop)
 
 
 def _with_training(
-    job: Job, arguments: LoopArguments, batches: Batches | None, training: Training
+    job: Job,
+    arguments: LoopArguments,
+    batches: Batches | None,
+    training: Training,
+    validation: Mapping[str, Any] | None,
 ) -> tuple[Job, Loop]:
     """Return the job with the statements that train its parameters, and its loop."""
     carry: Mapping[str, str] = {} if job.loop is None else job.loop.carry
@@ -321,8 +385,12 @@ def _with_training(
     most_steps = _most_steps(job, as_int(arguments.steps), batches)
     trained, written = trained_job(job, training, carry, most_steps, batches)
     with_parameters = arguments._replace(carry={**carry, **written.carry})
+    checked = None
+    if validation is not None:
+        carried = {**carry, **written.carry}
+        checked = _checked_validation(trained, batches, validation, training, carried)
     loop = replace(
-        _checked_loop(trained, with_parameters, batches),
+        _checked_loop(trained, with_parameters, batches, checked),
         results=job.written.outputs,
         written_out=written.shown,
         state=tuple(each.name for each in written.state),
@@ -334,14 +402,14 @@ def _checked_validation(
     job: Job,
     batches: Batches | None,
     given: Mapping[str, Any],
-    training: Training | None,
+    training: Training,
     carried: Collection[str],
 ) -> Validation:
     """Return the validation that a mapping with `inputs`, `every` and `record` describes."""
     from einmpi.compiled.given_inputs import as_array
 
     settings = named_values("validation", given)
-    keys = ("inputs", "every", "record")
+    keys = ("inputs", "every", "record", "patience", "keep", "goal")
     for key in settings:
         if key not in keys:
             raise InputError("validation", f"unknown key {key!r:.60}", one_of(keys, key))
@@ -350,7 +418,7 @@ def _checked_validation(
         found = as_array(name, array)
         specs.append(InputSpec(name, tuple(found.shape), np.dtype(found.dtype).name))
     record = optional_names("validation", "record", settings.get("record"))
-    if record is None and training is not None:
+    if record is None:
         record = [training.loss]
     return make_validation(
         lambda *_: "validation",
@@ -358,8 +426,11 @@ def _checked_validation(
         batches,
         specs,
         as_int(settings.get("every")),
-        record or (),
+        record,
         carried,
+        as_int(settings.get("patience")),
+        settings.get("keep"),
+        settings.get("goal"),
     )
 
 
@@ -374,13 +445,15 @@ def _most_steps(job: Job, steps: int | None, batches: Batches | None) -> int | N
 
 def _refuse_arguments(arguments: LoopArguments) -> None:
     """Refuse arguments that describe one loop, for a job that has several."""
-    for name, value in arguments._asdict().items():
+    for name, value in arguments._replace(on_step=None)._asdict().items():
         if value is not None:
             what = f"{name} is given, but the job has several loops"
             raise InputError("loop", what, f"the {name} of the job file")
 
 
-def _checked_loop(job: Job, arguments: LoopArguments, batches: Batches | None) -> Loop:
+def _checked_loop(
+    job: Job, arguments: LoopArguments, batches: Batches | None, validation: Validation | None
+) -> Loop:
     """Return the loop that the arguments describe, and the job where they leave something out."""
     known = job.loop
     carry, until, record = arguments.carry, arguments.until, arguments.record
@@ -388,8 +461,11 @@ def _checked_loop(job: Job, arguments: LoopArguments, batches: Batches | None) -
     if known is not None:
         carry = known.carry if carry is None else carry
         record = known.record if record is None else record
+        validation = known.validation if validation is None else validation
         if until is None and known.until is not None:
             until = known.until_text
+            if validation is not None:
+                validation = replace(validation, patience=None)  # the condition has it
     if carry is None or steps is None:
         missing = "carry" if carry is None else "steps"
         expected = "carry={...} and steps=..."
@@ -404,7 +480,9 @@ def _checked_loop(job: Job, arguments: LoopArguments, batches: Batches | None) -
     if known is None:  # else the number of the step is an input of the job
         refuse_step_as_input(job.inputs, "loop")
     _check_numbers_of_steps(job, carry, batches)
-    checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
+    checked = make_loop(
+        program, lambda *_: "loop", steps, carry, condition, names, validation=validation
+    )
     checked = replace(checked, batches=batches)
     if known is None:
         return checked
@@ -414,7 +492,6 @@ def _checked_loop(job: Job, arguments: LoopArguments, batches: Batches | None) -
         results=known.results,
         written_out=known.written_out,
         state=known.state,
-        validation=known.validation,
     )
 
 

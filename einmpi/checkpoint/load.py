@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -129,7 +129,11 @@ class LoopContents:
         return self
 
     def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
-        carried = [self.current.graph[name] for name in self.current.loop.carry]
+        loop = self.current.loop
+        carried = [self.current.graph[name] for name in loop.carry]
+        if loop.validation is not None and done - self.steps_before >= loop.validation.every:
+            for name in loop.kept_best:
+                carried.append(replace(self.current.graph[name], name=best_name(name)))
         steps = [*(each.steps for each in self.ended), done - self.steps_before]
         histories = []
         for number, count in enumerate(steps):
@@ -150,6 +154,11 @@ class LoopContents:
 
 
 Contents: TypeAlias = GraphContents | LoopContents  # what checkpoints hold
+
+
+def best_name(name: str) -> str:
+    """Return the name under which the values of the best validation are saved."""
+    return f"best of {name}"
 
 
 def history_name(name: str, loop: int) -> str:

@@ -20,6 +20,7 @@ from einmpi.checkpoint.load import (
     LoopKinds,
     Saved,
     SavedTensor,
+    best_name,
     history_name,
 )
 from einmpi.comm.agreement import together
@@ -32,6 +33,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.overlap import with_overlap
+from einmpi.schedule.regions import boxes, packed, shape
 from einmpi.schedule.schedule import Schedule, remaining
 from einmpi.schedule.steps import SavePoint
 
@@ -210,6 +212,27 @@ class LoopCheckpoints(CheckpointFolder):
     def carried(self) -> dict[str, SavedTensor]:
         """Return the inputs of the next step."""
         return self._saved_tensors(list(self.contents.current.loop.carry))
+
+    def best(self) -> dict[str, SavedTensor]:
+        """Return what is kept of the best validation, if there was one."""
+        names = {best_name(name): name for name in self.contents.current.loop.kept_best}
+        saved = self._saved_tensors(list(names))
+        return {names[name]: tensor for name, tensor in saved.items()}
+
+    def restored(self, saved: SavedTensor, layout: Layout) -> DistArray:
+        """Read a tensor of a checkpoint into a layout."""
+        with_dimension = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        region = with_dimension.block(self.comm.rank)
+        if region is None:  # an idle rank
+            nothing = np.empty((0,) * len(with_dimension.bound), saved.dtype)
+            return DistArray(nothing, layout, self.comm)
+        local: Array = np.empty(shape(region), saved.dtype)
+        if not layout.bound:  # a number
+            local[0] = saved[()]
+            return DistArray(local.reshape(()), layout, self.comm)
+        for there, here in boxes(region, packed(region)):
+            local[here] = saved[there]
+        return DistArray(local, layout, self.comm)
 
     def kept_results(self) -> dict[str, SavedTensor]:
         """Return the results of earlier loops that are still needed."""

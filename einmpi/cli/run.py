@@ -336,6 +336,8 @@ def _loop_report(
         seconds_of_steps / max(1, result.steps - run.steps_before),
         planned_peak,
         record,
+        result.best_step,
+        bool(run.loop.kept_best),
     )
 
 

@@ -350,9 +350,10 @@ def trained_job(
     changed = job
     if steps is not None and "steps" not in program.words and has_word(written.text, "steps"):
         changed = replace(changed, sizes={**job.sizes, "steps": steps})
-    if isinstance(training.rate, str):
-        numbers = StepProgram(job.written, changed.sizes, program.inputs)
-        check_rate(numbers, training.place("optimizer", "rate"), Source("rate", training.rate))
+    for rule in training.rules:
+        if isinstance(rule.rate, str):
+            numbers = StepProgram(job.written, changed.sizes, program.inputs)
+            check_rate(numbers, training.place(*rule.keys, "rate"), Source("rate", rule.rate))
     if written.program is not None:
         changed = replace(changed, source=replace(job.source, text=written.program))
     inputs: dict[str, tuple[Sequence[int], str]] = {}

@@ -131,9 +131,7 @@ def make_batches(
         if spec.name in (ROWS, EPOCH):
             what = f"in a loop with batches, {spec.name} is a number of each step"
             raise InputError(spec.place, what, "another name")
-    last = LAST[0] if last is None else last
-    if last not in LAST:
-        raise InputError(place("last"), f"last is {last!r:.60}", one_of(LAST, str(last)))
+    last = _choice(place("last"), "last", last, LAST)
     if epochs is not None:
         _check_epochs(place, epochs)
     pads_last = last == "pad"
@@ -192,6 +190,9 @@ def _make_shuffle(
 
 
 PREFIX = "validation_"  # of the columns of a history
+SINCE_BEST = "validations_since_best"
+GOALS = ("min", "max")  # what is best of the first number; the first by default
+KEPT = ("last", "best")  # which values of carried tensors are results; the first by default
 MOST_STEPS_BETWEEN = 2**53
 
 
@@ -210,17 +211,32 @@ class Validation:
     batches : Batches or None
         Those of them that come in batches. A number is then the mean over all batches, weighted by
         their rows.
+    patience : int or None
+        After how many validations in a row that are not the best so far the loop ends.
+    keep : str
+        Whether the values of the last step are results, or those of the best validation.
+    goal : str
+        Whether the best validation is that with the least first number, or with the greatest.
     """
 
     every: int
     record: tuple[str, ...]
     inputs: tuple[InputSpec, ...]
     batches: Batches | None
+    patience: int | None = None
+    keep: str = KEPT[0]
+    goal: str = GOALS[0]
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the numbers in a history."""
         return tuple(f"{PREFIX}{name}" for name in self.record)
+
+    @property
+    def readable(self) -> dict[str, str]:
+        """The numbers that a condition may read, with their dtypes."""
+        names = (*self.columns, f"best_{self.columns[0]}")
+        return {**dict.fromkeys(names, "float64"), SINCE_BEST: "int64"}
 
     @property
     def steps(self) -> int:
@@ -229,9 +245,9 @@ class Validation:
 
     @property
     def identity(self) -> str:
-        """A text that is the same for validations that compute the same numbers."""
+        """A text that is the same for validations that compute and keep the same numbers."""
         inputs = tuple(replace(spec, place="") for spec in self.inputs)
-        return repr(replace(self, inputs=inputs))
+        return repr(replace(self, inputs=inputs, patience=None))
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Return whether the numbers are computed after a step."""
@@ -246,6 +262,9 @@ def make_validation(
     every: Any,
     record: Sequence[Any],
     carried: Collection[str],
+    patience: Any = None,
+    keep: Any = None,
+    goal: Any = None,
 ) -> Validation:
     """Return a checked validation of a program; `inputs` have their whole shapes.
 
@@ -254,6 +273,11 @@ def make_validation(
     if type(every) is not int or not 1 <= every <= MOST_STEPS_BETWEEN:
         what = "every is missing" if every is None else f"every is {show(every)}"
         raise InputError(place("every"), what, "after how many steps to validate, such as 100")
+    if patience is not None and (type(patience) is not int or patience < 1):
+        expected = "a number of validations, at least 1"
+        raise InputError(place("patience"), f"patience is {show(patience)}", expected)
+    keep = _choice(place("keep"), "keep", keep, KEPT)
+    goal = _choice(place("goal"), "goal", goal, GOALS)
     _check_validated(place, graph, record)
     known = [vertex.name for vertex in graph.inputs]
     batched = () if batches is None else batches.names
@@ -272,7 +296,15 @@ def make_validation(
         if name in known and name not in names:
             what = f"{name} comes in batches, and is not among the inputs of the validation"
             raise InputError(place("inputs"), what, f"an entry for {name}")
-    return Validation(every, tuple(record), tuple(found), _batches_of(place, batches, found))
+    own_batches = _batches_of(place, batches, found)
+    return Validation(every, tuple(record), tuple(found), own_batches, patience, keep, goal)
+
+
+def _choice(where: str, key: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return one of some words, the first by default."""
+    if value is not None and value not in allowed:
+        raise InputError(where, f"{key} is {show(value)}", one_of(allowed, str(value)))
+    return allowed[0] if value is None else str(value)
 
 
 def _as_in_steps(where: str, spec: InputSpec, vertex: Vertex, is_batched: bool) -> InputSpec:
@@ -392,8 +424,25 @@ class Loop:
     @property
     def watched(self) -> tuple[str, ...]:
         """The tensors whose values all ranks look at after a step."""
-        condition = () if self.until is None else [vertex.name for vertex in self.until.inputs]
-        return unique(self.record, condition)
+        validated = () if self.validation is None else self.validation.readable
+        return unique(self.record, [name for name in self._read if name not in validated])
+
+    @property
+    def _read(self) -> list[str]:
+        """What the condition reads."""
+        return [] if self.until is None else [vertex.name for vertex in self.until.inputs]
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether results depend on what a validation finds."""
+        return bool(self.kept_best) or not set(self._read).issubset(self.watched)
+
+    @property
+    def kept_best(self) -> tuple[str, ...]:
+        """What is carried and, as a result, has the values of the best validation."""
+        if self.validation is None or self.validation.keep == "last":
+            return ()
+        return tuple(name for name in self.carry if name not in self.state)
 
     def numbers(self, step: int) -> dict[str, int]:
         """Return the numbers of a step that programs and conditions may read, by name."""
@@ -421,6 +470,7 @@ def make_loop(
     until: Source | None = None,
     record: Iterable[str] = (),
     may_carry_nothing: bool = False,
+    validation: Validation | None = None,
 ) -> Loop:
     """Return a checked loop over a program.
 
@@ -447,9 +497,22 @@ def make_loop(
     recorded = tuple(record)
     for number, name in enumerate(recorded):
         _check_recorded(program.graph, place("record", number), name)
-    condition = None if until is None else _condition(program, place("until"), until)
+    readable: Mapping[str, str] = {}
+    if validation is not None:
+        readable = validation.readable
+        if validation.patience is not None:
+            until = _with_patience(until, place("until"), validation.patience)
+    condition = None if until is None else _condition(program, place("until"), until, readable)
     text = "" if until is None else until.text.strip()
-    return Loop(steps, dict(carry), condition, text, recorded)
+    return Loop(steps, dict(carry), condition, text, recorded, validation=validation)
+
+
+def _with_patience(until: Source | None, where: str, patience: int) -> Source:
+    """Return the condition that also holds after so many validations that are not the best."""
+    ends = f"{SINCE_BEST} >= {patience}"
+    if until is None:
+        return Source(where, ends)
+    return replace(until, text=f"({until.text}) | ({ends})", column=until.column - 1)
 
 
 def refuse_step_as_input(inputs: Iterable[InputSpec], where: str) -> None:
@@ -505,13 +568,18 @@ def _kind(vertex: Vertex) -> str:
     return f"{vertex.dtype}[{extents}]" if vertex.bound else f"{vertex.dtype} without dimensions"
 
 
-def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
-    """Return the graph of a condition over tensors without dimensions, sizes and parameters."""
+def _condition(
+    program: StepProgram, where: str, source: Source, readable: Mapping[str, str]
+) -> EinGraph:
+    """Return the graph of a condition over tensors without dimensions, sizes and parameters.
+
+    `readable` are numbers that it may read besides, with their dtypes.
+    """
     body = parse(source)
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         what = f"{source.text!r} is not a condition"
         raise InputError(where, what, 'a condition such as "change < 1e-6"')
-    graph = number_graph(program, source, _CONDITION)
+    graph = number_graph(program, source, _CONDITION, others=readable)
     vertex = graph[_CONDITION]
     if vertex.bound or vertex.dtype != "bool":
         raise InputError(where, f"{source.text!r} is {_kind(vertex)}", "a condition: true or false")
@@ -524,12 +592,16 @@ def numbers_of_steps(has_batches: bool) -> tuple[str, ...]:
 
 
 def number_graph(
-    program: StepProgram, source: Source, name: str, with_inputs: bool = False
+    program: StepProgram,
+    source: Source,
+    name: str,
+    with_inputs: bool = False,
+    others: Mapping[str, str] | None = None,
 ) -> EinGraph:
     """Return the graph of an expression over numbers of a step, under a name.
 
     The numbers are tensors without dimensions that the program computes, sizes and parameters; with
-    `with_inputs`, also other inputs without dimensions.
+    `with_inputs`, also other inputs without dimensions; and `others`, with their dtypes.
     """
     start = f"{name} = "
     column = source.column - len(start)
@@ -549,4 +621,6 @@ def number_graph(
     for vertex in program.graph.computed:
         if not vertex.bound:
             numbers[vertex.name] = (), vertex.dtype
+    for other, dtype in (others or {}).items():
+        numbers[other] = (), dtype
     return prune(parse_program(assigned, numbers, program.sizes, [name], None, types))

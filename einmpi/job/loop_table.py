@@ -36,13 +36,14 @@ _TRAIN_KEYS = (
     "loss",
     "parameters",
     "optimizer",
+    "groups",
     "accumulate",
     "precision",
     "scale",
     "growth",
     "validation",
 )
-_VALIDATION_KEYS = ("inputs", "every", "record")
+_VALIDATION_KEYS = ("inputs", "every", "record", "patience", "keep", "goal")
 
 # Reads a table of inputs, with their shapes and dtypes.
 ReadInputs: TypeAlias = Callable[[Entry], list[InputSpec]]
@@ -69,6 +70,7 @@ class TrainTable:
             entry["precision"].value,
             entry["scale"].value,
             entry["growth"].value,
+            entry["groups"].value,
         )
 
     def validation_record(self) -> list[Any]:
@@ -93,13 +95,23 @@ class TrainTable:
         every = entry["every"].value
         record = self.validation_record()
         inputs = self.validation_inputs
-        return make_validation(entry.place_of, graph, batches, inputs, every, record, carried)
+        ending = [entry[key].value for key in ("patience", "keep", "goal")]
+        return make_validation(
+            entry.place_of, graph, batches, inputs, every, record, carried, *ending
+        )
 
-    def rate_source(self) -> Source | None:
-        """Return the rate, if it is an expression."""
-        if isinstance(self.training.rate, str):
-            return self.entry["optimizer"]["rate"].source
-        return None
+    def rate_sources(self) -> list[tuple[str, Source]]:
+        """Return the rates that are expressions, with their places."""
+        found = []
+        for rule in self.training.rules:
+            if isinstance(rule.rate, str):
+                entry = self.entry
+                for key in rule.keys:
+                    entry = entry[key]
+                if entry["rate"].value is None:  # that of all other parameters
+                    entry = self.entry["optimizer"]
+                found.append((entry.place_of("rate"), entry["rate"].source))
+        return found
 
     def statements(self, written: WrittenOut, program: Source) -> list[Statement | Declaration]:
         """Return what was written out as statements whose place is that of the table.
@@ -283,12 +295,19 @@ class LoopTable:
         until = None
         if self.until is not None:
             until = self.entry["until"].source
-        loop = make_loop(
-            program, self.entry.place_of, steps, self.carry, until, self.record, self.is_single_step
-        )
         validation = None
         if self.train is not None:
             validation = self.train.validation(program.graph, batches, self.carry)
+        loop = make_loop(
+            program,
+            self.entry.place_of,
+            steps,
+            self.carry,
+            until,
+            self.record,
+            self.is_single_step,
+            validation,
+        )
         on_nan = self.entry["on_nan"].choice(_ON_NAN, "stop")
         return replace(
             loop,
@@ -297,7 +316,6 @@ class LoopTable:
             batches=batches,
             written_out=self.written_out.shown,
             state=tuple(state.name for state in self.written_out.state),
-            validation=validation,
         )
 
     def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:

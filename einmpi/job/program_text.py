@@ -204,7 +204,7 @@ def _trained(
     complete = _with_numbers(program)
     earlier = set(results) - program.words
     written = written_training(program, complete, train.training, loop_table.carry, earlier)
-    _check_rate(program, train, complete)
+    _check_rates(program, train, complete)
     added = train.statements(written, program.source)
     inputs = list(_without(program.inputs, added))
     for state in written.state:
@@ -225,19 +225,17 @@ def _trained(
     )
 
 
-def _check_rate(program: ProgramText, train: TrainTable, complete: ProgramText) -> None:
+def _check_rates(program: ProgramText, train: TrainTable, complete: ProgramText) -> None:
     """Refuse a rate that is a wrong expression. `complete` has the numbers of a step as inputs."""
-    rate = train.rate_source()
-    if rate is None:
-        return
-    # The program may not read `steps` where the rate does.
-    text = f"{program.source.text}\n{rate.text}"
-    with_rate = replace(program, source=replace(program.source, text=text))
-    sizes = _with_numbers(with_rate).sizes
-    # An earlier loop may have a rate of its own.
-    readable = [spec for spec in program.inputs if spec.name != RATE]
-    known = StepProgram(complete.written, sizes, readable)
-    check_rate(known, train.entry.place_of("optimizer", "rate"), rate)
+    for place, rate in train.rate_sources():
+        # The program may not read `steps` where the rate does.
+        text = f"{program.source.text}\n{rate.text}"
+        with_rate = replace(program, source=replace(program.source, text=text))
+        sizes = _with_numbers(with_rate).sizes
+        # An earlier loop may have a rate of its own.
+        readable = [spec for spec in program.inputs if spec.name != RATE]
+        known = StepProgram(complete.written, sizes, readable)
+        check_rate(known, place, rate)
 
 
 def _without(

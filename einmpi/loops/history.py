@@ -1,6 +1,7 @@
-"""The history of a loop in a file: a row of recorded values for every step, while it runs.
+"""The history of a loop: a row of recorded values for every step, in a file while it runs.
 
-A killed run leaves the rows that it has written.
+A killed run leaves the rows that it has written. What validations have found so far follows from
+the history, so a run that is resumed knows it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from math import isnan, nan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,12 +20,53 @@ from einmpi.files.atomic import FAILURES, cannot_write, draft_path, make_draft, 
 from einmpi.files.claims import Claim
 from einmpi.files.hdf5.opening import GrowingTable, draft_table
 from einmpi.graph.dtypes import DTYPES
+from einmpi.job.loop import Validation
 from einmpi.job.outputs import HistorySpec
 
 # HDF5 takes about a millisecond to write rows, however many.
 SECONDS_BETWEEN_WRITES = 0.1
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+class Validated:
+    """The numbers of the last validation, and which one was the best so far."""
+
+    def __init__(self, validation: Validation, rows: Mapping[str, Any]) -> None:
+        self.validation = validation
+        self.last = dict.fromkeys(validation.columns, nan)
+        self.last_step: int | None = None
+        self.best = nan  # the first number of the best one
+        self.best_step: int | None = None
+        self.since_best = 0
+        for step in range(len(rows[validation.columns[0]])):
+            numbers = {name: float(rows[name][step]) for name in validation.columns}
+            was_validated = not all(map(isnan, numbers.values()))
+            if was_validated or validation.is_due(step, False):
+                self.add(step, numbers)
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> bool:
+        """Note the numbers of the validation after a step; return whether it is the best so far."""
+        self.last = dict(numbers)
+        self.last_step = step
+        number = numbers[self.validation.columns[0]]
+        is_better = number < self.best if self.validation.goal == "min" else number > self.best
+        if self.best_step is None or is_better or (isnan(self.best) and not isnan(number)):
+            self.best = number
+            self.best_step = step
+            self.since_best = 0
+            return True
+        self.since_best += 1
+        return False
+
+    @property
+    def readable(self) -> dict[str, Array]:
+        """The numbers that a condition may read, by name."""
+        numbers = (*self.last.values(), self.best, self.since_best)
+        found = {}
+        for (name, dtype), number in zip(self.validation.readable.items(), numbers, strict=True):
+            found[name] = np.array(number, dtype)
+        return found
 
 
 class CsvHistory:

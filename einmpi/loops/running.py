@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.load import best_name
 from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import abort_on_divergence, find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
@@ -31,9 +32,10 @@ from einmpi.loops.arrival import (
     placed_for_once,
     placed_for_step,
     read_by_stages,
+    step_layout,
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
-from einmpi.loops.history import HistoryFile
+from einmpi.loops.history import HistoryFile, Validated
 from einmpi.loops.stages import (
     Stages,
     condition_holds,
@@ -150,10 +152,16 @@ class LoopResult:
     steps : int
         The number of steps.
     is_done : bool
-        Whether the condition holds; False if the steps ended first.
+        Whether the condition holds, or `on_step` has ended the loop; False if the steps ended
+        first.
     earlier : tuple of LoopResult
         Of a job with several loops, the results of all but the last, without their outputs.
         `history`, `steps` and `is_done` are those of the last loop.
+    state : dict of str to DistArray
+        What a next step would start from: the last values of all that is carried, with the state of
+        an optimiser, as `W_m` and `W_v` of a parameter `W`.
+    best_step : int or None
+        The step after which the best validation was; None without validations.
     """
 
     outputs: dict[str, DistArray]
@@ -161,6 +169,8 @@ class LoopResult:
     steps: int
     is_done: bool
     earlier: tuple[LoopResult, ...] = ()
+    state: dict[str, DistArray] = field(default_factory=dict)
+    best_step: int | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(self.outputs)
@@ -203,6 +213,11 @@ class LoopRun:
         self.stages: Stages = stages_of(job, inputs_changing)
         # Computes the numbers of a validation after a step, if there is one.
         self.validate: Callable[[int], dict[str, float]] | None = None
+        self.validated: Validated | None = None
+        self.best: dict[str, DistArray] = {}  # copies of what is kept of the best validation
+        # The caller's function, which gets the numbers of a step and may end the loop.
+        self.on_step: Callable[[int, dict[str, Any]], object] | None = None
+        self.start: LoopResult | None = None  # what it goes on from
         self.watched_names = self.loop.watched
         self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages))
@@ -224,13 +239,16 @@ class LoopRun:
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Compute what never changes, and place the inputs of the first step."""
-        given = self.checked(inputs)
+        start = {} if self.start is None else self.start.state
+        given = self.checked({**inputs, **start})
         if self.loop.batches is not None:
             self.batches = LoopBatches(self.job, self.loop.batches, self.comm, given)
             given = {name: array for name, array in given.items() if name not in self.batches.specs}
-        layouts_before = read_by_stages(self.stages, layouts_of(given))
         if not self.is_planned:
-            self.plan_steps(layouts_before)
+            # Without `start`, so that the plan is that of a loop which was never interrupted.
+            layouts = layouts_of(inputs if start else given)
+            self.plan_steps(read_by_stages(self.stages, layouts))
+        layouts_before = read_by_stages(self.stages, layouts_of(given))
         arriving = arrivals(self.stages, self.plan, layouts_before, self.comm.nodes)
         with self.measuring_moves():
             self.values = placed_for_step(self.stages.step.graph, self.plan, given)
@@ -249,6 +267,16 @@ class LoopRun:
             self.values.update(self.checkpoints.carried())
             for name, values in self.checkpoints.history(self.number).items():
                 self.rows[name] = list(values)
+            for name, saved in self.checkpoints.best().items():
+                layout = step_layout(self.stages.step.graph, self.plan, name)
+                self.best[name] = self.checkpoints.restored(saved, layout)
+        if self.start is not None:
+            self.steps_done = self.start.steps
+            for name in self.rows:
+                self.rows[name] = list(self.start.history[name])
+            self.best = {name: self.start.outputs[name] for name in self.loop.kept_best}
+        if self.loop.validation is not None:
+            self.validated = Validated(self.loop.validation, self.rows)
         self.steps_before = self.steps_done
         self.seconds_once = self.measured.seconds
         self.started = time.monotonic()
@@ -358,11 +386,15 @@ class LoopRun:
                     self.agree(own_failure)
                     self.explain_nan(number, row, sources)
                 self.carry(blocks, sources)
+                is_last = number + 1 == self.loop.steps
+                row |= self.numbers_validated(number, is_last, own_failure)
                 if condition is not None:
-                    is_done = condition.holds(watched)
-                is_last = is_done or number + 1 == self.loop.steps
-                if self.loop.validation is not None:
-                    row |= self.validated(number, is_last, own_failure)
+                    readable = {} if self.validated is None else self.validated.readable
+                    is_done = condition.holds({**readable, **watched})
+                is_done |= self.is_asked_to_stop(number, row, own_failure)
+                if is_done and not is_last:
+                    is_last = True
+                    row |= self.numbers_validated(number, is_last, own_failure)
                 self.add_row(number, row)
                 if is_last or number + 1 == next_agreement:
                     self.agree(own_failure)
@@ -407,15 +439,37 @@ class LoopRun:
         """Return the numbers of a step that its program may read."""
         return self.loop.numbers(step)
 
-    def validated(self, number: int, is_last: bool, own_failure: RankFailure) -> Values:
+    def numbers_validated(self, number: int, is_last: bool, own_failure: RankFailure) -> Values:
         """Return the numbers of the validation after a step; nan if they are not computed."""
-        validation = self.loop.validation
-        assert validation is not None
+        if self.validated is None:
+            return {}
+        validation = self.validated.validation
         found = dict.fromkeys(validation.columns, float("nan"))
         if self.validate is not None and validation.is_due(number, is_last):
+            if self.validated.last_step == number:  # before it was known to be the last step
+                return {}
             self.agree(own_failure)
             found = self.validate(number)
+            if self.validated.add(number, found):
+                self.keep_best()
         return {name: np.array(value) for name, value in found.items()}
+
+    def keep_best(self) -> None:
+        """Copy what is carried, as it is after the best validation so far."""
+        for name in self.loop.kept_best:
+            self.best.pop(name, None)  # its memory is free for the copy
+            array = self.values[name]
+            self.best[name] = DistArray(array.local.copy(), array.layout, self.comm)
+
+    def is_asked_to_stop(self, number: int, row: Values, own_failure: RankFailure) -> bool:
+        """Call the caller's function; return whether it ends the loop, on any rank."""
+        on_step = self.on_step
+        if on_step is None:
+            return False
+        self.agree(own_failure)
+        numbers = {name: value[()] for name, value in row.items()}
+        own = together(self.comm, lambda: bool(on_step(number, numbers)))
+        return any(self.comm.allgather_text("stop" if own else ""))
 
     @property
     def values_decide(self) -> bool:
@@ -457,8 +511,9 @@ class LoopRun:
             if request:
                 requests.append(request)
         if requests:
-            carried = {name: self.values[name] for name in self.loop.carry}
-            checkpoints.save(done, requests, self.plan, carried, self.history())
+            tensors = {name: self.values[name] for name in self.loop.carry}
+            tensors |= {best_name(name): array for name, array in self.best.items()}
+            checkpoints.save(done, requests, self.plan, tensors, self.history())
         steps = int(texts[0].partition(" ")[0])  # by the clock of rank 0
         planned = checkpoints.next_planned(done)
         return steps if planned is None else min(steps, planned - done)
@@ -537,10 +592,14 @@ class LoopRun:
 
     def result(self, outputs: Mapping[str, DistArray], is_done: bool) -> LoopResult:
         """Return the last values and the history."""
-        found = {name: outputs[output] for name, output in self.loop.carry.items()}
+        state = {name: outputs[output] for name, output in self.loop.carry.items()}
+        found = {**state, **self.best}
         for name in self.kept_outputs:
             found[name] = outputs[name] if name in outputs else self.once_outputs[name]
-        return LoopResult(found, self.history(), self.steps_done, is_done)
+        best_step = None if self.validated is None else self.validated.best_step
+        return LoopResult(
+            found, self.history(), self.steps_done, is_done, state=state, best_step=best_step
+        )
 
 
 def _is_nan(value: npt.NDArray[Any]) -> bool:

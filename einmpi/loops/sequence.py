@@ -7,11 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.load import EndedLoop, LoopKinds, SavedTensor
+from einmpi.checkpoint.load import EndedLoop, LoopKinds
 from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
@@ -27,6 +24,7 @@ from einmpi.loops.arrival import (
     result_layouts,
     with_staying,
 )
+from einmpi.loops.history import Validated
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.stages import (
     bytes_kept,
@@ -40,7 +38,6 @@ from einmpi.loops.stages import (
 )
 from einmpi.planner.plan import Cost, Options, cost_of_all
 from einmpi.schedule.layout import Layout, even_layout
-from einmpi.schedule.regions import boxes, packed, shape
 
 # ---- validation ----------------------------------------------------------------------------------
 #
@@ -203,12 +200,14 @@ class LoopSequence:
             bytes_here = self._count_kept(run)
             with around(run):
                 result = run.run()
+            bytes_here += sum(array.local.nbytes for array in run.best.values())
             run.measured = replace(run.measured, peak=run.measured.peak + bytes_here)
-            self.results.append(result)
+            is_last = number + 1 == len(self.runs)
+            self.results.append(result if is_last else replace(result, state={}))
             self._keep(number, result)
         last = self.results[-1]
         outputs = {name: self.tensors[name] for name in self.names.final}
-        return LoopResult(outputs, last.history, last.steps, last.is_done, tuple(self.results[:-1]))
+        return replace(last, outputs=outputs, earlier=tuple(self.results[:-1]))
 
     def _count_kept(self, run: LoopRun) -> int:
         """Add tensors of earlier loops to the planned memory of a loop; return their bytes here.
@@ -282,8 +281,12 @@ class LoopSequence:
             return 0
         for number, ended in enumerate(checkpoints.saved.ended):
             history = checkpoints.history(number)
-            self.results.append(LoopResult({}, history, ended.steps, ended.is_done))
             run = self.runs[number]
+            best_step = None
+            if run.loop.validation is not None:
+                best_step = Validated(run.loop.validation, history).best_step
+            result = LoopResult({}, history, ended.steps, ended.is_done, best_step=best_step)
+            self.results.append(result)
             run.steps_before = ended.steps
             run.plan = with_loop(run.plan, run.stages, None)
         for name, saved in checkpoints.kept_results().items():
@@ -293,23 +296,8 @@ class LoopSequence:
                 layout = Layout(mesh, saved.shape, saved.block.layout.cuts)
                 if mesh.ranks > self.comm.size:
                     layout = even_layout(self.runs[0].plan.mesh, saved.shape)
-            self.tensors[name] = self._restored(saved, layout)
+            self.tensors[name] = checkpoints.restored(saved, layout)
         return len(checkpoints.saved.ended)
-
-    def _restored(self, saved: SavedTensor, layout: Layout) -> DistArray:
-        """Read a tensor of a checkpoint into a layout."""
-        with_dimension = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
-        region = with_dimension.block(self.comm.rank)
-        if region is None:  # an idle rank
-            nothing = np.empty((0,) * len(with_dimension.bound), saved.dtype)
-            return DistArray(nothing, layout, self.comm)
-        local: npt.NDArray[Any] = np.empty(shape(region), saved.dtype)
-        if not layout.bound:  # a number
-            local[0] = saved[()]
-            return DistArray(local.reshape(()), layout, self.comm)
-        for there, here in boxes(region, packed(region)):
-            local[here] = saved[there]
-        return DistArray(local, layout, self.comm)
 
 
 def loop_kinds(job: Job) -> list[LoopKinds]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex
 from einmpi.graph.rewrite import hoist, prune
@@ -396,6 +397,11 @@ def with_loop(
     """Return the plan of a step that knows its loop, and counts what batches take."""
     loop = stages.loop
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})
+    for name in loop.kept_best:  # a copy of it
+        vertex = plan.graph[name]
+        layout = Layout(plan.mesh, vertex.bound, plan.layouts[loop.carry[name]])
+        bytes_best = layout.max_elements() * np.dtype(vertex.dtype).itemsize
+        plan = replace(plan, peak=plan.peak + bytes_best)
     if batches is None or not reads_into_memory_of_plan(stages.step):
         return replace(plan, loop=around)
     peak = plan.peak + batches.bytes_arriving + batches.bytes_ahead
@@ -537,6 +543,9 @@ def evaluate_loop(job: Job, inputs: Mapping[str, Array]) -> dict[str, Array]:
     come in batches, all rows are given.
     """
     loop = loop_of(job)
+    if loop.needs_validation:
+        what = "the results depend on a validation, which the reference does not compute"
+        raise InputError(job.source.name, what, "a loop without patience and keep")
     step = written_step(job)
     dtypes = numbers_read(step, loop)
     values = dict(inputs)

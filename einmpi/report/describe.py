@@ -59,6 +59,8 @@ def describe_job(job: Job) -> str:
     for part in parts:
         for note in label_notes(part.source, part.written.by_name, part.sizes):
             lines.append(f"note     {printable(note)}")
+        if part.loop is not None:
+            lines += [f"note     {note}" for note in _rows_left_out(part.loop)]
     lines.append("ok")
     return "\n".join(lines)
 
@@ -131,7 +133,24 @@ def _validation_text(validation: Validation) -> str:
     if validation.batches is not None:
         text += f": {counted(validation.batches.rows, 'row')}"
         text += f", {counted(validation.steps, 'batch', 'batches')}"
+    if validation.keep == "best":
+        least = "least" if validation.goal == "min" else "greatest"
+        text += f"; results are those with the {least} {validation.columns[0]}"
     return text
+
+
+def _rows_left_out(loop: Loop) -> list[str]:
+    """Return notes about rows that no batch has."""
+    batches = {"an epoch": loop.batches}
+    if loop.validation is not None:
+        batches["the validation"] = loop.validation.batches
+    notes = []
+    for what, each in batches.items():
+        if each is not None and each.rows_after_last and not each.pads_last:
+            count = counted(each.rows_after_last, "row")
+            rows = f"{what} leaves out {count} of {each.rows}, which is no multiple of {each.batch}"
+            notes.append(f'{", ".join(each.names)}: {rows}; last = "pad" takes all')
+    return notes
 
 
 def _batches_text(batches: Batches) -> str:

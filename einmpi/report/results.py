@@ -17,6 +17,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.running import Measured
 from einmpi.errors import printable
 from einmpi.job.job import Job
+from einmpi.job.loop import PREFIX as VALIDATION
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Cost, Plan, cost_of_all, loop_plan_of
 from einmpi.planner.text.explain import certificate_data, one_level
@@ -205,6 +206,8 @@ class LoopReport:
     seconds_a_step: float
     peak_planned: int  # before and during the steps
     record: LoopRecord | None = None  # if the steps were recorded
+    best_step: int | None = None  # the step after which the best validation was
+    keeps_best: bool = False  # whether what is carried has the values of that step
 
     @property
     def in_all(self) -> Cost:
@@ -228,6 +231,7 @@ class LoopReport:
             "bytes_validation": self.validation.nbytes,
             "seconds_a_step": self.seconds_a_step,
             "seconds_predicted_a_step": self.a_step.seconds,
+            "best_step": self.best_step,
             "history": recorded,
         }
         if self.record is not None:
@@ -255,6 +259,10 @@ class LoopReport:
         if self.history:
             last = [f"{name} {values[-1]:.6g}" for name, values in self.history.items()]
             found.append(f"  {' ' * len(name)}last values: {', '.join(last)}")
+        if self.keeps_best:
+            column = next(each for each in self.history if each.startswith(VALIDATION))
+            best = f"{column} {self.history[column][self.best_step]:.6g}"
+            found.append(f"  {' ' * len(name)}results of step {self.best_step}, the best: {best}")
         return found
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any, TypeAlias
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.language.toml_document import show
 
 # ---- optimizers ----------------------------------------------------------------------------------
@@ -41,7 +41,11 @@ class Optimizer:
 
     Texts are in the language. In them {W} is the parameter and {g} its gradient, {kept} is {W}
     less its decay where that is decoupled, {rate} the rate, and {count} the number of the update,
-    from 1. An option, a number or a state is written by its name, and {m_next} is the next {m}.
+    from 1. An option, a number or a tensor is written by its name, and {m_next} is the next {m}.
+    {sum} sums over all labels of the parameter, {elements} is how many elements it has, and
+    {machine} the precision of its dtype. The last two dimensions are a matrix, with labels {row}
+    and {column}; {short} is the one with the smaller extent and {long} the other, {other} and
+    {third} are further labels of the extent of {short}. {x:short=other} is {x} with another label.
 
     Attributes
     ----------
@@ -58,8 +62,14 @@ class Optimizer:
     numbers : mapping of str to str
         Tensors without dimensions that all parameters share, by name.
     state : mapping of str to str
-        Tensors with the shape of the parameter that are carried, and their next values. They start
-        with zeros.
+        Tensors that are carried, and their next values. They start with zeros.
+    between : mapping of str to str
+        Tensors that are computed from these, in order, for the update.
+    labels : mapping of str to str
+        For tensors of both kinds that do not have the labels of the parameter, those that they
+        have: "… row" are the labels before the matrix, and that of its rows.
+    vectors : Optimizer or None
+        What parameters with fewer than two dimensions change by, if it is not this.
     decay : float
         The decay of weights if none is given.
     is_decoupled : bool
@@ -75,9 +85,16 @@ class Optimizer:
     options: Mapping[str, Option] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     state: Mapping[str, str] = field(default_factory=dict)
+    between: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    vectors: Optimizer | None = None
     decay: float = 0.0
     is_decoupled: bool = False
     is_linear: bool = False
+
+    def of(self, dimensions: int) -> Optimizer:
+        """Return what parameters with so many dimensions change by."""
+        return self.vectors if self.vectors is not None and dimensions < 2 else self
 
 
 _MOMENTUM = Option(0.9, "how much of the last step is taken again", end=1.0)
@@ -97,6 +114,61 @@ _ADAM_NUMBERS = {
     "root": "sqrt(1 - {beta2}**{count})",
 }
 _ADAM_UPDATE = "{kept} - {size} * {m_next} / (sqrt({v_next}) / {root} + {eps})"
+
+_ADAMW = Optimizer(
+    name="adamw",
+    meaning="Adam; weights decay on their own",
+    rate=1e-3,
+    options=_ADAM_OPTIONS,
+    numbers=_ADAM_NUMBERS,
+    state=_ADAM_STATE,
+    update=_ADAM_UPDATE,
+    decay=0.01,
+    is_decoupled=True,
+)
+
+# Adafactor of vectors, which has the mean of squares of every element.
+_ADAFACTOR = Optimizer(
+    name="adafactor",
+    meaning="steps relative to the norm of the parameter; of a matrix, only means of squares of "
+    "rows and columns are kept",
+    rate=1e-2,
+    options={
+        "beta2_decay": Option(-0.8, "the power of t that new squares count with", -1.0, 0.0),
+        "eps": Option(1e-3, "the least norm of a parameter, by the root of its elements"),
+        "threshold": Option(1.0, "the greatest norm of a step, likewise", least=1e-30),
+    },
+    numbers={
+        "weight": "{count}**({beta2_decay})",
+        "limit": "minimum({rate}, 1 / sqrt({count}))",
+    },
+    state={"v": "{v} + {weight} * ({g}**2 - {v})"},
+    between={
+        "u": "{g} / sqrt(maximum({v_next}, {machine}**2))",
+        "size": "{limit} * maximum({eps}, sqrt({sum}({W}**2) / {elements}))"
+        " / maximum(1, sqrt({sum}({u}**2) / {elements}) / {threshold})",
+    },
+    labels={"size": ""},
+    update="{kept} - {size} * {u}",
+    is_decoupled=True,
+)
+
+
+def _newton_schulz(start: str, steps: int) -> dict[str, str]:
+    """Return tensors o1, o2, …: the matrix with singular values that come close to 1."""
+    found = {}
+    last = start
+    for k in range(1, steps + 1):
+        found[f"a{k}"] = f"sum[{{long}}]({{{last}}} * {{{last}:short=other}})"
+        squared = f"sum[{{third}}]({{a{k}:other=third}} * {{a{k}:short=third}})"
+        found[f"b{k}"] = f"-4.775 * {{a{k}}} + 2.0315 * {squared}"
+        product = f"sum[{{other}}]({{b{k}}} * {{{last}:short=other}})"
+        found[f"o{k}"] = f"3.4445 * {{{last}}} + {product}"
+        last = f"o{k}"
+    return found
+
+
+_ITERATION = _newton_schulz("o0", 5)
 
 _RECORDS = (
     Optimizer(
@@ -133,17 +205,7 @@ _RECORDS = (
         state=_ADAM_STATE,
         update=_ADAM_UPDATE,
     ),
-    Optimizer(
-        name="adamw",
-        meaning="Adam; weights decay on their own",
-        rate=1e-3,
-        options=_ADAM_OPTIONS,
-        numbers=_ADAM_NUMBERS,
-        state=_ADAM_STATE,
-        update=_ADAM_UPDATE,
-        decay=0.01,
-        is_decoupled=True,
-    ),
+    _ADAMW,
     Optimizer(
         name="adagrad",
         meaning="each element has a rate of its own, which falls with its gradients",
@@ -167,6 +229,53 @@ _RECORDS = (
         },
         state={"m": "{beta2} * {m} + (1 - {beta2}) * {g}"},
         update="{kept} - {rate} * sign({beta1} * {m} + (1 - {beta1}) * {g})",
+        is_decoupled=True,
+    ),
+    Optimizer(
+        name="rmsprop",
+        meaning="gradients relative to the root of the mean of their squares",
+        rate=1e-2,
+        options={
+            "alpha": Option(0.99, "how much of the mean of squares is kept", end=1.0),
+            "eps": Option(1e-8, "what is added to the root of that mean"),
+        },
+        state={"v": "{alpha} * {v} + (1 - {alpha}) * {g}**2"},
+        update="{kept} - {rate} * {g} / (sqrt({v_next}) + {eps})",
+    ),
+    replace(
+        _ADAFACTOR,
+        vectors=_ADAFACTOR,
+        state={
+            "r": "{r} + {weight} * (mean[{column}]({g}**2) - {r})",
+            "c": "{c} + {weight} * (mean[{row}]({g}**2) - {c})",
+        },
+        between={
+            "n": "maximum(mean[{row}]({r_next}), {machine})",
+            "u": "{g} / sqrt(maximum({r_next} * {c_next} / {n}, {machine}**2))",
+            "size": _ADAFACTOR.between["size"],
+        },
+        labels={"r": "… row", "c": "… column", "n": "…", "size": ""},
+    ),
+    Optimizer(
+        name="muon",
+        meaning="the momentum of a matrix with all its singular values made about 1; adamw for "
+        "parameters with fewer dimensions",
+        rate=1e-3,
+        options={
+            "momentum": Option(0.95, "how much of the mean of gradients is kept", end=1.0),
+            **_ADAM_OPTIONS,
+        },
+        state={"m": "{momentum} * {m} + (1 - {momentum}) * {g}"},
+        between={
+            "d": "(1 - {momentum}) * {g} + {momentum} * {m_next}",
+            "n": "maximum(sqrt(sum[{row},{column}]({d}**2)), 1e-07)",
+            "o0": "{d} / {n}",
+            **_ITERATION,
+        },
+        labels={"n": "…"} | {name: "… short other" for name in _ITERATION if name[0] != "o"},
+        update="{kept} - {rate} * {ratio} * {o5}",
+        vectors=_ADAMW,
+        decay=0.1,
         is_decoupled=True,
     ),
 )
@@ -193,6 +302,37 @@ _POSITIVE = "a number above 0"
 
 
 @dataclass(frozen=True)
+class Rule:
+    """How some of the parameters change.
+
+    Attributes
+    ----------
+    parameters : tuple of str
+        Which of them.
+    optimizer : Optimizer
+        How they change.
+    options : mapping of str to float
+        The numbers of the optimiser, by name.
+    rate : float or str
+        The rate, or an expression in the language.
+    decay : float
+        The decay of weights.
+    suffix : str
+        The end of the names of numbers that only this rule has.
+    keys : tuple
+        Where it is in the settings.
+    """
+
+    parameters: tuple[str, ...]
+    optimizer: Optimizer
+    options: Mapping[str, float]
+    rate: float | str
+    decay: float
+    suffix: str
+    keys: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
 class Training:
     """What is trained and how.
 
@@ -202,14 +342,8 @@ class Training:
         The tensor without dimensions that becomes less.
     parameters : tuple of str
         The inputs that change.
-    optimizer : Optimizer
-        How they change.
-    options : mapping of str to float
-        The numbers of the optimiser, by name.
-    rate : float or str
-        The rate, or an expression in the language.
-    decay : float
-        The decay of weights.
+    rules : tuple of Rule
+        How they change: those of the groups, and last that of all others.
     clip : float or None
         The greatest norm of all gradients together.
     accumulate : int
@@ -226,10 +360,7 @@ class Training:
 
     loss: str
     parameters: tuple[str, ...]
-    optimizer: Optimizer
-    options: Mapping[str, float]
-    rate: float | str
-    decay: float
+    rules: tuple[Rule, ...]
     clip: float | None
     accumulate: int
     precision: str | None
@@ -247,22 +378,25 @@ def make_training(
     precision: Any = None,
     scale: Any = None,
     growth: Any = None,
+    groups: Any = None,
 ) -> Training:
     """Return checked settings. What they say of the program is checked when it is written out."""
     if not isinstance(loss, str):
         what = "there is no loss" if loss is None else f"the loss is {show(loss)}"
         raise InputError(place("loss"), what, "the name of a tensor without dimensions")
     names = _checked_names(place, parameters)
-    record, given = _checked_optimizer(place, optimizer)
-    options = {key: _option(place, given, key, each) for key, each in record.options.items()}
+    if isinstance(optimizer, str):
+        optimizer = {"name": optimizer}
+    record = _checked_optimizer(place, ("optimizer",), optimizer, _COMMON_OPTIONS)
+    rules = _checked_groups(place, names, optimizer, groups)
+    in_groups = [name for rule in rules for name in rule.parameters]
+    others = tuple(name for name in names if name not in in_groups)
+    rules.append(_rule(place, ("optimizer",), record, optimizer, others, ""))
     return Training(
         loss=loss,
         parameters=names,
-        optimizer=record,
-        options=options,
-        decay=_option(place, given, "decay", Option(record.decay, "the decay of weights")),
-        clip=_checked_clip(place, given),
-        rate=_checked_rate(place, given, record),
+        rules=tuple(rules),
+        clip=_checked_clip(place, optimizer),
         accumulate=_checked_count(place, "accumulate", accumulate, 1),
         precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
         scale=FIRST_SCALE if scale is None else _positive(place("scale"), "scale", scale),
@@ -271,40 +405,95 @@ def make_training(
     )
 
 
-def _checked_optimizer(place: Place, optimizer: Any) -> tuple[Optimizer, Mapping[str, Any]]:
-    """Return the record of an optimiser, and what is said about it: its name and options."""
-    if isinstance(optimizer, str):
-        optimizer = {"name": optimizer}
+def _rule(
+    place: Place,
+    keys: tuple[str | int, ...],
+    record: Optimizer,
+    given: Mapping[str, Any],
+    parameters: tuple[str, ...],
+    suffix: str,
+) -> Rule:
+    """Return how some parameters change; `given` has the numbers of the optimiser."""
+
+    def number(key: str, option: Option) -> float:
+        value = given.get(key)
+        if value is None:
+            return option.default
+        return _number(place(*keys, key), key, value, option.range_text, option.allows)
+
+    return Rule(
+        parameters=parameters,
+        optimizer=record,
+        options={key: number(key, option) for key, option in record.options.items()},
+        rate=_checked_rate(place(*keys, "rate"), given, record),
+        decay=number("decay", Option(record.decay, "the decay of weights")),
+        suffix=suffix,
+        keys=keys,
+    )
+
+
+def _checked_groups(
+    place: Place, names: Sequence[str], optimizer: Mapping[str, Any], groups: Any
+) -> list[Rule]:
+    """Return the rules of groups: what they do not say is as in the table of the optimiser."""
+    expected = 'a list such as [{ parameters = ["b1"], rate = 0.1 }]'
+    if not isinstance(groups, list | tuple | None):
+        raise InputError(place("groups"), f"groups is {show(groups)}", expected)
+    rules: list[Rule] = []
+    seen: list[str] = []
+    for index, group in enumerate(groups or ()):
+        keys = ("groups", index)
+        if not isinstance(group, Mapping):
+            raise InputError(place(*keys), f"groups has {show(group)}", expected)
+        own = {key: value for key, value in group.items() if key != "parameters"}
+        common = {key: value for key, value in optimizer.items() if key != "clip"}
+        if own.get("name", common["name"]) != common["name"]:
+            common = {}  # the options of another optimiser
+        given = common | own
+        record = _checked_optimizer(place, keys, given, ("parameters", *_COMMON_OPTIONS[:-1]))
+        parameters = _checked_names(
+            lambda *rest, at=keys: place(*at, *rest), group.get("parameters")
+        )
+        for number, name in enumerate(parameters):
+            if name not in names or name in seen:
+                what, expected = f"{name} is not trained", nearest_of(names, name)
+                if name in seen:
+                    what, expected = f"{name} is in two groups", "each name once"
+                raise InputError(place(*keys, "parameters", number), what, expected)
+        seen += parameters
+        rules.append(_rule(place, keys, record, given, parameters, f"_{index + 1}"))
+    return rules
+
+
+def _checked_optimizer(
+    place: Place, keys: tuple[str | int, ...], optimizer: Any, common: Sequence[str]
+) -> Optimizer:
+    """Return the record of an optimiser whose table has its name and options.
+
+    `common` are the keys that all of them have.
+    """
     example = '{ name = "adamw", rate = 0.001 }'
     if not isinstance(optimizer, Mapping):
         what = "there is no optimizer"
         if optimizer is not None:
             what = f"the optimizer is {show(optimizer)}"
-        raise InputError(place("optimizer"), what, f"a table such as {example}")
+        raise InputError(place(*keys), what, f"a table such as {example}")
     name = optimizer.get("name")
     if not isinstance(name, str):
         what = "the optimizer has no name"
         if name is not None:
             what = f"the name of the optimizer is {show(name)}"
-        raise InputError(place("optimizer", "name"), what, one_of(tuple(OPTIMIZERS)))
-    record = optimizer_named(place("optimizer", "name"), name)
-    known = (*_COMMON_OPTIONS, *record.options)
+        raise InputError(place(*keys, "name"), what, one_of(tuple(OPTIMIZERS)))
+    record = optimizer_named(place(*keys, "name"), name)
+    known = (*common, *record.options)
     for key in optimizer:
         if key not in known:
             what = f"{name} has no option {show(key)}"
             hint = ""
             if key in _NAMES_IN_TORCH:
                 hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
-            raise InputError(place("optimizer", key), what, one_of(known, str(key)), hint)
-    return record, optimizer
-
-
-def _option(place: Place, optimizer: Mapping[str, Any], key: str, option: Option) -> float:
-    """Return a number of the optimiser's table, the default without the key."""
-    value = optimizer.get(key)
-    if value is None:
-        return option.default
-    return _number(place("optimizer", key), key, value, option.range_text, option.allows)
+            raise InputError(place(*keys, key), what, one_of(known, str(key)), hint)
+    return record
 
 
 def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
@@ -344,12 +533,12 @@ def _positive(where: str, key: str, value: Any, expected: str = _POSITIVE) -> fl
     return _number(where, key, value, expected, lambda number: number > 0)
 
 
-def _checked_rate(place: Place, optimizer: Mapping[str, Any], record: Optimizer) -> float | str:
+def _checked_rate(where: str, optimizer: Mapping[str, Any], record: Optimizer) -> float | str:
     rate = optimizer.get("rate")
     if rate is None or isinstance(rate, str):
         return record.rate if rate is None else rate
     expected = f'{_POSITIVE}, or an expression such as "0.1 * 0.99**step"'
-    return _positive(place("optimizer", "rate"), "rate", rate, expected)
+    return _positive(where, "rate", rate, expected)
 
 
 def _checked_count(place: Place, key: str, given: Any, default: int) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod, sqrt
+
+import numpy as np
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.dtypes import DTYPES
@@ -14,7 +17,7 @@ from einmpi.graph.scalar import Names
 from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program
-from einmpi.training.settings import Training
+from einmpi.training.settings import Optimizer, Rule, Training
 from einmpi.units import counted
 
 RATE = "train_rate"
@@ -60,6 +63,19 @@ class WrittenOut:
 
 
 @dataclass(frozen=True)
+class _Tensor:
+    """A tensor in a text of an optimiser: {x}, or with another label {x:short=other}."""
+
+    name: str
+    labels: tuple[str, ...]
+    roles: Mapping[str, str]
+
+    def __format__(self, change: str) -> str:
+        old, _, new = (self.roles.get(role, "") for role in change.partition("="))
+        return element_text(self.name, [new if label == old else label for label in self.labels])
+
+
+@dataclass(frozen=True)
 class _Parameter:
     """An input that is trained, with the labels of its dimensions."""
 
@@ -67,6 +83,46 @@ class _Parameter:
     shape: tuple[int, ...]
     dtype: str
     labels: tuple[str, ...]
+    rule: Rule  # how it changes
+    new_labels: tuple[str, str]  # two more, which nothing else is called
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """How parameters with so many dimensions change."""
+        return self.rule.optimizer.of(len(self.shape))
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The labels that an optimiser knows by what they are; none without a matrix."""
+        if len(self.labels) < 2:
+            return {}
+        row, column = self.labels[-2:]
+        rows, columns = self.shape[-2:]
+        short, long = (column, row) if rows > columns else (row, column)
+        other, third = self.new_labels
+        roles = {"row": row, "column": column, "short": short, "long": long}
+        return roles | {"other": other, "third": third}
+
+    def tensor(self, name: str) -> _Tensor:
+        """Return a tensor of the optimiser."""
+        labels = list(self.labels)
+        if name in self.optimizer.labels:
+            labels = []
+            for role in self.optimizer.labels[name].split():
+                labels += self.labels[:-2] if role == "…" else [self.roles[role]]
+        return _Tensor(f"{self.name}_{name}", tuple(labels), self.roles)
+
+    def constants(self) -> dict[str, str]:
+        """Return the numbers that depend on the shape and the dtype alone."""
+        rows, columns = self.shape[-2:] if len(self.shape) > 1 else (1, 1)
+        real = DTYPES[self.dtype].real
+        found = {
+            "sum": f"sum[{','.join(self.labels)}]" if self.labels else "",
+            "elements": str(prod(self.shape)),
+            "machine": repr(float(np.finfo("float32" if real in _HALF else real).eps)),
+            "ratio": repr(sqrt(max(1.0, rows / columns))),
+        }
+        return found | self.roles
 
     def element(self, name: str) -> str:
         """Return the element of a tensor with the labels of the parameter."""
@@ -121,11 +177,15 @@ def write_out(training: Training, program: Program) -> WrittenOut:
     graph = program.graph
     mark_values(program.items, graph.by_name)
     _check_loss(training, program)
+    rules = {name: rule for rule in training.rules for name in rule.parameters}
     parameters = []
     for number, name in enumerate(training.parameters):
-        vertex = _checked_parameter(training, program, number)
+        vertex = _checked_parameter(training, program, number, rules[name].optimizer)
         labels = _labels_in_use(vertex, program.items, program.taken)
-        parameters.append(_Parameter(name, vertex.bound, vertex.dtype, labels))
+        names = Names({*program.taken, *labels})
+        new_labels = names.take_new("i"), names.take_new("j")
+        shape = vertex.bound
+        parameters.append(_Parameter(name, shape, vertex.dtype, labels, rules[name], new_labels))
     writer = _Writer(training, parameters, program.earlier, graph[training.loss].dtype)
     if training.precision is not None:
         rounded = rounded_program(
@@ -168,7 +228,9 @@ def _check_loss(training: Training, program: Program) -> None:
         raise InputError(place, f"the loss {training.loss} is {vertex.dtype}", expected)
 
 
-def _checked_parameter(training: Training, program: Program, number: int) -> Vertex:
+def _checked_parameter(
+    training: Training, program: Program, number: int, optimizer: Optimizer
+) -> Vertex:
     graph = program.graph
     name = training.parameters[number]
     place = training.place("parameters", number)
@@ -191,8 +253,8 @@ def _checked_parameter(training: Training, program: Program, number: int) -> Ver
         what = f"{name} is {vertex.dtype}"
         expected = f"float32 or float64, which a step rounds to {training.precision}"
         raise InputError(place, what, expected)
-    if kind == "c" and not training.optimizer.is_linear:
-        what = f"{name} is {vertex.dtype}, and {training.optimizer.name} takes real parameters"
+    if kind == "c" and not optimizer.is_linear:
+        what = f"{name} is {vertex.dtype}, and {optimizer.name} takes real parameters"
         hint = "use sgd, momentum or nesterov, or train real and imaginary parts"
         raise InputError(place, what, "a parameter of floating-point numbers", hint)
     return vertex
@@ -246,37 +308,34 @@ class _Writer:
         self.names = Names(earlier)  # that carried tensors cannot have
         self.found = WrittenOut()
         self.defined: list[str] = []  # all names that are new
-        self.rate = repr(training.rate)
         self.exponent = ""  # of the scale of the loss, a carried number
         self.updates = ""  # the number of updates so far, a carried number
         self.condition = ""  # under which parameters change; empty if always
 
     def define(self, name: str, expression: str, parameter: _Parameter | None = None) -> None:
         """Write the statement of a new tensor, with the labels of a parameter."""
-        self.defined.append(name)
-        target = name if parameter is None else parameter.element(name)
-        self.found.statements.append(f"{target} = {expression}")
+        labels = () if parameter is None else parameter.labels
+        self.define_tensor(_Tensor(name, labels, {}), expression)
 
-    def new_state(self, stem: str, parameter: _Parameter | None = None) -> str:
-        """Return the name of a new carried tensor with the shape of a parameter.
+    def define_tensor(self, tensor: _Tensor, expression: str) -> None:
+        """Write the statement of a tensor."""
+        self.defined.append(tensor.name)
+        self.found.statements.append(f"{tensor} = {expression}")
 
-        Without one it is a whole number.
-        """
+    def new_state(self, stem: str, shape: tuple[int, ...] = (), dtype: str = "int64") -> str:
+        """Return the name of a new carried tensor, by default a whole number."""
         name = self.names.take_new(stem)
         self.defined.append(name)
-        state = State(name, (), "int64")
-        if parameter is not None:
-            state = State(name, parameter.shape, parameter.dtype)
-        self.found.state.append(state)
+        self.found.state.append(State(name, shape, dtype))
         self.found.carry[name] = f"{name}_next"
         return name
 
     def write(self) -> None:
         """Write all statements."""
         training = self.training
-        if isinstance(training.rate, str):
-            self.define(RATE, training.rate)
-            self.rate = RATE
+        for rule in training.rules:
+            if isinstance(rule.rate, str):
+                self.define(_rate(rule), rule.rate)
         if training.accumulate > 1:
             last = training.accumulate - 1
             self.define(_DUE, f"step % {training.accumulate} == {last}")
@@ -335,13 +394,14 @@ class _Writer:
         return "(step + 1)"
 
     def _write_numbers(self) -> None:
-        """Write the tensors without dimensions that all parameters share."""
-        words = {"rate": self.rate, "count": self._count(), **self._options()}
-        for name, text in self.training.optimizer.numbers.items():
-            self.define(f"train_{name}", text.format_map(words))
-
-    def _options(self) -> dict[str, str]:
-        return {name: repr(value) for name, value in self.training.options.items()}
+        """Write the tensors without dimensions that all parameters of a rule share."""
+        for parameter in self.parameters:
+            rule = parameter.rule
+            words = {"rate": _rate(rule), "count": self._count(), **_options(rule)}
+            for name, text in parameter.optimizer.numbers.items():
+                number = f"train_{name}{rule.suffix}"
+                if number not in self.defined:
+                    self.define(number, text.format_map(words))
 
     def _write_gradient(self, parameter: _Parameter) -> str:
         """Write the gradient by a parameter, over all batches of an update; return its name."""
@@ -353,7 +413,7 @@ class _Writer:
         self.define(gradient, expression, parameter)
         if self.training.accumulate == 1:
             return gradient
-        total = self.new_state(f"{parameter.name}_sum", parameter)
+        total = self.new_state(f"{parameter.name}_sum", parameter.shape, parameter.dtype)
         added = f"{parameter.element(total)} + {parameter.element(gradient)}"
         mean = f"{parameter.name}_mean"
         self.define(mean, f"({added}) / {self.training.accumulate}", parameter)
@@ -377,30 +437,39 @@ class _Writer:
 
     def _write_update(self, parameter: _Parameter, gradient: str) -> None:
         """Write the next values of a parameter and of its state."""
-        optimizer = self.training.optimizer
+        optimizer, rule = parameter.optimizer, parameter.rule
         own = parameter.element(parameter.name)
-        rate = parameter.number(RATE) if self.rate == RATE else self.rate
-        words = {
+        rate = _rate(rule)
+        if isinstance(rule.rate, str):
+            rate = parameter.number(rate)
+        tensors: dict[str, _Tensor] = {}
+        words: dict[str, str] = {
             "W": own,
             "kept": own,
             "g": self._write_descent(parameter, gradient),
             "rate": rate,
-            **self._options(),
+            **parameter.constants(),
+            **_options(rule),
         }
-        if optimizer.is_decoupled and self.training.decay:
-            words["kept"] = f"(1 - {rate} * {self.training.decay!r}) * {own}"
+        if optimizer.is_decoupled and rule.decay:
+            words["kept"] = f"(1 - {rate} * {rule.decay!r}) * {own}"
         for name in optimizer.numbers:
-            words[name] = parameter.number(f"train_{name}")
-        tensors = {}
+            words[name] = parameter.number(f"train_{name}{rule.suffix}")
         for name in optimizer.state:
-            tensor = self.new_state(f"{parameter.name}_{name}", parameter)
+            tensor = parameter.tensor(name)
+            extents = dict(zip(parameter.labels, parameter.shape, strict=True))
+            shape = tuple(extents[label] for label in tensor.labels)
+            tensor = replace(tensor, name=self.new_state(tensor.name, shape, parameter.dtype))
             tensors[name] = tensor
-            words[name] = parameter.element(tensor)
-            words[f"{name}_next"] = parameter.element(f"{tensor}_next")
+            tensors[f"{name}_next"] = replace(tensor, name=f"{tensor.name}_next")
         for name, text in optimizer.state.items():
-            self._write_next(parameter, tensors[name], text.format_map(words))
+            self._write_next(parameter, tensors[name], text.format_map({**words, **tensors}))
+        for name, text in optimizer.between.items():
+            tensors[name] = parameter.tensor(name)
+            self.define_tensor(tensors[name], text.format_map({**words, **tensors}))
         self.found.carry[parameter.name] = f"{parameter.name}_next"
-        self._write_next(parameter, parameter.name, optimizer.update.format_map(words))
+        W = _Tensor(parameter.name, parameter.labels, {})
+        self._write_next(parameter, W, optimizer.update.format_map({**words, **tensors}))
 
     def _write_descent(self, parameter: _Parameter, gradient: str) -> str:
         """Write the gradient as the optimiser takes it: clipped, and with decay.
@@ -411,16 +480,26 @@ class _Writer:
         taken = element
         if self.training.clip is not None:
             taken = f"{parameter.number(_CLIP)} * {element}"
-        if self.training.decay and not self.training.optimizer.is_decoupled:
-            taken += f" + {self.training.decay!r} * {parameter.element(parameter.name)}"
+        if parameter.rule.decay and not parameter.optimizer.is_decoupled:
+            taken += f" + {parameter.rule.decay!r} * {parameter.element(parameter.name)}"
         if taken == element:
             return element
         descent = f"{parameter.name}_descent"
         self.define(descent, parameter.rounded(taken), parameter)
         return parameter.element(descent)
 
-    def _write_next(self, parameter: _Parameter, name: str, expression: str) -> None:
+    def _write_next(self, parameter: _Parameter, tensor: _Tensor, expression: str) -> None:
         """Write the next value of a carried tensor, which stays as it is between updates."""
         if self.condition:
-            expression = f"where({self.condition}, {expression}, {parameter.element(name)})"
-        self.define(f"{name}_next", parameter.rounded(expression), parameter)
+            expression = f"where({self.condition}, {expression}, {tensor})"
+        following = replace(tensor, name=f"{tensor.name}_next")
+        self.define_tensor(following, parameter.rounded(expression))
+
+
+def _rate(rule: Rule) -> str:
+    """Return the rate as it is written: a number, or the name of a tensor."""
+    return RATE + rule.suffix if isinstance(rule.rate, str) else repr(rule.rate)
+
+
+def _options(rule: Rule) -> dict[str, str]:
+    return {name: repr(value) for name, value in rule.options.items()}

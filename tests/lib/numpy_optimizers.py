@@ -98,6 +98,87 @@ class Lion:
             self.means[k] = beta2 * m + (1 - beta2) * g
 
 
+class Rmsprop:
+    def __init__(self, rate, alpha=0.99, eps=1e-8, decay=0.0):
+        self.alpha = alpha
+        self.eps = eps
+        self.decay = decay
+        self.means = {}
+
+    def step(self, number, parameters, gradients, rate):
+        for k, (w, g) in enumerate(zip(parameters, gradients, strict=True)):
+            g = g + self.decay * w
+            v = self.alpha * self.means.get(k, np.zeros_like(w)) + (1 - self.alpha) * g * g
+            self.means[k] = v
+            w -= rate * g / (np.sqrt(v) + self.eps)
+
+
+class Adafactor:
+    """As torch's, with the machine precision of float64 where torch's eps has None."""
+
+    def __init__(self, rate, beta2_decay=-0.8, eps=1e-3, threshold=1.0, decay=0.0):
+        self.beta2_decay = beta2_decay
+        self.eps = eps
+        self.threshold = threshold
+        self.decay = decay
+        self.means = {}
+
+    def step(self, number, parameters, gradients, rate):
+        weight = (number + 1) ** self.beta2_decay
+        machine = np.finfo(np.float64).eps
+        for k, (w, g) in enumerate(zip(parameters, gradients, strict=True)):
+            rho = min(rate, 1 / np.sqrt(number + 1))
+            alpha = rho * max(self.eps, np.sqrt(np.mean(w**2)))
+            w *= 1 - rate * self.decay
+            if w.ndim > 1:
+                rows, columns = self.means.get(
+                    k, (np.zeros((*w.shape[:-1], 1)), np.zeros((*w.shape[:-2], 1, w.shape[-1])))
+                )
+                rows = rows + weight * ((g * g).mean(-1, keepdims=True) - rows)
+                columns = columns + weight * ((g * g).mean(-2, keepdims=True) - columns)
+                self.means[k] = rows, columns
+                v = rows @ columns / np.maximum(rows.mean(-2, keepdims=True), machine)
+            else:
+                v = self.means.get(k, np.zeros_like(w))
+                v = v + weight * (g * g - v)
+                self.means[k] = v
+            u = g / np.sqrt(np.maximum(v, machine**2))
+            w -= alpha / max(1, np.sqrt(np.mean(u**2)) / self.threshold) * u
+
+
+class Muon:
+    """Matrices as torch's Muon, but orthogonalised in float64; vectors by AdamW."""
+
+    def __init__(self, rate, momentum=0.95, decay=0.1, **adam):
+        self.momentum = momentum
+        self.decay = decay
+        self.means = {}
+        self.adam = Adam(rate, decay=decay, decoupled=True, **adam)
+
+    def step(self, number, parameters, gradients, rate):
+        vectors = [k for k, w in enumerate(parameters) if w.ndim < 2]
+        own = [parameters[k] for k in vectors]
+        self.adam.step(number, own, [gradients[k] for k in vectors], rate)
+        for k, (w, g) in enumerate(zip(parameters, gradients, strict=True)):
+            if w.ndim < 2:
+                continue
+            m = self.momentum * self.means.get(k, 0.0) + (1 - self.momentum) * g
+            self.means[k] = m
+            x = (1 - self.momentum) * g + self.momentum * m
+            is_tall = x.shape[-2] > x.shape[-1]
+            if is_tall:
+                x = x.swapaxes(-1, -2)
+            norm = np.sqrt(np.sum(x**2, axis=(-1, -2), keepdims=True))
+            x = x / np.maximum(norm, 1e-7)
+            for _ in range(5):
+                gram = x @ x.swapaxes(-1, -2)
+                x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+            if is_tall:
+                x = x.swapaxes(-1, -2)
+            w *= 1 - rate * self.decay
+            w -= rate * np.sqrt(max(1.0, w.shape[-2] / w.shape[-1])) * x
+
+
 def make(name, rate, **options):
     """Return an optimiser by einmpi's name for it."""
     if name in ("momentum", "nesterov"):
@@ -107,4 +188,12 @@ def make(name, rate, **options):
         if name == "adamw":
             options.setdefault("decay", 0.01)
         return Adam(rate, decoupled=name == "adamw", **options)
-    return {"sgd": Sgd, "adagrad": Adagrad, "lion": Lion}[name](rate, **options)
+    others = {
+        "sgd": Sgd,
+        "adagrad": Adagrad,
+        "lion": Lion,
+        "rmsprop": Rmsprop,
+        "adafactor": Adafactor,
+        "muon": Muon,
+    }
+    return others[name](rate, **options)
