@@ -240,14 +240,20 @@ class Plan(Cuts):
     @property
     def operations_busiest(self) -> int:
         """Scalar operations of the busiest rank; what several ranks compute counts on each."""
-        return sum(self._operations_busiest(vertex) for vertex in self.graph.computed)
+        return sum(self.operations_of_busiest(vertex) for vertex in self.graph.computed)
 
-    def _operations_busiest(self, vertex: Vertex) -> int:
+    def operations_of_busiest(self, vertex: Vertex) -> int:
         """Return the operations of a rank that has the longest share of every label."""
+        extents = [extent for _, extent in vertex.computed_einsum.extents]
+        shares = prod(self.longest_shares(vertex).values())
+        return -(-vertex.operations() * shares // max(1, prod(extents)))
+
+    def longest_shares(self, vertex: Vertex) -> dict[str, int]:
+        """Return the most indices that a rank has of each label of a vertex."""
         einsum = vertex.computed_einsum
         extents = [extent for _, extent in einsum.extents]
         shares = longest_shares(self.mesh, extents, self.states[vertex.name], einsum.labels)
-        return -(-vertex.operations() * prod(shares) // max(1, prod(extents)))
+        return dict(zip(einsum.labels, shares, strict=True))
 
     @property
     def knows_nodes(self) -> bool:

@@ -125,7 +125,7 @@ def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
 
 
 def in_words(plan: Plan) -> list[Note]:
-    """Return at most four notes: what the plan cuts, sends, combines and moves most.
+    """Return at most five notes: what the plan cuts, sends, combines, moves most, and its balance.
 
     They stay short for any number of vertices.
     """
@@ -134,7 +134,8 @@ def in_words(plan: Plan) -> list[Note]:
     position = plan.graph.position
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
-        return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
+        nothing = "nothing: each rank has what it needs"
+        return [("cuts", "; ".join(_cuts(plan))), ("sends", nothing), *_balance(plan)]
     phrases: dict[str, _Groups[_Phrase]] = {}
     for kind in ("copies", "halos", "new cuts", "partial results"):
         phrases[kind] = _Groups("tensor", "tensors")
@@ -155,7 +156,7 @@ def in_words(plan: Plan) -> list[Note]:
     ):
         if parts:
             notes.append((keyword, "; ".join(parts)))
-    return notes
+    return notes + _balance(plan)
 
 
 # What stands before and after the names of tensors that move alike, and for how many uses.
@@ -206,6 +207,34 @@ def _cuts(plan: Plan) -> list[str]:
         return f"{what}{again} ({_vertex_list(names, len(plan.states))})"
 
     return groups.listed(show)
+
+
+LEAST_SHARE_OF_WORK = 0.8  # below it, the balance of a plan is worth a note
+
+
+def _balance(plan: Plan) -> list[Note]:
+    """Return how much of its time a rank works on average, if parts differ a lot in length.
+
+    The label that is cut most unevenly is named: 10 indices in 8 parts are 2 each on 5 ranks.
+    """
+    most_lost = 0.0
+    work, time = 0, 0
+    named = ""
+    for vertex in plan.graph.computed:
+        einsum = vertex.computed_einsum
+        own = vertex.operations() * plan.mesh.parts(plan.states[vertex.name], [None])[0]
+        busiest = plan.mesh.ranks * plan.operations_of_busiest(vertex)
+        work += own
+        time += busiest
+        for label, share in plan.longest_shares(vertex).items():
+            extent, parts = einsum.extent[label], plan.parts(vertex.name).get(label, 1)
+            lost = busiest * (1 - extent / (parts * share)) if share else 0.0
+            if lost > most_lost:
+                most_lost = lost
+                named = f"{label} = {extent} in {parts} parts of up to {share} ({vertex.name})"
+    if not named or work >= LEAST_SHARE_OF_WORK * time:
+        return []
+    return [("balance", f"ranks are busy {100 * work / time:.3g} % of the time: {named}")]
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:

@@ -252,6 +252,15 @@ def test_one_rank():
     assert in_words(plan_of("chain", 1, "eindecomp")) == [("cuts", "nothing: one rank does it all")]
 
 
+def test_parts_of_different_length_are_told():
+    """10 rows in 8 parts are two each on 5 of the ranks: 5/8 of the time is used."""
+    job = einmpi.program("Z[i] = X[i] + 1", X=(10,))
+    notes = dict(in_words(einmpi.plan(job, 8)))
+    assert notes["balance"] == "ranks are busy 62.5 % of the time: i = 10 in 8 parts of up to 2 (Z)"
+    assert "balance" not in dict(in_words(einmpi.plan(job, 5)))
+    assert "balance" not in dict(in_words(einmpi.plan(job, 1)))
+
+
 def test_a_thousand_vertices_are_told_in_few_words():
     text, shapes, _ = llama_program(NAMED["7B"], 8, 1024, 48)
     plan = make_plan(einmpi.program(text, dtype="float32", **shapes).graph, 8)
