@@ -357,6 +357,11 @@ OPTIONS = (
     *_of("output", "run plan verify simulate doctor calibrate", _JSON),
     *_of(
         "output",
+        "run",
+        Option("--metrics", "write the figures as OpenMetrics, for Prometheus", "FILE.prom"),
+    ),
+    *_of(
+        "output",
         "run plan simulate",
         Option("--report", "write a report page for any browser", "FILE.html"),
     ),

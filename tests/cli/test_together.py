@@ -179,6 +179,7 @@ SAMPLES = {
     "--time": "2h",
     "--out": "s.sh",
     "--format": "pbs",
+    "--metrics": "m.prom",
     "--prompt": "a",
     "--prompts": "in.h5:/tokens",
     "--temperature": "0.5",
