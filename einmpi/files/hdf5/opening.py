@@ -230,20 +230,23 @@ def names_and_packing(dataset: h5py.Dataset) -> tuple[tuple[str, ...], str]:
     """
     names: list[str] = []
     packing: list[str] = []
-    with contextlib.suppress(*_DAMAGE, LookupError, AttributeError):  # extras, too
+    with contextlib.suppress(*_DAMAGE, LookupError, AttributeError):  # they are extras, too
+        present = set(dataset.attrs)  # looked up once: opening attributes takes time
         for name, neutral in _PACKING.items():
-            value = np.ravel(dataset.attrs.get(name, neutral))[0]
+            value = np.ravel(dataset.attrs[name])[0] if name in present else neutral
             if value != neutral and value == value:  # NaN means nothing else either way
                 packing.append(f"{name} {value:g}")
-        axes = dataset.attrs.get("axisLabels", dataset.parent.attrs.get("axisLabels", ()))
-        names = [os.fsdecode(axis) for axis in axes]
-        if len(names) != dataset.ndim:
-            scales = [[dataset] if dataset.is_scale else each.values() for each in dataset.dims]
-            names = [
-                each[0].name.rpartition("/")[2] if each else dimension.label
-                for each, dimension in zip(scales, dataset.dims, strict=True)
-            ]
-    return tuple(names) if all(names) else (), ", ".join(packing)
+        if "unitSI" in present:  # openPMD: a vector has its axes in its group
+            holder = dataset if "axisLabels" in present else dataset.parent
+            names = [os.fsdecode(axis) for axis in holder.attrs["axisLabels"]]
+        elif "CLASS" in present and dataset.is_scale:  # a coordinate
+            names = [dataset.name.rpartition("/")[2]]
+        elif present.intersection(("DIMENSION_LIST", "DIMENSION_LABELS")):
+            for dimension in dataset.dims:
+                scales = dimension.values()
+                names.append(scales[0].name.rpartition("/")[2] if scales else dimension.label)
+    is_complete = len(names) == dataset.ndim and all(names)
+    return tuple(names) if is_complete else (), ", ".join(packing)
 
 
 # What HDF5 and h5py raise for files that are damaged or use features this build cannot read.
