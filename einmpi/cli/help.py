@@ -51,6 +51,7 @@ EXAMPLES = {
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch", ""),
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long", ""),
+        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --format pbs", ""),
     ),
     "simulate": (
         ("einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB", ""),

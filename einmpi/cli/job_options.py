@@ -130,7 +130,7 @@ def traced_steps(options: argparse.Namespace) -> range | None:
 # ---- files that flags ask for --------------------------------------------------------------------
 
 
-FLAGS = ("json", "report", "trace", "plot", "out", "save", "memory-curve")
+FLAGS = ("json", "metrics", "report", "trace", "plot", "out", "save", "memory-curve")
 # Values that name no file: standard output, or a curve that is only printed.
 _NO_FILE = {"json": "-", "out": "-", "memory-curve": ""}
 

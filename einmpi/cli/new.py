@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from einmpi.errors import InputError, on_one_line, printable
 from einmpi.files.atomic import check_replaceable, replace_file
+from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
 from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec
@@ -75,7 +76,7 @@ def job_of_file(job_file: str, data_file: str, title: str) -> tuple[NewJob, list
     folder = os.path.dirname(os.path.abspath(job_file))
     path_in_job = os.path.relpath(os.path.abspath(data_file), folder)
     job = NewJob(title, [])
-    statements: list[tuple[str, int]] = []
+    statements: list[tuple[str, Sequence[str]]] = []
     skipped = []
     for name in names:
         try:
@@ -83,14 +84,22 @@ def job_of_file(job_file: str, data_file: str, title: str) -> tuple[NewJob, list
         except InputError as error:
             skipped.append(on_one_line(f"skipped: {error}"))
             continue
-        tensor = _tensor_name(name or os.path.splitext(os.path.basename(data_file))[0], job.inputs)
+        path = name or os.path.splitext(os.path.basename(data_file))[0]
+        own_name = path.rpartition("/")[2]
+        if found.dimensions == (own_name,):
+            path += "_values"  # of a coordinate: its own name is that of the dimension
+        elif own_name in found.dimensions:
+            path = "_".join(path.split("/")[-2:])  # of a vector: E_x along x, y and z
+        tensor = _tensor_name(path, job.inputs)
         job.inputs[tensor] = tensor_in_file(path_in_job, name)
         job.notes[tensor] = f"{found.dtype.name} {show_shape(found.shape)}"
+        if found.packing:
+            job.notes[tensor] += f", read as stored: {found.packing}"
         if len(statements) < MOST_STATEMENTS:
-            statements.append((tensor, len(found.shape)))
+            statements.append((tensor, _labels_for(found)))
     if not statements:
         raise InputError(place, "it has no tensor that can be an input", "a file with tensors")
-    job.program = [_sum_of(tensor, rank, job.inputs) for tensor, rank in statements]
+    job.program = [_sum_of(tensor, labels, job.inputs) for tensor, labels in statements]
     return job, skipped
 
 
@@ -110,16 +119,29 @@ def _tensor_name(path: str, taken: dict[str, str]) -> str:
     return f"{name}_{number}"
 
 
-def _sum_of(tensor: str, dimensions: int, tensors: dict[str, str]) -> str:
+def _labels_for(found: Dataset) -> Sequence[str]:
+    """Return labels for a tensor: the names of its dimensions, if they can be labels."""
+    names = found.dimensions
+    if names and len({*names}) == len(names) and all(map(_can_be_label, names)):
+        return names
+    count = len(found.shape)
+    return _LABELS[:count] if count <= len(_LABELS) else [f"i{number}" for number in range(count)]
+
+
+def _can_be_label(name: str) -> bool:
+    is_word = re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
+    return is_word and not is_reserved(name) and not keyword.iskeyword(name)
+
+
+def _sum_of(tensor: str, names: Sequence[str], tensors: dict[str, str]) -> str:
     """Return a statement that adds up all elements, for the user to replace."""
     total = f"sum_of_{tensor}"
     while total in tensors:
         total += "_"
-    if not dimensions:
+    if not names:
         return f"{total} = {tensor}"
     labels = []
-    for number in range(dimensions):
-        label = _LABELS[number] if dimensions <= len(_LABELS) else f"i{number}"
+    for label in names:
         while label in tensors:
             label += "_"
         labels.append(label)

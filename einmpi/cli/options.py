@@ -21,7 +21,7 @@ SUMMARIES = {
     "check": "parse a job, infer shapes, inspect its files",
     "plan": "show how a job is partitioned over ranks: EXPLAIN",
     "verify": "run a job and compare with the reference; writes no outputs",
-    "sbatch": "write a Slurm script with memory and time from the plan",
+    "sbatch": "write a script for Slurm or another scheduler, from the plan",
     "simulate": "replay a plan on a simulated network, of any size",
     "new": "write a job file: from your answers, or for the tensors of a file",
     "llama": "run or plan a language model: from a folder to text",
@@ -33,6 +33,7 @@ SUMMARIES = {
 }
 COMMAND_NAMES = tuple(SUMMARIES)
 SHELLS = ("bash", "zsh", "fish")
+FORMATS = ("slurm", "pbs", "lsf", "flux", "mpijob")  # the schedulers of `sbatch`
 CHECKPOINT_INTERVAL = "10min"
 MACHINE_FILE = "machine.toml"
 EXAMPLES_FOLDER = "jobs"
@@ -214,8 +215,8 @@ OPTIONS = (
         Option("--ntasks-per-node", "ranks on each node", "M", int, is_required=True),
         Option("--cpus-per-task", "threads per rank; 1 by default", "C", int, 1),
         Option("--gpus", "GPUs in all, such as 8 or a100:8; by default one for each rank", "G"),
-        Option("--partition", "partition of Slurm", "NAME"),
-        Option("--account", "account of Slurm", "NAME"),
+        Option("--partition", "partition of Slurm, or queue", "NAME"),
+        Option("--account", "account, or project or bank", "NAME"),
         Option("--qos", "quality of service of Slurm", "NAME"),
         Option("--constraint", "features that the nodes need, such as gpu&ib", "FEATURES"),
         Option(
@@ -338,6 +339,8 @@ OPTIONS = (
     *_of(
         "output",
         "sbatch",
+        Option("--format", "the scheduler; slurm by default", None, str, "slurm", choices=FORMATS),
+        Option("--image", "image of the containers of an mpijob", "NAME"),
         Option("--out", "write the script to this file; - or nothing prints it", "FILE"),
         replace(_QUIET, needs="out"),
     ),
@@ -352,6 +355,11 @@ OPTIONS = (
         ),
     ),
     *_of("output", "run plan verify simulate doctor calibrate", _JSON),
+    *_of(
+        "output",
+        "run",
+        Option("--metrics", "write the figures as OpenMetrics, for Prometheus", "FILE.prom"),
+    ),
     *_of(
         "output",
         "run plan simulate",

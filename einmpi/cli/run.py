@@ -28,6 +28,7 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.outputs import claim_outputs, store
 from einmpi.compiled.running import Measured, Runner
 from einmpi.errors import EinmpiError, InputError
+from einmpi.files.atomic import replace_file
 from einmpi.files.claims import Claim
 from einmpi.files.datasets import Dataset
 from einmpi.job.job import Job
@@ -41,6 +42,7 @@ from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
 from einmpi.report.describe import compare_with
+from einmpi.report.metrics import metrics_text
 from einmpi.report.progress import row_notes, shown_progress
 from einmpi.report.record import Recorder, Timeline, write_trace
 from einmpi.report.results import LoopReport, Report, Startup, figures, totals
@@ -94,6 +96,8 @@ def _present(options: argparse.Namespace, report: Report) -> None:
         # The traced steps of a loop may lie far apart: a page has no room for what is between.
         shown = None if report.loops else timeline
         write_job_report(options, report.job, report.plan, measured=data, timeline=shown)
+    if options.metrics:
+        replace_file(options.metrics, [metrics_text(data).encode()])
     print_or_write(options, text, data)
 
 

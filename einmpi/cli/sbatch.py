@@ -1,4 +1,4 @@
-"""The command `einmpi sbatch`: a Slurm script for a job, with memory and time from its plan."""
+"""The command `einmpi sbatch`: a script for a scheduler, with memory and time from the plan."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from einmpi import api
 from einmpi.cli.doctor import read_answer, start_process
 from einmpi.cli.job_options import check_files, checkpoint_interval, load_job
 from einmpi.cli.launcher import family_in
+from einmpi.cli.scripts import SCHEDULERS, Script
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
 from einmpi.graph.eingraph import Vertex
@@ -32,7 +33,7 @@ _CONSTRAINT = r"[A-Za-z0-9_.(\[][A-Za-z0-9_.,:@+&|*()\[\]-]{0,199}"
 
 
 def sbatch(options: argparse.Namespace) -> None:
-    """Write a Slurm script for a job, with memory and time from its plan."""
+    """Write a script for a scheduler, with memory and time from the plan of a job."""
     # File names may contain bytes that are not text; they must be written unchanged.
     data = str(make_script(options)).encode(errors="surrogateescape")
     if options.out in (None, "-"):
@@ -40,7 +41,7 @@ def sbatch(options: argparse.Namespace) -> None:
         return
     replace_file(options.out, [data])
     if not options.quiet:
-        print(f"sbatch {shlex.quote(options.out)}")
+        print(f"{SCHEDULERS[options.format].submit} {shlex.quote(options.out)}")
 
 
 def make_script(options: argparse.Namespace) -> Script:
@@ -80,6 +81,8 @@ def make_script(options: argparse.Namespace) -> Script:
         _gpus_per_node(options, job),
         options.checkpoint is not None,
         _site_options(options),
+        options.format,
+        options.image,
     )
 
 
@@ -89,6 +92,9 @@ def _check_flags(options: argparse.Namespace) -> int | None:
         count = getattr(options, flag)
         if count < 1:
             raise InputError(f"--{flag.replace('_', '-')}", f"{count} requested", "1 or more")
+    if options.image is not None and options.format != "mpijob":
+        title = SCHEDULERS[options.format].title
+        raise InputError("--image", f"a script for {title} has no containers", "--format mpijob")
     limit = None if options.time is None else parse_limit(options.time)
     checkpoint_interval(options)
     return limit
@@ -105,6 +111,10 @@ def _gpus_per_node(options: argparse.Namespace, job: Job) -> str:
     if job.backend != "cupy":
         problem = f"the backend {job.backend} uses no GPU"
         raise InputError("--gpus", problem, "--backend cupy")
+    scheduler = SCHEDULERS[options.format]
+    if found[1] and not scheduler.has_gpu_types:
+        problem = f"{scheduler.title} knows no types of GPUs"
+        raise InputError("--gpus", problem, f"only a number: {found[2]}")
     gpus = int(found[2])
     if gpus % options.nodes:
         problem = f"{counted(gpus, 'GPU')} on {counted(options.nodes, 'node')}"
@@ -114,18 +124,23 @@ def _gpus_per_node(options: argparse.Namespace, job: Job) -> str:
 
 
 def _site_options(options: argparse.Namespace) -> dict[str, str]:
-    """Return the names that a site defines, such as partitions, which Slurm itself checks."""
+    """Return the names that a site defines, such as partitions, which its scheduler checks."""
+    scheduler = SCHEDULERS[options.format]
     found = {}
     for flag in ("partition", "account", "qos", "constraint"):
         value = getattr(options, flag)
         if value is None:
             continue
-        # The script has them on #SBATCH lines, where blanks, quotes, # and \ have a meaning.
+        if flag not in scheduler.site_options:
+            known = ", ".join(f"--{name}" for name in scheduler.site_options)
+            raise InputError(f"--{flag}", f"{scheduler.title} has none", f"only {known}")
+        # The script has them on lines where blanks, quotes, # and \ have a meaning.
         letters = _CONSTRAINT if flag == "constraint" else _NAMES
         if re.fullmatch(letters, value) is None:
             example = "a100&ib" if flag == "constraint" else "main"
-            expected = f"a value as Slurm writes it, such as {example}"
-            raise InputError(f"--{flag}", f"{value!r:.60} is not a name of Slurm", expected)
+            expected = f"a value as {scheduler.title} writes it, such as {example}"
+            problem = f"{value!r:.60} is not a name of {scheduler.title}"
+            raise InputError(f"--{flag}", problem, expected)
         found[flag] = value
     return found
 
@@ -215,7 +230,7 @@ MIB = 2**20
 # Bytes of a rank without its tensors: Python, MPI, compiled kernels and their workspace, files.
 OVERHEAD_BYTES = 512 * MIB
 START_SECONDS = 300  # many ranks import from a slow file system, and kernels are compiled
-MARGIN = 2  # Slurm kills a job at its time limit: request twice the prediction
+MARGIN = 2  # a job is killed at its time limit: request twice the prediction
 # Assumed speeds without a measured machine, slow on purpose: operations per second of a core or of
 # a GPU, and bytes per second of a file system or a network.
 OPERATIONS_PER_SECOND = {"numpy": 10**9, "cupy": 10**12}
@@ -300,147 +315,3 @@ def _show(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.0f} s"
     return "less than 1 s"
-
-
-# ---- the script ----------------------------------------------------------------------------------
-
-
-# How Slurm starts the ranks of an MPI family (see launch.mpirun).
-PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
-# Slurm's signal may come at any time from the start, also while modules are loaded.
-_CATCH_SIGNAL = (
-    "trap 'asked=yes' USR1  # Slurm sends this signal before the time is up",
-    "asked=",
-    "",
-)
-_SIGNAL_SECONDS = 300  # before the end of the time
-
-
-@dataclass(frozen=True)
-class Script:
-    """What a script says."""
-
-    name: str
-    notes: Sequence[str]  # lines of comment
-    nodes: int
-    tasks_per_node: int
-    threads: int
-    memory_mib: int  # per node
-    seconds: int
-    family: str  # of the MPI library
-    library: str  # its name, or why it is unknown
-    command: Sequence[str]  # the words after `python -m einmpi`
-    activate: str | None = None  # the file that activates the environment of this Python
-    gpus_per_node: str = ""  # such as 4 or a100:4; empty for none
-    resumes: bool = False  # whether the run has a checkpoint and continues when it is requeued
-    site_options: Mapping[str, str] = field(default_factory=dict)  # partition, account, …
-
-    def __str__(self) -> str:
-        lines = ["#!/bin/bash"]
-        lines += [f"# {plain(note)}" for note in self.notes]
-        lines += self._sbatch_lines()
-        lines.append("")
-        if self.resumes:
-            lines += _CATCH_SIGNAL
-        lines += self._environment_lines()
-        lines.append("")
-        if self.resumes:
-            lines += self._resuming_lines()
-        else:
-            lines.append(self._run_line(""))
-        lines.append("")
-        return "\n".join(lines)
-
-    def _sbatch_lines(self) -> list[str]:
-        options = [
-            f"job-name={job_name(self.name)}",
-            f"nodes={self.nodes}",
-            f"ntasks-per-node={self.tasks_per_node}",
-            f"cpus-per-task={self.threads}",
-        ]
-        options += [f"{name}={value}" for name, value in self.site_options.items()]
-        if self.gpus_per_node:
-            options.append(f"gpus-per-node={self.gpus_per_node}")
-        options += [
-            f"mem={self.memory_mib}M",
-            f"time={clock(self.seconds)}",
-            "output=%x-%j.out",
-        ]
-        if self.resumes:
-            # A vertex and a checkpoint must fit into the rest of the time, but a short job must
-            # not be asked to stop at its start.
-            notice = min(_SIGNAL_SECONDS, self.seconds // 4)
-            options += [f"signal=B:USR1@{notice}", "requeue", "open-mode=append"]
-        return [f"#SBATCH --{option}" for option in options]
-
-    def _environment_lines(self) -> list[str]:
-        pmi = PMI.get(self.family)
-        srun = f"srun --mpi={pmi}" if pmi else "srun"
-        found = f"Found {self.library}" if pmi else f"Found no MPI here ({self.library})"
-        lines = ["# ==== YOUR SITE: load einmpi and its MPI ====", "# module load …"]
-        if self.activate:
-            lines.append(f"source {shlex.quote(self.activate)}")
-        else:
-            lines.append("# source …/bin/activate")
-        lines += [
-            "",
-            f"# {plain(found)}. Use pmi2 for MPICH and its relatives, pmix for Open MPI; "
-            "LAUNCH=mpirun works with both.",
-        ]
-        if self.family == "intel":
-            lines.append("# Intel MPI also needs: export I_MPI_PMI_LIBRARY=…/libpmi2.so (of Slurm)")
-        lines += [
-            f"launch=${{LAUNCH:-{srun}}}",
-            "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
-            "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
-        ]
-        return lines
-
-    def _run_line(self, prefix: str) -> str:
-        return f"$launch {prefix}python -m einmpi {shlex.join(self.command)}"
-
-    def _resuming_lines(self) -> list[str]:
-        return [
-            "# Ranks that are still starting keep the signal for later, if env can do that "
-            "(coreutils 8.31).",
-            'hold="env --block-signal=USR1"',
-            "$hold true 2>/dev/null || hold=",
-            f"{self._run_line('$hold ')} &",
-            "run=$!",
-            "# The launcher passes the signal on to the ranks. It may lose one while it starts, "
-            "so send it again.",
-            'while kill -0 "$run" 2>/dev/null; do',
-            "    sleep 2 & wait $!  # a shell handles signals while it waits, not while it sleeps",
-            '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
-            "done",
-            'wait "$run"',
-            "status=$?",
-            "# 75: stopped with a checkpoint. A rank that was still starting may have died of the "
-            "signal.",
-            'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
-            '    scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
-            "exit $status",
-        ]
-
-
-def plain(text: str) -> str:
-    """Return the text as one line for a comment, with ? for characters that cannot be printed."""
-    one_line = " ".join(text.split())
-    shown = ""
-    for letter in one_line:
-        shown += letter if letter.isprintable() else "?"
-    return shown
-
-
-def job_name(text: str) -> str:
-    """Return a name of letters, digits and little else: it becomes part of file names."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:60] or "einmpi"
-
-
-def clock(seconds: int) -> str:
-    """Return the time in Slurm's notation, rounded up to whole minutes: 1-02:30:00."""
-    minutes = -(-seconds // 60)
-    days, minutes_of_day = divmod(minutes, 24 * 60)
-    time_of_day = f"{minutes_of_day // 60:02d}:{minutes_of_day % 60:02d}:00"
-    return f"{days}-{time_of_day}" if days else time_of_day

@@ -91,6 +91,7 @@ def store(
                     spec.compression,
                     replace(origin, job=_maker_of(job, spec)).labels_of(spec.name),
                     spec.name,
+                    origin.files.values(),
                 )
             )
         file = specs[0].file

@@ -93,6 +93,8 @@ class Dataset:
     header: str = ""  # the SHA-256 digest of what the file says about the tensor
     converted: str = ""  # the dtype that elements are converted to while they are read
     decoded: int = 0  # bytes that it takes to decode a chunk; 0 if it can be read in parts
+    dimensions: tuple[str, ...] = ()  # their names, if the file has some
+    packing: str = ""  # how netCDF readers compute values from the elements, in words
 
     @property
     def dtype(self) -> np.dtype[Any]:

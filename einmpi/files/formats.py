@@ -293,7 +293,7 @@ def open_reader(dataset: Dataset) -> Reader:
 
 HDF5 = FileFormat(
     name="HDF5",
-    suffixes=(".h5", ".hdf5", ".he5"),
+    suffixes=(".h5", ".hdf5", ".he5", ".nc", ".nc4"),
     key="dataset",
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,

@@ -4,11 +4,14 @@ stored."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from einmpi.errors import InputError
 from einmpi.units import counted
+
+if TYPE_CHECKING:
+    from einmpi.files.datasets import Dataset
 
 COMPRESSIONS = ("gzip", "lzf")
 Number: TypeAlias = bool | int | float | complex
@@ -96,7 +99,8 @@ class OutputSpec:
 class StorageSpec:
     """The shape, dtype and layout that a tensor gets in the file it is written to.
 
-    `labels` name its dimensions, and `tensor` is its name in the program, if they are known.
+    `labels` name its dimensions, and `tensor` is its name in the program, if they are known. It
+    takes over the coordinates of the `inputs`.
     """
 
     shape: tuple[int, ...]
@@ -105,6 +109,7 @@ class StorageSpec:
     compression: str | None = None
     labels: tuple[str, ...] | None = None
     tensor: str = ""
+    inputs: tuple[Dataset, ...] = field(default=(), repr=False)
 
 
 # ---- parts of files ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from einmpi.files.atomic import (
     write_at,
 )
 from einmpi.files.claims import Claim, claimed
-from einmpi.files.datasets import FileIdentity, identity_at
+from einmpi.files.datasets import Dataset, FileIdentity, identity_at
 from einmpi.files.formats import FileFormat, OpenChunkWriter
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.journal import Draft, publish_all
@@ -342,12 +342,13 @@ def tensor_of(
     compression: str | None = None,
     labels: tuple[str, ...] | None = None,
     tensor: str = "",
+    inputs: Iterable[Dataset] = (),
 ) -> Tensor:
     """Return a tensor to write, with its own dtype unless another is given.
 
     Files have no bfloat16: it becomes float32. A tensor without elements or dimensions is stored
     without chunks; larger chunks are cut to the tensor's shape. `labels` name the dimensions, and
-    `tensor` is the name in the program.
+    `tensor` is the name in the program. It takes over the coordinates of the `inputs`.
     """
     if dtype is None:
         dtype = DTYPES[array.dtype.name].file_dtype
@@ -357,7 +358,7 @@ def tensor_of(
     fitting = None
     if chunks is not None:
         fitting = tuple(map(min, chunks, array.shape))
-    storage = StorageSpec(array.shape, dtype, fitting, compression, labels, tensor)
+    storage = StorageSpec(array.shape, dtype, fitting, compression, labels, tensor, tuple(inputs))
     return Tensor(name, array, storage)
 
 

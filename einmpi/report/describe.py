@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError, printable
 from einmpi.files.atomic import replace_file
+from einmpi.files.formats import find
 from einmpi.files.reading import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import kind_of
@@ -174,7 +175,10 @@ def _origin(spec: InputSpec) -> str:
     origin = printable(spec.file or spec.random or "given")
     if spec.rows is not None and spec.shape:
         origin += f", {spec.shape[0]} of {counted(spec.rows, 'row')} a step"
-    return f"{origin} (does not exist yet)" if is_missing(spec) else origin
+    if is_missing(spec):
+        return f"{origin} (does not exist yet)"
+    packing = find(spec).packing if spec.file is not None else ""
+    return f"{origin}, read as stored: {packing}" if packing else origin
 
 
 def _signature(vertex: Vertex) -> str:

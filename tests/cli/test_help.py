@@ -56,7 +56,7 @@ def test_every_option_is_shown_once_in_its_group(command):
         names = []
         for option in options_of(command):
             if option.group == group:
-                if option.choices:
+                if option.choices and option.is_positional:
                     names.append("{bash,zsh,fish}")
                 else:
                     names.append(option.metavar if option.is_positional else option.names[-1])

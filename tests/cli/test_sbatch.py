@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,14 +20,11 @@ from einmpi.cli.sbatch import (
     MIB,
     OVERHEAD_BYTES,
     START_SECONDS,
-    Script,
-    clock,
     estimate,
-    job_name,
     make_script,
     parse_limit,
-    plain,
 )
+from einmpi.cli.scripts import Script, clock, job_name, plain
 from einmpi.errors import InputError
 
 JOB = """
@@ -216,6 +214,29 @@ def test_what_is_passed_on(job):
 def test_the_launcher_belongs_to_the_mpi(family, launch):
     text = str(Script("x", (), 1, 1, 1, 1, 60, family, "a library", ["job.toml"]))
     assert f"\nlaunch=${{LAUNCH:-{launch}}}\n" in text and "a library" in text
+
+
+def test_the_whole_script():
+    """Byte by byte, with everything that a script may have."""
+    words = ["/x y/job.toml", "--resume"]
+    site = {"partition": "long", "qos": "high"}
+    text = Script(
+        "a b",
+        ["a note"],
+        2,
+        4,
+        3,
+        1234,
+        100000,
+        "mpich",
+        "MPICH 5.0",
+        words,
+        "/env/bin/activate",
+        "a100:2",
+        True,
+        site,
+    )
+    assert str(text) == Path(__file__).with_name("long.sbatch").read_text()
 
 
 def test_the_mpi_of_this_python():

@@ -178,6 +178,8 @@ SAMPLES = {
     "--gpus": "2",
     "--time": "2h",
     "--out": "s.sh",
+    "--format": "pbs",
+    "--metrics": "m.prom",
     "--prompt": "a",
     "--prompts": "in.h5:/tokens",
     "--temperature": "0.5",

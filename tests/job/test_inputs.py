@@ -150,7 +150,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = { file = "x.csv", dataset = "/A" }',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .safetensors.index.json, .npy, .zarr",
+            "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
+            ".zarr",
         ),
         (
             'A = { file = "x.h5" }',
@@ -177,7 +178,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = "x.csv:/A"',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .safetensors.index.json, .npy, .zarr",
+            "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
+            ".zarr",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
@@ -224,7 +226,7 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         (
             'Z = "o.safetensors:Z"',
             "5:1: safetensors files can be read but not written; expected a file name that "
-            "ends in one of .h5, .hdf5, .he5, .npy, .zarr",
+            "ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',

@@ -8,7 +8,7 @@ import re
 import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from einmpi.errors import one_of
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_identity
-from einmpi.files.hdf5.opening import check_hdf5, datasets_in
+from einmpi.files.hdf5.opening import check_hdf5, datasets_in, names_and_packing
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.schedule.regions import Box
 
@@ -398,7 +398,8 @@ def find(file: str, dataset: str, place: str = "", follow: Sequence[str] = ()) -
             sources=links.sources,
             decoded=links.decoded,
         )
-        return described.with_header_of_facts()
+        names, packing = names_and_packing(found)
+        return replace(described.with_header_of_facts(), dimensions=names, packing=packing)
 
 
 def list_datasets(file: str, place: str, most: int) -> list[str]:

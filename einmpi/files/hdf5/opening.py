@@ -7,13 +7,13 @@ import io
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.datasets import MOST_NAMES_COMPARED, check_file
+from einmpi.files.datasets import MOST_NAMES_COMPARED, Dataset, check_file
 from einmpi.files.specs import StorageSpec
 
 if TYPE_CHECKING:
@@ -68,8 +68,12 @@ def make_way(handle: h5py.File, names: Iterable[str]) -> None:
 def name_dimensions(handle: h5py.File, datasets: Mapping[str, StorageSpec]) -> None:
     """Give the dimensions of datasets their labels, and scales to those that have none.
 
-    A dimension with a scale that was not made here keeps it, and its label.
+    A scale has the coordinates of an input's dimension with the same name and extent, if there is
+    one. A dimension with a scale that was not made here keeps it, and its label.
     """
+    inputs = {each: None for spec in datasets.values() for each in spec.inputs}
+    coordinates = _coordinates_of(inputs)
+    without_scale = []
     for name, spec in datasets.items():
         if spec.labels is None:
             continue
@@ -80,10 +84,14 @@ def name_dimensions(handle: h5py.File, datasets: Mapping[str, StorageSpec]) -> N
                 continue
             if dimension.label != label:
                 dimension.label = label
-            if attached and str(attached[0].attrs[_OWN]) == label:
+            coordinate = coordinates.get((label, extent))
+            if attached and _fits(attached[0], label, coordinate):
                 continue
             _detach_scales(handle, dimension)
-            dimension.attach_scale(_scale(dataset.parent, label, extent))
+            without_scale.append((dimension, dataset.parent, label, extent, coordinate))
+    # All old scales are gone before any is made, so that the new ones can have their names.
+    for dimension, *asked in without_scale:
+        dimension.attach_scale(_scale(*asked))
 
 
 def _detach_scales(handle: h5py.File, dimension: Any) -> None:
@@ -104,15 +112,19 @@ def _own_dataset(group: h5py.Group, name: str) -> h5py.Dataset | None:
     return found if isinstance(found, h5py.Dataset) else None
 
 
-def _scale(group: h5py.Group, label: str, extent: int) -> h5py.Dataset:
+def _scale(
+    group: h5py.Group, label: str, extent: int, coordinate: Coordinate | None
+) -> h5py.Dataset:
     """Return the scale of a label with this extent in a group, made if there is none."""
     for candidate in _names(label, extent):
         if group.get(candidate, getlink=True) is None:
-            return _make_scale(group, candidate, label, extent)
+            scale = _make_scale(group, candidate, extent, coordinate)
+            scale.attrs[_OWN] = label
+            return scale
         found = _own_dataset(group, candidate)
         if found is None or found.attrs.get(_OWN) != label:
             continue
-        if found.shape == (extent,):
+        if found.shape == (extent,) and _fits(found, label, coordinate):
             return found
     raise AssertionError("there is always another name")
 
@@ -132,10 +144,18 @@ def _names(label: str, extent: int) -> Iterable[str]:
         number += 1
 
 
-def _make_scale(group: h5py.Group, name: str, label: str, extent: int) -> h5py.Dataset:
-    """Make a scale as netCDF does: without values, so that it takes no space in the file."""
+def _make_scale(
+    group: h5py.Group, name: str, extent: int, coordinate: Coordinate | None
+) -> h5py.Dataset:
+    """Make a scale as netCDF does: without coordinates, it takes no space in the file."""
     import h5py
 
+    if coordinate is not None:
+        scale = group.create_dataset(name, data=coordinate.values, dtype=coordinate.values.dtype)
+        for key, value in coordinate.attributes.items():
+            scale.attrs[key] = value
+        scale.make_scale(name)
+        return scale
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
     properties.set_obj_track_times(False)
@@ -143,8 +163,90 @@ def _make_scale(group: h5py.Group, name: str, label: str, extent: int) -> h5py.D
     made = h5py.h5d.create(group.id, name.encode(), h5py.h5t.IEEE_F32BE, space, properties)
     scale = h5py.Dataset(made)
     scale.make_scale(f"{_NO_VARIABLE}{extent:10d}")
-    scale.attrs[_OWN] = label
     return scale
+
+
+# ---- coordinates ---------------------------------------------------------------------------------
+
+
+class Coordinate(NamedTuple):
+    """The values along a dimension, such as times, and what the file says about them: units."""
+
+    values: npt.NDArray[Any]
+    attributes: dict[str, Any]
+
+
+# Attributes that refer to other datasets of the file; all others of a coordinate are copied.
+_REFERRING = ("CLASS", "NAME", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates", "bounds")
+
+
+def _coordinates_of(inputs: Iterable[Dataset]) -> dict[tuple[str, int], Coordinate]:
+    """Return the coordinates of the inputs, by name and extent; the first of a name counts.
+
+    They are extras: what cannot be read any more is left out.
+    """
+    found: dict[tuple[str, int], Coordinate] = {}
+    for each in inputs:
+        if not each.dimensions:
+            continue
+        with contextlib.suppress(InputError, *_DAMAGE), opened(each.file, "") as handle:
+            dimensions = handle[each.name].dims
+            for name, dimension, chosen in zip(
+                each.dimensions, dimensions, each.ranges(), strict=True
+            ):
+                for scale in dimension.values():
+                    if scale.ndim == 1 and not is_dimension_only(scale) and not chosen.dropped:
+                        values = scale[chosen.in_file(0, chosen.count)]
+                        coordinate = Coordinate(values, _own_attributes(scale))
+                        found.setdefault((name, chosen.count), coordinate)
+    return found
+
+
+def _own_attributes(scale: h5py.Dataset) -> dict[str, Any]:
+    skipped = (*_REFERRING, _OWN)
+    return {name: value for name, value in scale.attrs.items() if name not in skipped}
+
+
+def _fits(scale: h5py.Dataset, label: str, coordinate: Coordinate | None) -> bool:
+    """Return whether a scale that was made here has this label and these coordinates."""
+    if str(scale.attrs[_OWN]) != label:
+        return False
+    if coordinate is None or is_dimension_only(scale):
+        return coordinate is None and is_dimension_only(scale)
+    values, attributes = coordinate
+    same_type = scale.dtype == values.dtype
+    same_attributes = str(_own_attributes(scale)) == str(attributes)
+    return same_type and same_attributes and np.array_equal(scale[()], values)
+
+
+# Attributes by which readers of netCDF and openPMD change values, and those without an effect.
+_PACKING = {"scale_factor": 1, "add_offset": 0, "unitSI": 1, "_FillValue": None}
+
+
+def names_and_packing(dataset: h5py.Dataset) -> tuple[tuple[str, ...], str]:
+    """Return the names of the dimensions, and how values are packed; empty if there is none.
+
+    The names are those of scales, labels of HDF5, or the axes of a mesh of openPMD.
+    """
+    names: list[str] = []
+    packing: list[str] = []
+    with contextlib.suppress(*_DAMAGE, LookupError, AttributeError):  # they are extras, too
+        present = set(dataset.attrs)  # looked up once: opening attributes takes time
+        for name, neutral in _PACKING.items():
+            value = np.ravel(dataset.attrs[name])[0] if name in present else neutral
+            if value != neutral and value == value:  # NaN means nothing else either way
+                packing.append(f"{name} {value:g}")
+        if "unitSI" in present:  # openPMD: a vector has its axes in its group
+            holder = dataset if "axisLabels" in present else dataset.parent
+            names = [os.fsdecode(axis) for axis in holder.attrs["axisLabels"]]
+        elif "CLASS" in present and dataset.is_scale:  # a coordinate
+            names = [dataset.name.rpartition("/")[2]]
+        elif present.intersection(("DIMENSION_LIST", "DIMENSION_LABELS")):
+            for dimension in dataset.dims:
+                scales = dimension.values()
+                names.append(scales[0].name.rpartition("/")[2] if scales else dimension.label)
+    is_complete = len(names) == dataset.ndim and all(names)
+    return tuple(names) if is_complete else (), ", ".join(packing)
 
 
 # What HDF5 and h5py raise for files that are damaged or use features this build cannot read.
