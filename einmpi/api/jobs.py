@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from einmpi.arrays.dist_array import DistArray
 
 
-def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **settings: Number) -> Job:
+def load(
+    path: str | os.PathLike[str], /, *, dtype: str | None = None, **settings: Number | str
+) -> Job:
     """Read a job file.
 
     The shapes of inputs are looked up in their files; none of their elements is read.
@@ -38,8 +40,9 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **setting
         The job file.
     dtype : str, optional
         Replaces the dtype of generated inputs.
-    **settings : int, float, complex or bool
-        Replace sizes and parameters of the file.
+    **settings : int, float, complex, bool or str
+        Replace sizes and parameters of the file; a string such as "X.h5:/X" replaces the file of an
+        input or output.
 
     Returns
     -------

@@ -24,17 +24,22 @@ from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the numbers, the dtype and the settings of the command line."""
-    numbers: dict[str, Number] = {}
+    """Return the job file with what the command line replaces in it."""
+    replaced: dict[str, Number | str] = {}
     for setting in options.set:
         name, _, text = setting.partition("=")
-        value = parse_number(text)
-        if value is None:
-            problem = f"{text!r} is not a number"
-            raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
-        numbers[name] = value
-    job = read_job(options.job, describe, numbers, options.dtype, options.steps)
+        number = parse_number(text)
+        if number is None and not is_file_name(text):
+            problem = f"{text!r} is no number and no file"
+            raise InputError(f"--set {setting}", problem, "NAME=NUMBER or NAME=FILE")
+        replaced[name] = text if number is None else number
+    job = read_job(options.job, describe, replaced, options.dtype, options.steps)
     return with_flags(job, options)
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether the value of --set is the name of a file rather than a number."""
+    return parse_number(text) is None and ("." in text or "/" in text)
 
 
 def with_flags(job: Job, options: argparse.Namespace) -> Job:

@@ -159,7 +159,9 @@ OPTIONS = (
         "job",
         _WITH_JOB,
         Option("job", "the job file", "JOB.toml"),
-        Option("--set", "replace a size or a parameter of the job", "NAME=N", is_list=True),
+        Option(
+            "--set", "replace a size, a parameter or a file of the job", "NAME=VALUE", is_list=True
+        ),
     ),
     *_of(
         "job",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from einmpi import api
 from einmpi.cli.doctor import read_answer, start_process
-from einmpi.cli.job_options import check_files, checkpoint_interval, load_job
+from einmpi.cli.job_options import check_files, checkpoint_interval, is_file_name, load_job
 from einmpi.cli.launcher import family_in
 from einmpi.cli.scripts import SCHEDULERS, Script
 from einmpi.errors import InputError
@@ -149,7 +149,9 @@ def _command_words(options: argparse.Namespace) -> list[str]:
     """Return the arguments of the run. Paths are absolute: a script may be submitted anywhere."""
     words = [os.path.abspath(options.job)]
     for setting in options.set:
-        words += ["--set", setting]
+        name, _, value = setting.partition("=")
+        shown = os.path.abspath(value) if is_file_name(value) else value
+        words += ["--set", f"{name}={shown}"]
     for name in ("dtype", "steps", *SETTINGS, "every", "checkpoint"):
         value = getattr(options, name, None)
         if value in (None, False):

@@ -23,7 +23,7 @@ from einmpi.language.toml_document import Entry, kind_of, show
 
 FIT = "fit"  # resident as far as memory allows
 _COMMON_KEYS = ("resident", "parts", "batch")
-_GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", *_COMMON_KEYS)
+GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high")
 _SELECTING_KEYS = ("rows", "columns", "slice")
 
 
@@ -123,13 +123,13 @@ def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal
         "follow",
         *_COMMON_KEYS,
     )
-    entry.table(dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
+    entry.table(dict.fromkeys([*GENERATED_KEYS, *file_keys]))
     if "random" in given and "file" in given:
         raise entry.wrong(f"input {name} has both random and file", "one of the two")
     if "random" not in given and "file" not in given:
         raise entry.wrong(f"input {name} has neither random nor file", "one of the two")
     source: Literal["random", "file"] = "file" if "file" in given else "random"
-    allowed = file_keys if source == "file" else _GENERATED_KEYS
+    allowed = file_keys if source == "file" else (*GENERATED_KEYS, *_COMMON_KEYS)
     for key in given:
         if key not in allowed:
             raise entry[key].wrong(

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.files.formats import name_keys
 from einmpi.files.reading import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.scalar import MAX_EXTENT, unique
 from einmpi.job.inputs import (
+    GENERATED_KEYS,
     check_dtype,
+    check_file,
     check_name,
     check_parts,
     in_batches,
     read_dtype,
     read_inputs,
+    read_short_form,
 )
 from einmpi.job.job import Job, with_settings
 from einmpi.job.loop_table import LoopTable, ReadInputs
@@ -56,16 +60,23 @@ MakeJob: TypeAlias = Callable[..., Job]
 def read_job(
     path: str | os.PathLike[str],
     describe: Describe,
-    settings: Numbers | None = None,
+    settings: Mapping[str, Number | str] | None = None,
     dtype: str | None = None,
     steps: int | None = None,
 ) -> Job:
     """Read a job file.
 
-    `settings` replace sizes and parameters of the file, `dtype` its dtype, `steps` those of its
-    loop.
+    `settings` replace sizes, parameters and files of the job, `dtype` its dtype, `steps` those of
+    its loop.
     """
-    document = read_document(os.fspath(path))
+    numbers: dict[str, Number] = {}
+    files: dict[str, str] = {}
+    for name, value in (settings or {}).items():
+        if isinstance(value, str):
+            files[name] = value
+        else:
+            numbers[name] = value
+    document = _with_files(read_document(os.fspath(path)), files)
     document.table(_KEYS)
     for name in ("plan", "run"):
         document[name].table(settings_in(name))
@@ -73,10 +84,9 @@ def read_job(
     if dtype:
         check_dtype(document.place, dtype)
     chosen_dtype = dtype or own_dtype
-    settings = settings or {}
-    _check_settings(document, settings)
-    sizes = _read_sizes(document, settings)
-    parameters = read_parameters(document, sizes, settings)
+    _check_settings(document, numbers)
+    sizes = _read_sizes(document, numbers)
+    parameters = read_parameters(document, sizes, numbers)
     inputs = read_tensors(document, sizes, chosen_dtype, describe, parameters)
     inputs += parameters
     if dtype and not any(spec.random and spec.dtype == dtype for spec in inputs):
@@ -210,6 +220,31 @@ def _check_settings(document: Entry, settings: Numbers) -> None:
             if not known:
                 expected = "a job with [sizes] or [parameters]; this one has neither"
             raise document.wrong(what, expected)
+
+
+def _with_files(document: Entry, files: Mapping[str, str]) -> Entry:
+    """Return the document with other files for some inputs and outputs.
+
+    Paths start where the program runs. What else the document says of an input or output stays,
+    but for how it is generated.
+    """
+    data = dict(document.document.data)
+    for name, text in files.items():
+        table = "outputs" if name in document["outputs"].table() else "inputs"
+        if name not in document[table].table():
+            known = [*document["inputs"].table(), *document["outputs"].table()]
+            what = f"there is no input or output {show(name)} to set to a file"
+            expected = nearest_of(known, name) if known else "a job with [inputs] or [outputs]"
+            raise document.wrong(what, expected)
+        entry = document[table][name]
+        file, inside = read_short_form(entry.place, text, writable=table == "outputs")
+        key = check_file(entry.place, file).key
+        given = entry.value if isinstance(entry.value, dict) else {}
+        replaced = {"file", *name_keys(), *(GENERATED_KEYS if "random" in given else ())}
+        kept = {each: value for each, value in given.items() if each not in replaced}
+        named = {key: inside} if key else {}
+        data[table] = {**data[table], name: {"file": os.path.abspath(file), **named, **kept}}
+    return Entry(replace(document.document, data=data))
 
 
 def _read_sizes(document: Entry, overrides: Numbers) -> dict[str, int]:

@@ -498,15 +498,15 @@ BAD_ARGUMENTS = {
     "a folder": (["check", "jobs"], "jobs: this is a folder; expected a job file in TOML"),
     "set without a number": (
         [CHAIN, "--set", "s"],
-        "--set s: '' is not a number; expected --set NAME=NUMBER",
+        "--set s: '' is no number and no file; expected NAME=NUMBER or NAME=FILE",
     ),
     "set to a word": (
         [CHAIN, "--set", "s=ten"],
-        "--set s=ten: 'ten' is not a number; expected --set NAME=NUMBER",
+        "--set s=ten: 'ten' is no number and no file; expected NAME=NUMBER or NAME=FILE",
     ),
     "set to two signs": (
         [CHAIN, "--set", "s=--5"],
-        "--set s=--5: '--5' is not a number; expected --set NAME=NUMBER",
+        "--set s=--5: '--5' is no number and no file; expected NAME=NUMBER or NAME=FILE",
     ),
     "set to half": (
         [CHAIN, "--set", "s=1.5"],
