@@ -131,6 +131,9 @@ def bitwise_xor(x1: Any, x2: Any, /) -> DistArray:
 def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
     """Return tensors with their elements repeated so that all have the same shape."""
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that tensors of some shapes are broadcast to."""
+
 def broadcast_to(x: DistArray, /, shape: tuple[int, ...]) -> DistArray:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
 
@@ -186,9 +189,8 @@ def cumulative_sum(
 def diff(
     x: DistArray,
     /,
-    *,
-    axis: int = -1,
     n: int = 1,
+    axis: int = -1,
     prepend: DistArray | None = None,
     append: DistArray | None = None,
 ) -> DistArray:
@@ -265,6 +267,9 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 
 def isfinite(x: DistArray, /) -> DistArray:
     """Compute `numpy.isfinite` of each element."""
+
+def isin(x1: Any, x2: Any, /, *, invert: builtins.bool = False) -> DistArray:
+    """Return whether each element of `x1` is one of `x2`."""
 
 def isinf(x: DistArray, /) -> DistArray:
     """Compute `numpy.isinf` of each element."""
@@ -511,7 +516,7 @@ def var(
 def vecdot(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
     """Return the sum of products over one dimension; elements of `x1` are conjugated."""
 
-def where(condition: DistArray, x1: Any, x2: Any, /) -> DistArray:
+def where(condition: DistArray, x1: Any = None, x2: Any = None, /) -> Any:
     """Return elements of `x1` where the condition is True, and of `x2` elsewhere."""
 
 def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: Any = None) -> DistArray:

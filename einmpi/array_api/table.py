@@ -131,7 +131,8 @@ MAIN: dict[str, Row] = {
     **_elementwise(_BINARY_NAMES, _BINARY, "pair of elements"),
     "where": (
         np.where,
-        "(condition: DistArray, x1: Any, x2: Any, /) -> DistArray",
+        # scikit-learn asks for indices, as in numpy, by where(condition).
+        "(condition: DistArray, x1: Any = None, x2: Any = None, /) -> Any",
         "Return elements of `x1` where the condition is True, and of `x2` elsewhere.",
     ),
     # aggregations and running totals
@@ -165,7 +166,8 @@ MAIN: dict[str, Row] = {
     ),
     "diff": (
         np.diff,
-        "(x: DistArray, /, *, axis: int = -1, n: int = 1, prepend: DistArray | None = None,"
+        # numpy's order: scikit-learn calls diff(x, 2), which the standard does not allow.
+        "(x: DistArray, /, n: int = 1, axis: int = -1, prepend: DistArray | None = None,"
         " append: DistArray | None = None) -> DistArray",
         "Return the differences of neighbouring elements along a dimension, `n` times.",
     ),
@@ -188,6 +190,11 @@ MAIN: dict[str, Row] = {
         "Return the products of all elements up to each one, with a one before them if wanted.",
     ),
     # shapes, joins and selections
+    "broadcast_shapes": (
+        np.broadcast_shapes,
+        "(*shapes: tuple[int, ...]) -> tuple[int, ...]",
+        "Return the shape that tensors of some shapes are broadcast to.",
+    ),
     "broadcast_to": (
         np.broadcast_to,
         "(x: DistArray, /, shape: tuple[int, ...]) -> DistArray",
@@ -280,6 +287,11 @@ MAIN: dict[str, Row] = {
         "(x: DistArray, /) -> tuple[DistArray, ...]",
         "Return the indices of the elements that are not zero, in row-major order.",
     ),
+    "isin": (
+        np.isin,
+        "(x1: Any, x2: Any, /, *, invert: bool = False) -> DistArray",
+        "Return whether each element of `x1` is one of `x2`.",
+    ),
     "searchsorted": (
         np.searchsorted,
         "(x1: DistArray, x2: Any, /, *, side: str = 'left', sorter: DistArray | None = None)"
@@ -344,6 +356,16 @@ LINALG: dict[str, Row] = {
         np.linalg.slogdet,
         "(x: DistArray, /) -> Any",
         "Return the sign and the logarithm of the determinant of each matrix of a stack.",
+    ),
+    "eig": (
+        np.linalg.eig,
+        "(x: DistArray, /) -> Any",
+        "Return the eigenvalues and eigenvectors of each matrix of a stack.",
+    ),
+    "eigvals": (
+        np.linalg.eigvals,
+        _UNARY,
+        "Return the eigenvalues of each matrix of a stack.",
     ),
     "eigh": (
         np.linalg.eigh,

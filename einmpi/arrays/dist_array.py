@@ -30,11 +30,13 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
 from einmpi.schedule.regions import Slot, show_region
 from einmpi.schedule.steps import Transfer
-from einmpi.units import counted
+from einmpi.units import counted, parse_bytes, show_bytes
 
 Array: TypeAlias = npt.NDArray[Any]
 Axis: TypeAlias = int | tuple[int, ...] | None
 _DISTRIBUTED = "a DistArray is distributed over the ranks; gather() returns an array"
+# How many bytes `np.asarray` gathers on several ranks.
+_most_gathered: ContextVar[int] = ContextVar("most_gathered", default=0)
 
 
 @cache
@@ -202,6 +204,32 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
                 self.own_comm.sendrecv(None, None, 0, whole.reshape(-1))
         return whole if rank == root else None
 
+    @staticmethod
+    @contextmanager
+    def gather_up_to(size: str | int) -> Iterator[None]:
+        """Let `np.asarray` gather tensors in the `with` block, for libraries that call it.
+
+        All ranks make these calls, and get the whole tensor. Outside of such a block `np.asarray`
+        refuses a tensor on several ranks, so that no line of a program moves data unnoticed.
+
+        Parameters
+        ----------
+        size : str or int
+            The size of the largest tensor that may be gathered, such as "1 GiB", or in bytes.
+
+        Examples
+        --------
+        >>> x = einmpi.DistArray.ones(3)
+        >>> with einmpi.DistArray.gather_up_to("1 MiB"):
+        ...     np.asarray(x)
+        array([1., 1., 1.])
+        """
+        token = _most_gathered.set(parse_bytes(str(size), "gather_up_to"))
+        try:
+            yield
+        finally:
+            _most_gathered.reset(token)
+
     def _with_block(self, local: Array, layout: Layout | None = None) -> DistArray:
         """Return another tensor on the same ranks, by default in the same layout."""
         return DistArray(local, self.layout if layout is None else layout, self.own_comm)
@@ -282,9 +310,15 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         return call_alike(self.own_comm, name, shown, apply, function, arguments, options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        if not self.is_alone():
-            raise TypeError(_DISTRIBUTED)
-        return np.array(on_host(self.local), dtype, copy=copy)
+        if self.is_alone():
+            return np.array(on_host(self.local), dtype, copy=copy)
+        limit = _most_gathered.get()
+        if copy is False or not limit:
+            raise TypeError(f"{_DISTRIBUTED}, and DistArray.gather_up_to(size) lets numpy call it")
+        if self.nbytes > limit:
+            problem = f"a DistArray of {show_bytes(self.nbytes)} is not gathered"
+            raise TypeError(f"{problem}; gather_up_to allows {show_bytes(limit)}")
+        return np.asarray(self.gather(), dtype)
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
         return late("array_namespace")(api_version)
@@ -350,7 +384,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         Parameters
         ----------
         *index : int
-            The index of the element; none if the tensor has a single one.
+            The indices of the element, or its place in row-major order; none if the tensor has a
+            single one.
 
         Returns
         -------
@@ -363,7 +398,10 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         1.0
         """
         chosen: Any = on_host(self.local) if self.is_on_all_ranks() else self
-        if index:
+        if len(index) == 1 and self.ndim != 1:
+            place = range(self.size)[index[0]]
+            chosen = chosen[tuple(map(int, np.unravel_index(place, self.shape)))]
+        elif index:
             chosen = chosen[index]
         if chosen.size != 1:
             raise ValueError("can only convert a tensor with one element to a Python number")

@@ -302,8 +302,9 @@ def transform_of(function: Callable[..., Any]) -> Callable[..., DistArray]:
     ) -> DistArray:
         options: dict[str, Any] = {"n": n, "axis": axis}
         whole_axes: Any = axis
-        if function.__name__.endswith("n"):
-            first = 0 if s is None else array.ndim - len(s)
+        if function.__name__[-1] in "n2":
+            count = array.ndim if function.__name__.endswith("n") else 2
+            first = array.ndim - (count if s is None else len(s))
             whole_axes = tuple(range(first, array.ndim) if axes is None else axes)
             options = {"s": s, "axes": whole_axes}
         transformed: DistArray = along_axes(

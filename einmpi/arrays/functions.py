@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from einmpi.arrays import (
+    composed,
     elementwise,
     indexing,
     products,
@@ -31,16 +32,20 @@ def apply_ufunc(
     their own; else it raises a TypeError.
     """
     targets = options.pop("out", ())
-    if ufunc is np.matmul and method == "__call__" and not options and not targets:
+    if method == "at":
+        return composed.update_at(ufunc, *inputs)
+    if targets and (method != "__call__" or ufunc.signature is not None):
+        return _into(ufunc.__name__, targets[0], apply_ufunc(ufunc, method, inputs, options))
+    if ufunc is np.matmul and method == "__call__" and not options:
         return products.matmul(*inputs)
-    if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
+    if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"}:
         return products.vecdot(*inputs, **options)
     method_of_ufunc = reductions.METHODS_OF_UFUNCS.get((ufunc, method))
-    if method_of_ufunc is not None and not targets:
+    if method_of_ufunc is not None:
         # It aggregates over the first dimension by default.
         options = {"axis": 0, **options}
         return method_of_ufunc(inputs[0], **options)
-    if method == "outer" and not targets and len(inputs) == 2:
+    if method == "outer" and len(inputs) == 2:
         left, right = inputs
         left_extents = np.shape(left) + (1,) * np.ndim(right)
         return ufunc(np.reshape(left, left_extents), right, **options)
@@ -113,6 +118,17 @@ def store(target: DistArray, result: DistArray) -> None:
         np.copyto(changed.local, block, casting="same_kind")
 
 
+def _into(name: str, target: Any, result: Any) -> Any:
+    """Return the target of `out=`, with the result in it."""
+    if not isinstance(target, DistArray):
+        raise TypeError(f"{name} of a DistArray cannot be stored in {type(target).__name__}")
+    if target.is_symbol:
+        target[...] = result
+    else:
+        store(target, result)
+    return target
+
+
 def apply_function(
     function: Callable[..., Any],
     arguments: Sequence[Any],
@@ -132,9 +148,12 @@ def apply_function(
         )
     calling = _calling_of(function, implementation)
     if calling is None:
-        return implementation(*arguments, **options)
+        target = options.pop("out", None)
+        result = implementation(*arguments, **options)
+        return result if target is None else _into(function.__name__, target, result)
     # numpy has checked the arguments: there are not too many, and none is given twice.
     given = {**dict(zip(calling.defaults, arguments, strict=False)), **options}
+    target = given.pop("out", None)
     by_position = [given.pop(name) for name in calling.positional_names if name in given]
     by_name: dict[str, Any] = {}
     for name, value in given.items():
@@ -143,7 +162,10 @@ def apply_function(
         if calling.accepted_names is not None and name not in calling.accepted_names:
             raise TypeError(f"{_name_of(function)} of a DistArray does not take {name}")
         by_name[name] = value
-    return implementation(*by_position, **by_name)
+    result = implementation(*by_position, **by_name)
+    if target is None or target is np._NoValue:
+        return result
+    return _into(function.__name__, target, result)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -255,16 +277,29 @@ _BY_NAME = (
     ),
     (np, shapes, "repeat roll rot90 stack tile"),
     (np, elementwise, "array_equal clip full_like isclose"),
+    (
+        np,
+        composed,
+        "argpartition block compress convolve copyto correlate cross delete diag",
+    ),
+    (np, composed, "diagflat fill_diagonal gradient histogram2d histogramdd insert interp"),
+    (np, composed, "intersect1d kron lexsort nanmedian nanpercentile nanquantile partition"),
+    (np, composed, "piecewise place put putmask save select setdiff1d trapezoid"),
+    (np.linalg, composed, "cross multi_dot"),
+    (np.lib.stride_tricks, composed, "sliding_window_view"),
 )
 # Functions that numpy writes with others of its own, which come back to us.
-_WRITTEN_BY_NUMPY = "allclose array_split dstack flip hsplit hstack split unstack vsplit vstack"
+_WRITTEN_BY_NUMPY = (
+    "allclose array_split dstack extract fix flatnonzero flip hsplit hstack isneginf "
+    "isposinf isreal put_along_axis resize rollaxis setxor1d split union1d unstack vsplit vstack"
+)
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
 _AGGREGATIONS = "sum prod any all max min"
 _OF_MATRICES = (
-    "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet svd "
-    "svdvals"
+    "cholesky det eig eigh eigvals eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr "
+    "slogdet svd svdvals"
 )
-_TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn"
+_TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn fft2 ifft2 rfft2 irfft2"
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **{function: function.__wrapped__ for function in _named(np, _WRITTEN_BY_NUMPY)},
     # aggregations
@@ -280,14 +315,25 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.nanprod: partial(statistics.nan_total, "prod", 1),
     np.nanmax: partial(statistics.nan_extreme, "max", -np.inf),
     np.nanmin: partial(statistics.nan_extreme, "min", np.inf),
+    np.nanargmax: partial(composed.nan_argument, "max", -np.inf),
+    np.nanargmin: partial(composed.nan_argument, "min", np.inf),
+    np.nancumsum: partial(composed.nan_scan, "cumsum", 0),
+    np.nancumprod: partial(composed.nan_scan, "cumprod", 1),
     np.diagonal: _diagonal,
     np.einsum: products.einsum_of_arrays,
     # matrices and transforms of dimensions that are whole on a rank
     **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
     **{each: elementwise.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
+    **{
+        each: composed.on_every_rank(each)
+        for each in (*_named(np.linalg, "cond lstsq tensorinv tensorsolve"), np.polyfit)
+    },
     # shapes
     **{each: shapes.by_dimensions(each) for each in _named(np, _OF_DIMENSIONS)},
     np.broadcast_to: _broadcast_to,
+    np.fliplr: lambda array, /: np.flip(array, 1),
+    np.flipud: lambda array, /: np.flip(array, 0),
+    np.ediff1d: lambda array, /: np.diff(np.ravel(array)),
     np.reshape: _reshape,
     np.ravel: _ravel,
     np.atleast_1d: shapes.at_least(1, np.atleast_1d),
@@ -301,6 +347,10 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.around: elementwise.by_blocks(np.round),
     np.real: _part("real"),
     np.imag: _part("imag"),
+    np.unravel_index: lambda places, shape, /: elementwise.on_blocks(
+        "unravel_index", lambda block: np.unravel_index(block, shape), (places,)
+    ),
+    np.sinc: elementwise.by_blocks(np.sinc),
     np.angle: elementwise.by_blocks(np.angle),
     np.nan_to_num: elementwise.by_blocks(np.nan_to_num),
     np.tril: partial(reductions.triangle, "<="),

@@ -38,6 +38,8 @@ def _maker(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     passed = [each.arg for each in parameters.posonlyargs]
     for each in (*parameters.args, *parameters.kwonlyargs):
         passed.append("self" if each.arg == "self" else f"{each.arg}={each.arg}")
+    if parameters.vararg is not None:
+        passed.append(f"*{parameters.vararg.arg}")
     text = f"""
 from __future__ import annotations
 def make(numpy_function):

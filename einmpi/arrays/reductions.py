@@ -214,8 +214,12 @@ def norm(
         raise ValueError(f"norm: {len(axes)} axes; expected one or two, or None")
     if ord is None or (ord == "fro" and len(axes) == 2):
         ord = 2
+    elif len(axes) == 2:
+        matrices = call(np.moveaxis, array, axes, (-2, -1))
+        found = call(np.linalg.matrix_norm, matrices, keepdims=keepdims, ord=ord)
+        return call(np.moveaxis, found, (-2, -1), axes) if keepdims else found
     elif len(axes) != 1:
-        raise TypeError(f"norm of a DistArray does not take ord={ord!r} over {len(axes)} axes")
+        raise ValueError(f"norm: ord={ord!r} over {len(axes)} axes; expected one or two")
     return vector_norm(array, axis=axes, keepdims=keepdims, ord=ord)
 
 

@@ -290,7 +290,7 @@ def _with_indices(array: DistArray, dimension: int, indices: Any) -> DistArray:
 def broadcast_arrays(*arrays: Any) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
-    views: Any = [np.broadcast_to(array, shape) for array in _distributed(arrays)]
+    views: Any = [np.broadcast_to(array, shape) for array in all_distributed(arrays)]
     return tuple(views)
 
 
@@ -319,7 +319,7 @@ def concatenate(
     arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
 ) -> DistArray:
     """Join tensors along a dimension; without one, their elements as vectors."""
-    tensors = _distributed(arrays)
+    tensors = all_distributed(arrays)
     if axis is None:
         tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
@@ -354,13 +354,13 @@ def concatenate(
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
     """Join tensors of the same shape along a new dimension."""
-    tensors = _distributed(arrays)
+    tensors = all_distributed(arrays)
     position = normalize_axis_index(axis, tensors[0].ndim + 1)
     expanded = [expand_dims(tensor, position) for tensor in tensors]
     return concatenate(expanded, position)
 
 
-def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
+def all_distributed(arrays: Sequence[Any]) -> list[DistArray]:
     """Return DistArrays, and arrays distributed over the same ranks."""
     comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
     return [distributed(array, comm, "join") for array in arrays]

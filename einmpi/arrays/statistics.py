@@ -28,7 +28,7 @@ def has_nans(array: DistArray) -> bool:
     return array.dtype.kind in "fcV"
 
 
-def _without_nans(array: DistArray, value: float) -> DistArray:
+def without_nans(array: DistArray, value: float) -> DistArray:
     """Return the tensor with a value in place of nans."""
     return call(np.where, np.isnan(array), array.dtype.type(value), array)
 
@@ -43,7 +43,7 @@ def nan_total(
     name: str, neutral_value: int, array: DistArray, /, axis: Axis = None, **options: Any
 ) -> DistArray:
     """Return the "sum" or the "prod" of the elements that are not nan."""
-    source = _without_nans(array, neutral_value) if has_nans(array) else array
+    source = without_nans(array, neutral_value) if has_nans(array) else array
     return aggregate(name, source, axis, **options)
 
 
@@ -58,7 +58,7 @@ def nan_extreme(
     """Return the greatest ("max") or least ("min") element that is not nan; nan if all are."""
     if not has_nans(array):
         return aggregate(name, array, axis, keepdims=keepdims)
-    found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
+    found = aggregate(name, without_nans(array, neutral_value), axis, keepdims=keepdims)
     has_numbers: Any = _count(array, axis, keepdims) > 0
     extreme = call(np.where, has_numbers, found, found.dtype.type(np.nan))
     return extreme._in_dtype(array.dtype)
@@ -125,12 +125,12 @@ def average(
 
 def median(array: DistArray, /, axis: int | None = None, keepdims: bool = False) -> DistArray:
     """Return the middle of the sorted elements, or the mean of the two in the middle."""
-    vectors, dimension = _sorted_along(array, axis)
+    vectors, dimension = sorted_along(array, axis)
     extent = vectors.shape[dimension]
     middle = along(vectors, dimension, slice(max(extent - 1, 0) // 2, extent // 2 + 1))
     found = mean(middle, dimension, keepdims=True)
     found = _nan_if_last_is(found, vectors, dimension)
-    return _without_dimension(found, array, axis, dimension, keepdims)
+    return without_dimension(found, array, axis, dimension, keepdims)
 
 
 def quantile(
@@ -149,7 +149,7 @@ def quantile(
     wanted = as_numpy("quantile", "q", fractions)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
-    vectors, dimension = _sorted_along(array, axis)
+    vectors, dimension = sorted_along(array, axis)
     extent = vectors.shape[dimension]
     if not extent:
         raise IndexError("quantile of no elements")
@@ -165,7 +165,7 @@ def quantile(
             upper = along(vectors, dimension, slice(upper_index, upper_index + 1))
             value = _between(value, upper, as_weight(place - lower_index))
         value = _nan_if_last_is(value, vectors, dimension)
-        found.append(_without_dimension(value, array, axis, dimension, keepdims))
+        found.append(without_dimension(value, array, axis, dimension, keepdims))
     if not wanted.ndim:
         return found[0]
     together = stack(found)[: wanted.size]
@@ -190,7 +190,7 @@ def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArr
     return quantile(array, np.true_divide(percentages, 100), **options)
 
 
-def _sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
+def sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
     """Return the elements sorted along a dimension, and the dimension."""
     if axis is not None and not isinstance(axis, int | np.integer):
         raise TypeError("quantiles of a DistArray are along one axis, or of all elements")
@@ -208,7 +208,7 @@ def _nan_if_last_is(found: DistArray, vectors: DistArray, dimension: int) -> Dis
     return call(np.where, np.isnan(last), last, found)._in_dtype(found.dtype)
 
 
-def _without_dimension(
+def without_dimension(
     found: DistArray, array: DistArray, axis: int | None, dimension: int, keepdims: bool
 ) -> DistArray:
     """Return the result with the dimensions that numpy gives it."""
@@ -275,10 +275,10 @@ def bincount(array: DistArray, /, weights: Any = None, minlength: int = 0) -> Di
         if int(aggregate("min", array)) < 0:
             raise ValueError("bincount takes integers that are not negative")
         length = max(length, int(aggregate("max", array)) + 1)
-    return _sums_at(array.astype(np.int64), weights, length)
+    return sums_at(array.astype(np.int64), weights, length)
 
 
-def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
+def sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
     """Return the number of elements, or the sum of their weights, at each place below a length."""
     comm = places.own_comm
     given = {"x": places}
@@ -305,9 +305,21 @@ def histogram(
     weights: Any = None,
 ) -> Histogram:
     """Return how many elements are in each bin, and the edges of the bins, on every rank."""
+    values = reshape(array, (-1,))
+    places, edges = bins_of(values, bins, range)
+    own_weights: Any = None if weights is None else np.reshape(weights, (-1,))
+    counts = sums_at(places, own_weights, len(edges) - 1)
+    if own_weights is not None:
+        counts = counts._in_dtype(own_weights.dtype)
+    if density:
+        counts = counts / (np.diff(edges).astype(np.float64) * counts.sum().item())
+    return counts, edges
+
+
+def bins_of(values: DistArray, bins: Any, range: Any) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Return the number of the bin of each element of a vector, and the edges of the bins."""
     if isinstance(bins, str):
         raise TypeError("histogram of a DistArray takes a number of bins, or their edges")
-    values = reshape(array, (-1,))
     sample = np.zeros(0, values.dtype)  # the edges have the dtype that numpy gives them
     if np.ndim(bins) == 0 and range is None and values.size:
         least = aggregate("min", values).item()
@@ -317,14 +329,7 @@ def histogram(
     count = len(edges) - 1
     places: Any = searchsorted(edges, values, side="right") - 1
     is_last: Any = values == edges[-1]
-    places = np.where(is_last, count - 1, places)
-    own_weights: Any = None if weights is None else np.reshape(weights, (-1,))
-    counts = _sums_at(places, own_weights, count)
-    if own_weights is not None:
-        counts = counts._in_dtype(own_weights.dtype)
-    if density:
-        counts = counts / (np.diff(edges).astype(np.float64) * counts.sum().item())
-    return counts, edges
+    return np.where(is_last, count - 1, places), edges
 
 
 def digitize(array: DistArray, bins: Any, /, right: bool = False) -> DistArray:

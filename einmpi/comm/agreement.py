@@ -191,7 +191,7 @@ def describe_argument(value: Any) -> str:
     """
     if type(value) in _PLAIN_TYPES:
         return repr(value)
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type):
         if isinstance(value, np.generic):
             is_plain = isinstance(value, float | complex | np.integer | np.bool_)
             return repr(value.item() if is_plain else value)

@@ -627,6 +627,7 @@ def _sample(symbol: Symbol) -> Any:
 _CALLED_BETWEEN = {
     *functions._named(np, "sort argsort searchsorted median quantile percentile digitize isin"),
     *functions._named(np, "take_along_axis angle nan_to_num"),
+    *functions._named(np, "interp nanmedian nanpercentile nanquantile sinc"),
     *functions._named(np.linalg, f"{functions._OF_MATRICES} solve"),
     *functions._named(np.fft, functions._TRANSFORMS),
 }

@@ -11,7 +11,7 @@ from refusals import error
 
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, InputError
 
 WHOLE = np.arange(42.0).reshape(7, 6)
 
@@ -171,6 +171,24 @@ def test_on_one_rank_it_is_an_array():
                 call(y)
 
     run_threads(2, on_rank)
+
+
+def test_numpy_gathers_what_it_may():
+    def on_rank(comm):
+        y = DistArray.from_global(WHOLE, comm)
+        with DistArray.gather_up_to(WHOLE.nbytes):
+            np.testing.assert_array_equal(np.asarray(y.T[1:], "float32"), WHOLE.T[1:])
+            with DistArray.gather_up_to("1 B"), pytest.raises(TypeError, match="allows 1 B"):
+                np.asarray(y)
+            whole = np.asarray(y)
+            whole[0] = 7  # memory of its own
+            np.testing.assert_array_equal(y.gather(), WHOLE)
+        with pytest.raises(TypeError, match=r"DistArray.gather_up_to\(size\) lets numpy"):
+            np.asarray(y)
+
+    run_threads(3, on_rank)
+    with pytest.raises(InputError, match="gather_up_to: 'much' is not an amount of memory"):
+        DistArray.gather_up_to("much").__enter__()
 
 
 def test_copies_and_pickles():

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .arrays_case import Step, array_text, list_text
+from .arrays_composed import NAMES as COMPOSED
+from .arrays_composed import composed
 from .arrays_operands import (
     ANY_KIND,
     REAL,
@@ -659,6 +661,7 @@ _ROWS: tuple[tuple[Callable[..., Step | None], float, str], ...] = (
     (FunctionMaker.elementwise, 1, "copy"),
     (FunctionMaker.converted, 4, "astype zeros_like ones_like full_like empty_like"),
     (FunctionMaker.compared, 2, "isclose allclose array_equal"),
+    (composed, 9, COMPOSED),
     (FunctionMaker.python_function, 1, " ".join(PYTHON_RESULTS)),
 )
 FUNCTIONS: dict[str, Callable[..., Step | None]] = {}

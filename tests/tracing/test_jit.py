@@ -93,6 +93,12 @@ FUNCTIONS = {
     "several": lambda a, b: {"sum": a + b, "pair": [a.min(), (b, 3)]},
     "triangles": lambda a, b: np.tril(a @ b.T) + np.triu(a @ b.T, 1) * 2,
     "rolls": lambda a, b: np.roll(a, 1, 0) + np.roll(b, (2, 1), (1, 0)) + np.pad(a, 1)[2:, 2:],
+    "composed": lambda a, b: (
+        *(np.convolve(a[0], b[0, :3]), np.correlate(a[0], b[1], "same"), np.kron(a[:2], b)),
+        *(np.diag(a[0], 1), np.gradient(a)[0], np.trapezoid(b), np.insert(a, 1, 0.0, axis=1)),
+        *(np.select([a > 0.5, b > 0.5], [a, b], 7), np.nanmedian(a, axis=0), np.delete(b, 2, 1)),
+        *(np.lib.stride_tricks.sliding_window_view(a, 2, 1), np.block([[a, b], [b, a]])),
+    ),
 }
 
 
