@@ -15,9 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.elementwise import as_complex, each_part
+from einmpi.arrays.moving import distributed
 from einmpi.kernels.reference import as_numpy
 
-API_VERSION = "2024.12"
+API_VERSION = "2025.12"
 CPU = "cpu"  # the only device of new DistArrays: the memory of the ranks
 DEFAULT_FLOAT = np.dtype("float64")
 
@@ -136,9 +138,9 @@ class NamespaceInfo:
         """Return the device of new tensors."""
         return CPU
 
-    def devices(self) -> list[str]:
+    def devices(self) -> tuple[str, ...]:
         """Return all devices."""
-        return [CPU]
+        return (CPU,)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of new tensors, by kind."""
@@ -176,6 +178,7 @@ def array_namespace(api_version: str | None) -> ModuleType:
         "2021.12",
         "2022.12",
         "2023.12",
+        "2024.12",
         API_VERSION,
     ):
         raise ValueError(f"einmpi.array_api follows version {API_VERSION}, not {api_version}")
@@ -300,10 +303,10 @@ def eye(
     return DistArray.from_function(lambda i, j: j == i + k, (n_rows, columns), wanted)
 
 
-def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> list[DistArray]:
+def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> tuple[DistArray, ...]:
     """Return, for each vector of coordinates, its values at all points of the grid."""
     grids: Any = np.meshgrid(*arrays, indexing=indexing)
-    return list(grids)
+    return tuple(grids)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> DistArray:
@@ -330,10 +333,17 @@ def clip(x: DistArray, /, min: Any = None, max: Any = None) -> DistArray:
     return clipped.astype(x.dtype)
 
 
-def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
+def broadcast_arrays(*arrays: DistArray) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     repeated: Any = np.broadcast_arrays(*arrays)
-    return list(repeated)
+    return tuple(repeated)
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> DistArray:
+    """Return whether each element of `x1` is one of `x2`."""
+    if not isinstance(x1, DistArray):
+        x1 = distributed(x1, x2.own_comm)
+    return call(np.isin, x1, x2, invert=invert)
 
 
 def sort(
@@ -371,6 +381,16 @@ def cross(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
         negative = left[..., second] * right[..., first]
         components.append(positive - negative)
     return call(np.stack, components, axis=axis)
+
+
+def eig(x: DistArray, /) -> Any:
+    """Return the eigenvalues and eigenvectors of each matrix of a stack, as complex numbers."""
+    return each_part(call(np.linalg.eig, x), as_complex)
+
+
+def eigvals(x: DistArray, /) -> DistArray:
+    """Return the eigenvalues of each matrix of a stack, as complex numbers."""
+    return call(as_complex, call(np.linalg.eigvals, x))
 
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:

@@ -20,13 +20,13 @@ def diagonal(x: DistArray, /, *, offset: int = 0) -> DistArray:
     """Return a diagonal of each matrix of a stack."""
 
 def eig(x: DistArray, /) -> Any:
-    """Return the eigenvalues and eigenvectors of each matrix of a stack."""
+    """Return the eigenvalues and eigenvectors of each matrix of a stack, as complex numbers."""
 
 def eigh(x: DistArray, /) -> Any:
     """Return the eigenvalues and eigenvectors of each Hermitian matrix of a stack."""
 
 def eigvals(x: DistArray, /) -> DistArray:
-    """Return the eigenvalues of each matrix of a stack."""
+    """Return the eigenvalues of each matrix of a stack, as complex numbers."""
 
 def eigvalsh(x: DistArray, /) -> DistArray:
     """Return the eigenvalues of each Hermitian matrix of a stack."""

@@ -301,6 +301,18 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         shown = (*inputs, options) if options else inputs
         return call_alike(self.own_comm, name, shown, function, ufunc, method, inputs, options)
 
+    # The array API standard has values of its own for // of infinities, numpy.floor_divide has not.
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _functions().elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _functions().elementwise.floor_divide(other, self)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        quotient = self // other
+        return np.positive(quotient, out=(self,))  # it checks that they fit
+
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
