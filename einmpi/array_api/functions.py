@@ -300,6 +300,7 @@ def eye(
     check_device(device)
     columns = n_rows if n_cols is None else n_cols
     wanted = DEFAULT_FLOAT if dtype is None else dtype
+    k = max(-n_rows, min(k, columns))  # beyond the matrix; an int64 may not hold a greater one
     return DistArray.from_function(lambda i, j: j == i + k, (n_rows, columns), wanted)
 
 
@@ -394,19 +395,25 @@ def eigvals(x: DistArray, /) -> DistArray:
 
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the rank of each matrix of a stack."""
-    return call(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
+    """Return the rank of each matrix of a stack; `rtol` may have a number for each."""
+    if not isinstance(rtol, DistArray):
+        return call(np.linalg.matrix_rank, x, rtol=rtol)
+    return call(np.count_nonzero, _are_counted(call(np.linalg.svdvals, x), rtol), axis=-1)
 
 
 def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the pseudo-inverse of each matrix of a stack."""
-    return call(np.linalg.pinv, x, rtol=_same_for_all(rtol))
+    """Return the pseudo-inverse of each matrix of a stack; `rtol` may have a number for each."""
+    if not isinstance(rtol, DistArray) or not x.size:
+        return call(np.linalg.pinv, x, rtol=None if isinstance(rtol, DistArray) else rtol)
+    left, values, right = call(np.linalg.svd, x, full_matrices=False)
+    is_counted = _are_counted(values, rtol)
+    inverses = is_counted / call(np.where, is_counted, values, 1)
+    # Of U S V the pseudo-inverse is the conjugate transpose of U S⁻¹ V.
+    product = (left * inverses[..., None, :]) @ right
+    return call(np.conj, call(np.matrix_transpose, product))
 
 
-def _same_for_all(rtol: Any) -> Any:
-    """Return a relative tolerance as a number; one for each matrix is refused."""
-    if not isinstance(rtol, DistArray):
-        return rtol
-    if rtol.ndim:
-        raise TypeError("rtol of DistArrays is the same number for all matrices")
-    return rtol.item()
+def _are_counted(values: DistArray, rtol: DistArray) -> DistArray:
+    """Return which singular values are greater than `rtol` times the greatest of their matrix."""
+    is_greater: DistArray = values > rtol[..., None] * call(np.max, values, axis=-1, keepdims=True)
+    return is_greater

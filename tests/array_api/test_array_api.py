@@ -63,6 +63,8 @@ def test_creation():
     np.testing.assert_array_equal(xp.arange(0.5, -2, -0.5).gather(), np.arange(0.5, -2, -0.5))
     assert xp.arange(5, 2).shape == (0,)
     np.testing.assert_array_equal(xp.eye(3, 4, k=1).gather(), np.eye(3, 4, k=1))
+    for k in (4, -3, 2**63, -(2**70)):
+        assert not xp.any(xp.eye(3, 4, k=k))
     np.testing.assert_array_equal(xp.linspace(0, 1, 5).gather(), np.linspace(0, 1, 5))
     np.testing.assert_array_equal(xp.full((2, 2), 7).gather(), np.full((2, 2), 7))
     assert xp.from_dlpack(np.ones(3)).shape == (3,)
@@ -136,6 +138,33 @@ def test_tuples_and_numbers():
     assert isinstance(found, DistArray) and found.shape == () and found.item() is True
     assert xp.isin(x, 2, invert=True).tolist() == [True, True, False]
     assert xp.searchsorted(x, 1).item() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_tolerance_for_each_matrix(ranks, dtype):
+    random = np.random.default_rng(1)
+    whole = random.standard_normal((5, 4, 3)) + 1j * random.standard_normal((5, 4, 3))
+    whole = whole.real.astype(dtype) if dtype == "float32" else whole.astype(dtype)
+    tolerances = np.array([0, 0.3, 0.5, 0.8, 0.99])
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        for rtol in (tolerances, tolerances[2:3], tolerances[3]):
+            given = DistArray.from_global(rtol, comm)
+            ranks_found = xp.linalg.matrix_rank(x, rtol=given)
+            expected = np.linalg.matrix_rank(whole, rtol=rtol)
+            assert ranks_found.tolist() == expected.tolist()
+            assert ranks_found.dtype == expected.dtype
+            found = xp.linalg.pinv(x, rtol=given)
+            expected = np.linalg.pinv(whole, rtol=rtol)
+            assert found.dtype == expected.dtype
+            # A few roundings of numbers that are not much greater than 1.
+            np.testing.assert_allclose(found.gather(), expected, atol=1e-5)
+        nothing = DistArray.from_global(whole[:, :0], comm)
+        assert xp.linalg.pinv(nothing, rtol=given).shape == (5, 3, 0)
+
+    run_threads(ranks, on_rank)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int64"])
