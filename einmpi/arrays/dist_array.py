@@ -310,8 +310,7 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         return _functions().elementwise.floor_divide(other, self)
 
     def __ifloordiv__(self, other: Any) -> Any:
-        quotient = self // other
-        return np.positive(quotient, out=(self,))  # it checks that they fit
+        return call(np.positive, self // other, out=(self,))  # it checks that they fit
 
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
