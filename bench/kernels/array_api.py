@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 
 import einmpi
+import einmpi.array_api
 from einmpi.comm.mpi import comm_of
+from einmpi.units import counted
 
 EXAMPLES = 20  # of each test
 
@@ -81,9 +83,9 @@ class Score:
             print(f"| {section} | {counts['passed']} | {counts['failed']} | {counts['skipped']} |")
         run = total["passed"] + total["failed"]
         share = 100 * total["passed"] / max(run, 1)
-        print(
-            f"\neinmpi {einmpi.__version__}, {self.comm.size} ranks: {share:.1f} % of {run} tests"
-        )
+        program = f"einmpi {einmpi.__version__}, {counted(self.comm.size, 'rank')}"
+        version = einmpi.array_api.__array_api_version__
+        print(f"\n{program}, version {version}: {share:.1f} % of {run} tests")
         for nodeid in self.failed:
             print("failed", nodeid)
 

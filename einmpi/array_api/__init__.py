@@ -11,7 +11,7 @@ from einmpi.arrays.methods import make_functions
 # The functions that are written out.
 _WRITTEN = (
     "__array_namespace_info__ arange argsort asarray broadcast_arrays can_cast clip eye finfo "
-    "from_dlpack full iinfo isdtype linspace meshgrid result_type sort"
+    "from_dlpack full iinfo isdtype isin linspace meshgrid result_type sort"
 )
 _NAMES = {
     "__array_api_version__": functions.API_VERSION,

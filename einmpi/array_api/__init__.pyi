@@ -128,7 +128,7 @@ def bitwise_right_shift(x1: Any, x2: Any, /) -> DistArray:
 def bitwise_xor(x1: Any, x2: Any, /) -> DistArray:
     """Compute `numpy.bitwise_xor` of each pair of elements."""
 
-def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
+def broadcast_arrays(*arrays: DistArray) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ def equal(x1: Any, x2: Any, /) -> DistArray:
 def exp(x: DistArray, /) -> DistArray:
     """Compute `numpy.exp` of each element."""
 
-def expand_dims(x: DistArray, /, axis: int = 0) -> DistArray:
+def expand_dims(x: DistArray, /, axis: int | tuple[int, ...] = 0) -> DistArray:
     """Return the tensor with a new dimension of extent 1."""
 
 def expm1(x: DistArray, /) -> DistArray:
@@ -337,7 +337,7 @@ def maximum(x1: Any, x2: Any, /) -> DistArray:
 def mean(x: DistArray, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> DistArray:
     """Return the mean along some dimensions."""
 
-def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> list[DistArray]:
+def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> tuple[DistArray, ...]:
     """Return, for each vector of coordinates, its values at all points of the grid."""
 
 def min(x: DistArray, /, *, axis: Axis = None, keepdims: builtins.bool = False) -> DistArray:

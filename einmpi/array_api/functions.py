@@ -15,9 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.elementwise import as_complex, each_part
+from einmpi.arrays.moving import distributed
 from einmpi.kernels.reference import as_numpy
 
-API_VERSION = "2024.12"
+API_VERSION = "2025.12"
 CPU = "cpu"  # the only device of new DistArrays: the memory of the ranks
 DEFAULT_FLOAT = np.dtype("float64")
 
@@ -109,6 +111,10 @@ class NamespaceInfo(_numpy_info):  # type: ignore[misc]  # numpy does not declar
         """Return what this namespace is able to do."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 32}
 
+    def devices(self) -> tuple[str, ...]:
+        """Return all devices."""
+        return (CPU,)
+
 
 def __array_namespace_info__() -> NamespaceInfo:
     """Return what this namespace has: dtypes, devices, abilities."""
@@ -121,6 +127,7 @@ def array_namespace(api_version: str | None) -> ModuleType:
         "2021.12",
         "2022.12",
         "2023.12",
+        "2024.12",
         API_VERSION,
     ):
         raise ValueError(f"einmpi.array_api follows version {API_VERSION}, not {api_version}")
@@ -242,13 +249,14 @@ def eye(
     check_device(device)
     columns = n_rows if n_cols is None else n_cols
     wanted = DEFAULT_FLOAT if dtype is None else dtype
+    k = max(-n_rows, min(k, columns))  # beyond the matrix; an int64 may not hold a greater one
     return DistArray.from_function(lambda i, j: j == i + k, (n_rows, columns), wanted)
 
 
-def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> list[DistArray]:
+def meshgrid(*arrays: DistArray, indexing: Literal["xy", "ij"] = "xy") -> tuple[DistArray, ...]:
     """Return, for each vector of coordinates, its values at all points of the grid."""
     grids: Any = np.meshgrid(*arrays, indexing=indexing)
-    return list(grids)
+    return tuple(grids)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> DistArray:
@@ -275,10 +283,17 @@ def clip(x: DistArray, /, min: Any = None, max: Any = None) -> DistArray:
     return clipped.astype(x.dtype)
 
 
-def broadcast_arrays(*arrays: DistArray) -> list[DistArray]:
+def broadcast_arrays(*arrays: DistArray) -> tuple[DistArray, ...]:
     """Return tensors with their elements repeated so that all have the same shape."""
     repeated: Any = np.broadcast_arrays(*arrays)
-    return list(repeated)
+    return tuple(repeated)
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> DistArray:
+    """Return whether each element of `x1` is one of `x2`."""
+    if not isinstance(x1, DistArray):
+        x1 = distributed(x1, x2.own_comm)
+    return call(np.isin, x1, x2, invert=invert)
 
 
 def sort(
@@ -318,20 +333,36 @@ def cross(x1: DistArray, x2: DistArray, /, *, axis: int = -1) -> DistArray:
     return call(np.stack, components, axis=axis)
 
 
+def eig(x: DistArray, /) -> Any:
+    """Return the eigenvalues and eigenvectors of each matrix of a stack, as complex numbers."""
+    return each_part(call(np.linalg.eig, x), as_complex)
+
+
+def eigvals(x: DistArray, /) -> DistArray:
+    """Return the eigenvalues of each matrix of a stack, as complex numbers."""
+    return call(as_complex, call(np.linalg.eigvals, x))
+
+
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the rank of each matrix of a stack."""
-    return call(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
+    """Return the rank of each matrix of a stack; `rtol` may have a number for each."""
+    if not isinstance(rtol, DistArray):
+        return call(np.linalg.matrix_rank, x, rtol=rtol)
+    return call(np.count_nonzero, _are_counted(call(np.linalg.svdvals, x), rtol), axis=-1)
 
 
 def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the pseudo-inverse of each matrix of a stack."""
-    return call(np.linalg.pinv, x, rtol=_same_for_all(rtol))
+    """Return the pseudo-inverse of each matrix of a stack; `rtol` may have a number for each."""
+    if not isinstance(rtol, DistArray) or not x.size:
+        return call(np.linalg.pinv, x, rtol=None if isinstance(rtol, DistArray) else rtol)
+    left, values, right = call(np.linalg.svd, x, full_matrices=False)
+    is_counted = _are_counted(values, rtol)
+    inverses = is_counted / call(np.where, is_counted, values, 1)
+    # Of U S V the pseudo-inverse is the conjugate transpose of U S⁻¹ V.
+    product = (left * inverses[..., None, :]) @ right
+    return call(np.conj, call(np.matrix_transpose, product))
 
 
-def _same_for_all(rtol: Any) -> Any:
-    """Return a relative tolerance as a number; one for each matrix is refused."""
-    if not isinstance(rtol, DistArray):
-        return rtol
-    if rtol.ndim:
-        raise TypeError("rtol of DistArrays is the same number for all matrices")
-    return rtol.item()
+def _are_counted(values: DistArray, rtol: DistArray) -> DistArray:
+    """Return which singular values are greater than `rtol` times the greatest of their matrix."""
+    is_greater: DistArray = values > rtol[..., None] * call(np.max, values, axis=-1, keepdims=True)
+    return is_greater

@@ -3,7 +3,7 @@
 from einmpi.array_api import functions, table
 from einmpi.arrays.methods import make_functions
 
-_WRITTEN = ("cross", "matrix_rank", "pinv")
+_WRITTEN = ("cross", "eig", "eigvals", "matrix_rank", "pinv")
 _FUNCTIONS = make_functions(table.LINALG, __name__)
 _FUNCTIONS.update((name, getattr(functions, name)) for name in _WRITTEN)
 globals().update(_FUNCTIONS)

@@ -20,13 +20,13 @@ def diagonal(x: DistArray, /, *, offset: int = 0) -> DistArray:
     """Return a diagonal of each matrix of a stack."""
 
 def eig(x: DistArray, /) -> Any:
-    """Return the eigenvalues and eigenvectors of each matrix of a stack."""
+    """Return the eigenvalues and eigenvectors of each matrix of a stack, as complex numbers."""
 
 def eigh(x: DistArray, /) -> Any:
     """Return the eigenvalues and eigenvectors of each Hermitian matrix of a stack."""
 
 def eigvals(x: DistArray, /) -> DistArray:
-    """Return the eigenvalues of each matrix of a stack."""
+    """Return the eigenvalues of each matrix of a stack, as complex numbers."""
 
 def eigvalsh(x: DistArray, /) -> DistArray:
     """Return the eigenvalues of each Hermitian matrix of a stack."""
@@ -44,7 +44,7 @@ def matrix_power(x: DistArray, n: int, /) -> DistArray:
     """Return an integer power of each matrix of a stack."""
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the rank of each matrix of a stack."""
+    """Return the rank of each matrix of a stack; `rtol` may have a number for each."""
 
 def matrix_transpose(x: DistArray, /) -> DistArray:
     """Return the tensor with its last two dimensions swapped."""
@@ -53,7 +53,7 @@ def outer(x1: DistArray, x2: DistArray, /) -> DistArray:
     """Return the products of all pairs of elements of two vectors."""
 
 def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
-    """Return the pseudo-inverse of each matrix of a stack."""
+    """Return the pseudo-inverse of each matrix of a stack; `rtol` may have a number for each."""
 
 def qr(x: DistArray, /, *, mode: str = "reduced") -> Any:
     """Return the QR decomposition of each matrix of a stack."""

@@ -307,6 +307,17 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         shown = (*inputs, options) if options else inputs
         return self._call_alike(name, shown, function, ufunc, method, inputs, options)
 
+    # The array API standard has values of its own for // of infinities, numpy.floor_divide has not.
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _functions().elementwise.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _functions().elementwise.floor_divide(other, self)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return call(np.positive, self // other, out=(self,))  # it checks that they fit
+
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:

@@ -218,6 +218,73 @@ def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:
     return bool(np.all(is_equal))
 
 
+# ---- values that the array API standard gives to special cases, and numpy does not ---------------
+
+
+class SpecialCases:
+    """A function of elements that departs from numpy's in some cases, and is called as a ufunc is.
+
+    Of DistArrays it is computed by blocks; of blocks, and of symbols, by the functions of numpy.
+
+    Parameters
+    ----------
+    usual : callable
+        The function of numpy.
+    kind : str
+        The kind of the dtypes of results that have special cases.
+    is_special : callable
+        Returns for each element whether it is a special case.
+    value : callable
+        Returns the values of the special cases, and anything elsewhere.
+    """
+
+    signature = None
+
+    def __init__(
+        self,
+        usual: Callable[..., Any],
+        kind: str,
+        is_special: Callable[..., Any],
+        value: Callable[..., Any],
+    ) -> None:
+        self.usual = usual
+        self.kind = kind
+        self.is_special = is_special
+        self.value = value
+        self.__name__ = usual.__name__
+
+    def __call__(self, *operands: Any) -> Any:
+        for operand in operands:
+            if isinstance(operand, DistArray) and not operand.is_symbol:
+                return operand.__array_ufunc__(self, "__call__", *operands)  # type: ignore[arg-type]
+        usual = self.usual(*operands)
+        if usual.dtype.kind != self.kind:
+            return usual
+        is_special = self.is_special(*operands)
+        if not isinstance(usual, DistArray) and not np.any(is_special):
+            return usual
+        with np.errstate(all="ignore"):
+            return np.where(is_special, self.value(*operands), usual)
+
+
+floor_divide = SpecialCases(
+    np.floor_divide,
+    "f",
+    lambda x1, x2: (abs(x1) == np.inf) | (abs(x2) == np.inf),
+    lambda x1, x2: np.floor(np.divide(x1, x2)),
+)
+# numpy's exp has the special cases of C99, which are those of expm1 too; and -0 becomes +0.
+expm1 = SpecialCases(np.expm1, "c", lambda x: ~np.isfinite(x) | (x == 0), lambda x: np.exp(x) - 1)
+# At an infinite real part the imaginary part is a zero. Its sign is that of the imaginary part b of
+# x; numpy's is that of sin(2b), which is the same where b is 1 or -1.
+tanh = SpecialCases(
+    np.tanh,
+    "c",
+    lambda x: (abs(x.real) == np.inf) & (abs(x.imag) > 0),
+    lambda x: np.tanh(x.real + 1j * np.sign(x.imag)),
+)
+
+
 # ---- functions of whole rows: matrices and transforms; other dimensions are cut ------------------
 
 
@@ -255,9 +322,7 @@ def along_axes(function: Callable[[Any], Any], array: DistArray, axes: int | Seq
 
     # A matrix of one rank may be singular: then all ranks raise an error.
     found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))
-    if isinstance(found, tuple):
-        return type(found)(*map(as_tensor, found))
-    return as_tensor(found)
+    return each_part(found, as_tensor)
 
 
 def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,6 +332,35 @@ def of_matrices(function: Callable[..., Any]) -> Callable[..., Any]:
         return _along_matrices(lambda block: function(block, **options), array)
 
     return apply_to_stack
+
+
+def eigenvalues_by(function: Callable[[Any], Any]) -> Callable[[DistArray], Any]:
+    """Return `numpy.linalg.eig` or `eigvals` for a DistArray.
+
+    Results are real if all eigenvalues are, those of matrices on other ranks too.
+    """
+
+    def compute(block: Any) -> Any:
+        return each_part(function(block), as_complex)
+
+    def apply_to_stack(array: DistArray, /) -> Any:
+        found = _along_matrices(compute, array)
+        values = found[0] if isinstance(found, tuple) else found
+        if array.dtype.kind == "c" or np.any(values.imag):
+            return found
+        return each_part(found, lambda part: part.real.copy())
+
+    return apply_to_stack
+
+
+def each_part(found: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to an array, or to each one of a named tuple."""
+    return type(found)(*map(function, found)) if isinstance(found, tuple) else function(found)
+
+
+def as_complex(array: Any) -> Any:
+    """Return an array as a complex one of the same precision."""
+    return array.astype(np.result_type(array.dtype, np.complex64))
 
 
 def _along_matrices(function: Callable[[Any], Any], array: DistArray) -> Any:

@@ -295,7 +295,7 @@ _WRITTEN_BY_NUMPY = (
 )
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
 _OF_MATRICES = (
-    "cholesky det eig eigh eigvals eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr "
+    "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr "
     "slogdet svd svdvals"
 )
 _TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn fft2 ifft2 rfft2 irfft2"
@@ -325,6 +325,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.einsum: products.einsum_of_arrays,
     # matrices and transforms of dimensions that are whole on a rank
     **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
+    **{each: elementwise.eigenvalues_by(each) for each in _named(np.linalg, "eig eigvals")},
     **{each: elementwise.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
     **{
         each: composed.on_every_rank(each)

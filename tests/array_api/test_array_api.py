@@ -16,8 +16,10 @@ from einmpi.comm.threads import run_threads
 def test_the_namespace_of_an_array():
     x = xp.ones((2, 3))
     assert x.__array_namespace__() is xp
-    assert x.__array_namespace__(api_version="2023.12") is xp
-    with pytest.raises(ValueError, match=r"follows version 2024\.12, not 1999\.12"):
+    assert xp.__array_api_version__ == "2025.12"
+    assert x.__array_namespace__(api_version="2025.12") is xp
+    assert x.__array_namespace__(api_version="2024.12") is xp
+    with pytest.raises(ValueError, match=r"follows version 2025\.12, not 1999\.12"):
         x.__array_namespace__(api_version="1999.12")
     assert x.device == "cpu" and x.to_device("cpu").shape == (2, 3)
     with pytest.raises(ValueError, match="there is no device 'gpu'"):
@@ -61,6 +63,8 @@ def test_creation():
     np.testing.assert_array_equal(xp.arange(0.5, -2, -0.5).gather(), np.arange(0.5, -2, -0.5))
     assert xp.arange(5, 2).shape == (0,)
     np.testing.assert_array_equal(xp.eye(3, 4, k=1).gather(), np.eye(3, 4, k=1))
+    for k in (4, -3, 2**63, -(2**70)):
+        assert not xp.any(xp.eye(3, 4, k=k))
     np.testing.assert_array_equal(xp.linspace(0, 1, 5).gather(), np.linspace(0, 1, 5))
     np.testing.assert_array_equal(xp.full((2, 2), 7).gather(), np.full((2, 2), 7))
     assert xp.from_dlpack(np.ones(3)).shape == (3,)
@@ -77,6 +81,7 @@ def test_dtypes():
     assert xp.iinfo(xp.int64).max == 2**63 - 1
     info = xp.__array_namespace_info__()
     assert set(info.dtypes(kind="real floating")) == {"float32", "float64"}
+    assert info.devices() == ("cpu",)
 
 
 # Functions of x, a tensor of 6×4×3 numbers, with numpy's of the same name or the one given.
@@ -118,6 +123,71 @@ def test_functions_against_numpy(ranks):
             found = function(xp, x)
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
             np.testing.assert_allclose(found.gather(), expected, 1e-10, 1e-12, err_msg=name)
+
+    run_threads(ranks, on_rank)
+
+
+def test_tuples_and_numbers():
+    x = xp.arange(3)
+    grids = xp.meshgrid(x, x)
+    repeated = xp.broadcast_arrays(x, xp.ones((2, 3)))
+    assert (type(grids), type(repeated)) == (tuple, tuple)
+    assert xp.expand_dims(x, axis=(0, -1)).shape == (1, 3, 1)
+    assert xp.broadcast_shapes((2, 1), (3,)) == (2, 3) and xp.broadcast_shapes() == ()
+    found = xp.isin(2, x)
+    assert isinstance(found, DistArray) and found.shape == () and found.item() is True
+    assert xp.isin(x, 2, invert=True).tolist() == [True, True, False]
+    assert xp.searchsorted(x, 1).item() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_tolerance_for_each_matrix(ranks, dtype):
+    random = np.random.default_rng(1)
+    whole = random.standard_normal((5, 4, 3)) + 1j * random.standard_normal((5, 4, 3))
+    whole = whole.real.astype(dtype) if dtype == "float32" else whole.astype(dtype)
+    tolerances = np.array([0, 0.3, 0.5, 0.8, 0.99])
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        for rtol in (tolerances, tolerances[2:3], tolerances[3]):
+            given = DistArray.from_global(rtol, comm)
+            ranks_found = xp.linalg.matrix_rank(x, rtol=given)
+            expected = np.linalg.matrix_rank(whole, rtol=rtol)
+            assert ranks_found.tolist() == expected.tolist()
+            assert ranks_found.dtype == expected.dtype
+            found = xp.linalg.pinv(x, rtol=given)
+            expected = np.linalg.pinv(whole, rtol=rtol)
+            assert found.dtype == expected.dtype
+            # A few roundings of numbers that are not much greater than 1.
+            np.testing.assert_allclose(found.gather(), expected, atol=1e-5)
+        nothing = DistArray.from_global(whole[:, :0], comm)
+        assert xp.linalg.pinv(nothing, rtol=given).shape == (5, 3, 0)
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int64"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_eigenvalues_are_complex_on_all_ranks(ranks, dtype):
+    # Those of the first and the last matrix are real, those of the second are not.
+    whole = np.array([[[2, 0], [0, 3]], [[0, 1], [-1, 0]], [[1, 1], [0, 2]]], dtype)
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        eigenvalues, eigenvectors = xp.linalg.eig(x)
+        expected = "complex64" if dtype in ("float32", "complex64") else "complex128"
+        assert eigenvalues.local.dtype == eigenvectors.local.dtype == expected
+        assert xp.linalg.eigvals(x[:1]).dtype == expected
+        # numpy's are real if all are, and the ranks agree.
+        for part, numpys in ((x, whole), (x[:1], whole[:1]), (x[::2], whole[::2])):
+            assert np.linalg.eigvals(part).local.dtype == np.linalg.eigvals(numpys).dtype
+        # A v = λ v; the matrices are small integers, so that a few roundings remain.
+        left = x @ eigenvectors
+        right = eigenvectors * eigenvalues[:, None, :]
+        np.testing.assert_allclose(left.gather(), right.gather(), atol=1e-5)
+        found = np.sort_complex(np.round(xp.linalg.eigvals(x).gather(), 4))
+        np.testing.assert_allclose(found, [[2, 3], [-1j, 1j], [1, 2]], atol=1e-5)
 
     run_threads(ranks, on_rank)
 

@@ -134,6 +134,16 @@ def ufunc_ulps(name: str, operands: Iterable[Any]) -> float:
     return 16.0
 
 
+def operator_ulps(operator: str, operands: Iterable[Any]) -> float:
+    """Return the same for an operator; refuse one whose results are not numpy's."""
+    values = [np.asarray(operand) for operand in operands]
+    if operator == "//":
+        for value in values:
+            if value.dtype.kind == "f" and np.isinf(value).any():
+                raise ValueError("// of infinities has the values of the array API standard")
+    return ufunc_ulps(OPERATORS[operator][0], values)
+
+
 def product_slack(values: Sequence[Any]) -> float:
     """Return how far sums of products in any two orders may be apart, in units of eps."""
     slack = 1.0

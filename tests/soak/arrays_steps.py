@@ -18,6 +18,7 @@ from .arrays_operands import (
     OperandMaker,
     cast_slack,
     kinds_up_to,
+    operator_ulps,
     ufunc_ulps,
 )
 from .generate import make_values
@@ -58,8 +59,7 @@ class StepMaker(OperandMaker):
         operands = [first, second]
         if self.draw.chance(0.3):
             operands.reverse()
-        name = OPERATORS[operator][0]
-        ulps = ufunc_ulps(name, (first.value, second.value))
+        ulps = operator_ulps(operator, (first.value, second.value))
         return f"{operands[0].text} {operator} {operands[1].text}", ulps
 
     def ufunc(self) -> Step:
@@ -109,7 +109,7 @@ class StepMaker(OperandMaker):
         operator = draw.weighted(IN_PLACE_WEIGHTS)
         kinds = ANY_KIND if draw.chance(0.1) else kinds_up_to(target.dtype.kind)
         value = self.operand(target.shape, kinds)
-        ulps = ufunc_ulps(OPERATORS[operator][0], (target, value.value))
+        ulps = operator_ulps(operator, (target, value.value))
         return Step(f"{name} {operator}= {value.text}", "in place", 0.0, ulps)
 
     def out(self) -> Step:
@@ -286,7 +286,7 @@ class StepMaker(OperandMaker):
             raise ValueError("numpy refuses it with some keys, and casts it with others")
         ulps = 0.0
         if operator:
-            ulps = ufunc_ulps(OPERATORS[operator][0], (array, value.value))
+            ulps = operator_ulps(operator, (array, value.value))
             if array.dtype.kind in "iu" and np.asarray(value.value).dtype.kind in "fc":
                 slack = math.inf
         return Step(f"{text}[{key}] {operator}= {value.text}", "assign", slack, ulps)
