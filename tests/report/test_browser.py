@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -385,3 +388,25 @@ def test_curves_of_recorded_values_are_drawn(browser, tmp_path):
     assert len(drawn) == 3
     for width, height, inside, stroke in drawn:
         assert width > 20 and height > 5 and inside and stroke != "none"
+
+
+@pytest.mark.slow
+def test_the_documentation_works_without_a_server(browser, tmp_path):
+    """Links between pages, and the search, of a site that is opened as a file."""
+    if find_spec("mkdocs") is None or find_spec("material") is None:
+        pytest.skip("mkdocs is not installed (the extra docs)")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    browser.get((site / "index.html").as_uri())
+    link = browser.find_element("css selector", "article a[href$='notebooks.html']")
+    browser.execute_script("arguments[0].click()", link)
+    assert browser.current_url == (site / "notebooks.html").as_uri()
+    browser.execute_script("document.querySelector('label[for=__search]').click()")
+    browser.find_element("css selector", "input.md-search__input").send_keys("recurrence")
+    deadline = time.monotonic() + 60
+    found = []
+    while not found and time.monotonic() < deadline:
+        found = browser.find_elements("css selector", "a.md-search-result__link")
+        time.sleep(0.2)
+    assert any("language.html" in link.get_attribute("href") for link in found)
