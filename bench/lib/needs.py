@@ -28,16 +28,16 @@ def lacks_hosts() -> str:
     return reason_against() or ""
 
 
-def lacks_program(name: str) -> Callable[[], str]:
-    """Return what says that a program is not installed."""
-    return lambda: "" if shutil.which(name) else f"it needs {name}, which is not installed"
+def lacks_program(name: str, install: str) -> Callable[[], str]:
+    """Return what says that a program is not installed, and how it is."""
+    return lambda: "" if shutil.which(name) else f"it needs {name}: {install}"
 
 
 NEEDS: dict[str, Callable[[], str]] = {
     "gpu": lacks_gpu,
     "hosts": lacks_hosts,
-    "mpirun": lacks_program("mpirun"),
-    "smpirun": lacks_program("smpirun"),
+    "mpirun": lacks_program("mpirun", "pip install mpich"),
+    "smpirun": lacks_program("smpirun", "apt-get install libsimgrid-dev on Debian"),
     "suite": lambda: "it needs a copy of the suite: python -m bench array_api FOLDER",
 }
 

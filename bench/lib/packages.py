@@ -6,6 +6,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+HOW_TO_INSTALL = "pip install 'einmpi[peers]' brings most peers"
+
 
 class Missing:
     """A package that is not installed; `--help` and what does without it still work."""
@@ -14,13 +16,15 @@ class Missing:
         self.name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        raise SystemExit(f"this benchmark needs {self.name}, which is not installed here")
+        raise SystemExit(
+            f"this benchmark needs {self.name}, which is not installed; {HOW_TO_INSTALL}"
+        )
 
 
 def has_package(peer: str, name: str) -> bool:
     """Return whether the package of a peer is installed; say that the peer is left out if not."""
     if find_spec(name) is None:
-        print(f"{peer} is left out: {name} is not installed", flush=True)
+        print(f"{peer} is left out: {name} is not installed; {HOW_TO_INSTALL}", flush=True)
         return False
     return True
 

@@ -36,7 +36,7 @@ from typing import Any
 import einmpi
 from bench.lib.node_peers import SKEWS
 from bench.lib.own_programs import prefer_own_programs
-from bench.lib.packages import has_package
+from bench.lib.packages import HOW_TO_INSTALL, has_package
 from bench.lib.pmpi_counts import BuildError, compile_c, mpicc_of
 from bench.lib.results import write_results
 from bench.paper.chain_words import (
@@ -87,7 +87,7 @@ def find_peers(names: Sequence[str], options: argparse.Namespace, folder: Path) 
 def problem_with(package: str) -> str:
     """Return why a package cannot be imported, or nothing."""
     if find_spec(package) is None:
-        return f"{package} is not installed"
+        return f"{package} is not installed; {HOW_TO_INSTALL}"
     command = [sys.executable, "-c", f"import {package}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -99,7 +99,8 @@ def build_scalapack(options: argparse.Namespace, folder: Path) -> str:
     """Build the chain by ScaLAPACK; return why that is impossible, or nothing."""
     launcher = str(options.scalapack_mpirun).split()[0]
     if shutil.which(launcher) is None:
-        return f"there is no {launcher}"
+        debian = "apt-get install libscalapack-mpich-dev mpich"
+        return f"there is no {launcher}; Debian has it: {debian}"
     library = str(options.scalapack_library)
     source = Path(__file__).with_name("scalapack_chain.c")
     target = folder / "scalapack_chain"
