@@ -500,9 +500,10 @@ def test_a_peer_that_is_not_installed_is_named(monkeypatch, capsys):
     assert experiment1.find_peers(experiment1.PEERS, options, ROOT) == []
     assert not packages.has_package("opt_einsum", "opt_einsum")
     lines = capsys.readouterr().out.splitlines()
-    assert "dask is left out: distributed is not installed" in lines
-    assert "scalapack is left out: there is no no-such-mpirun" in lines
-    assert "opt_einsum is left out: opt_einsum is not installed" in lines
+    text = "\n".join(lines)
+    assert "dask is left out: distributed is not installed; pip install 'einmpi[peers]'" in text
+    assert "scalapack is left out: there is no no-such-mpirun; Debian has it: apt-get" in text
+    assert "opt_einsum is left out: opt_einsum is not installed; pip install" in text
     assert [line.split()[0] for line in lines] == [*experiment1.PEERS, "opt_einsum"]
 
 
