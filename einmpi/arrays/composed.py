@@ -244,7 +244,7 @@ def correlate(left: Any, right: Any, /, mode: str = "valid") -> DistArray:
 
 
 def _vectors(name: str, *arrays: Any) -> list[Any]:
-    vectors: Any = [each if each.ndim else each[None] for each in all_distributed(arrays)]
+    vectors: list[Any] = [each if each.ndim else each[None] for each in all_distributed(arrays)]
     for vector in vectors:
         if vector.ndim != 1 or not vector.size:
             raise ValueError(f"{name} takes vectors that are not empty")

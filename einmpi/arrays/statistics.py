@@ -44,7 +44,7 @@ def of_numbers(
 ) -> DistArray:
     """Return an aggregate, such as `mean`, of the elements that are not nan."""
     if has_nans(array):
-        where = np.logical_and(~np.isnan(array), where)  # type: ignore[operator]
+        where = np.logical_and(~np.isnan(array), where)
     return function(array, axis, where=where, **options)
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.indices import Reach
@@ -226,7 +226,7 @@ class Value(ast.expr):
 
     _fields = ("name",)
 
-    def __init__(self, name: ast.Name | None = None) -> None:  # a copy gets it later
+    def __init__(self, name: Any = None) -> None:  # a copy gets it later
         self.name = name
 
 
