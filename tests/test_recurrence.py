@@ -353,6 +353,15 @@ def decaying(x, rate=0.5):
     return h
 
 
+def test_a_number_in_brackets_of_a_recurrence():
+    """Here the number of a step: each one has another row."""
+    x = np.arange(12.0).reshape(3, 4)
+    text = "h[t] = 0.5 * where(t > 0, h[t-1], 0.0) + x[step,t]; total = s + sum(h[t])"
+    job = einmpi.program(text, x=x, s=())
+    done = einmpi.loop(job, {"x": x, "s": 0.0}, carry={"s": "total"}, steps=3)
+    assert float(done.outputs["s"]) == sum(decaying(row).sum() for row in x)
+
+
 @pytest.mark.parametrize("ranks", (1, 2, 3))
 def test_recurrences_before_in_and_as_what_a_loop_carries(ranks):
     """That of h is the same in all steps of the loop, that of z is not; then h is carried."""

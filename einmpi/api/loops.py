@@ -302,7 +302,9 @@ def run_loops(
         return checked
 
     def loops_of(checked: Job) -> str:
-        return repr([each.loop for each in checked.one_after_another()])
+        steps_before = None if arguments.start is None else arguments.start.steps
+        loops = [each.loop for each in checked.one_after_another()]
+        return repr((loops, steps_before, arguments.on_step is not None))
 
     own_comm = comm_of_program(comm)
     given = together(own_comm, lambda: named_values("inputs", inputs))
@@ -328,9 +330,22 @@ def _check_start(loop: Loop, start: Any) -> None:
         what = f"start has not recorded {missing[0]}"
     elif start.steps >= loop.steps:
         what = f"start has {counted(start.steps, 'step')}, and the loop {loop.steps}"
+    elif not _has_kept_best(loop, start):
+        what = "start has not kept the best parameters"
     if what:
         expected = "the result of a call with the same arguments and fewer steps"
         raise InputError("loop", what, expected)
+
+
+def _has_kept_best(loop: Loop, start: LoopResult) -> bool:
+    """Return whether a result has the copies that a loop keeps of its best validation, if any."""
+    from einmpi.loops.history import Validated
+
+    if not loop.kept_best:
+        return True
+    assert loop.validation is not None
+    are_copies = all(start.outputs[name] is not start.state[name] for name in loop.kept_best)
+    return are_copies and Validated(loop.validation, start.history).best_step == start.best_step
 
 
 def checked_loops(

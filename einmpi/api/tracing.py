@@ -346,10 +346,11 @@ def fori(
     def step(values: list[Any]) -> Any:
         number = Symbol(TRACES.stack[-1], Node((), np.dtype(np.int64), "step"), "step")
         found = body(number, *rebuild(values).values())
+        found = _ordered_like(found, state[0] if len(state) == 1 else state)
         if _structure(found) == _structure(state[0]) and len(state) == 1:
             found = (found,)
         if _structure(found) != _structure(state):
-            what = f"a step returns {found!r:.80} for a state of {counted(len(state), 'tensor')}"
+            what = f"a step returns {found!r:.80} for a state of {counted(len(leaves), 'tensor')}"
             refuse(what, "as many tensors, in the same containers")
         return tuple(_computed(leaf) for _, leaf in flatten(found)[0])
 
@@ -366,6 +367,19 @@ def fori(
         found = repeat(*values)
     after = tuple(rebuild(found).values())
     return after if len(state) > 1 else after[0]
+
+
+def _ordered_like(found: Any, state: Any) -> Any:
+    """Return what a step has found, its dicts in the order of those in the state."""
+    if isinstance(found, dict) and isinstance(state, dict) and found.keys() == state.keys():
+        return {key: _ordered_like(found[key], state[key]) for key in state}
+    if (
+        type(found) in (list, tuple)
+        and isinstance(state, list | tuple)
+        and len(found) == len(state)
+    ):
+        return type(found)(map(_ordered_like, found, state))
+    return found
 
 
 def _computed(value: Any) -> Any:

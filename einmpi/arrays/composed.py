@@ -19,6 +19,7 @@ from einmpi.arrays.reductions import argument_of, scan
 from einmpi.arrays.shapes import all_distributed, with_one_axis
 from einmpi.arrays.statistics import (
     bins_of,
+    fractions_of,
     has_nans,
     sorted_along,
     sums_at,
@@ -192,20 +193,31 @@ def _slope(array: DistArray, dimension: int, spacing: Any, edge_order: int) -> D
     extent = array.shape[dimension]
     if extent <= edge_order or edge_order not in (1, 2):
         raise ValueError("gradient takes edge_order 1 or 2, and more elements along each axis")
-    steps = np.full(extent - 1, spacing) if np.ndim(spacing) == 0 else np.diff(gathered(spacing))
-    if len(steps) != extent - 1:
-        raise ValueError(f"gradient: {len(steps) + 1} coordinates for {extent} elements")
-    before, after = (_along_only(each, dimension, array.ndim) for each in (steps[:-1], steps[1:]))
+    steps: Any = [spacing, spacing]  # those at the ends
+    is_even = np.ndim(spacing) == 0
+    if not is_even:
+        coordinates = np.asarray(gathered(spacing))
+        if len(coordinates) != extent:
+            raise ValueError(f"gradient: {len(coordinates)} coordinates for {extent} elements")
+        # Differences of unsigned integers would wrap around.
+        is_integer = coordinates.dtype.kind in "iu"
+        steps = np.diff(coordinates.astype(np.float64) if is_integer else coordinates)
+        is_even = bool(np.all(steps == steps[0]))
 
     def part(start: int | None, stop: int | None) -> Any:
         return along(array, dimension, slice(start, stop))
 
-    both = before + after
-    inner = (
-        part(2, None) * (before / (after * both))
-        + part(1, -1) * ((after - before) / (before * after))
-        - part(None, -2) * (after / (before * both))
-    )
+    if is_even:  # as in numpy, an element has no influence on its own slope, even if it is nan
+        inner = (part(2, None) - part(None, -2)) / (2.0 * steps[0])
+    else:
+        sides = (steps[:-1], steps[1:])
+        before, after = (_along_only(each, dimension, array.ndim) for each in sides)
+        both = before + after
+        inner = (
+            part(2, None) * (before / (after * both))
+            + part(1, -1) * ((after - before) / (before * after))
+            - part(None, -2) * (after / (before * both))
+        )
     first = (part(1, 2) - part(0, 1)) / steps[0]
     last = (part(-1, None) - part(-2, -1)) / steps[-1]
     if edge_order == 2:  # the slopes of parabolas through three points
@@ -225,14 +237,14 @@ def convolve(left: Any, right: Any, /, mode: str = "full") -> DistArray:
 def correlate(left: Any, right: Any, /, mode: str = "valid") -> DistArray:
     """Return the correlation of two vectors."""
     x, y = _vectors("correlate", left, right)
-    y = np.conj(y)
+    y = np.conj(y) if y.dtype.kind == "c" else y
     if len(y) > len(x):
         return call(np.flip, _sums_of_windows(y, x, mode))
     return _sums_of_windows(x, y, mode)
 
 
 def _vectors(name: str, *arrays: Any) -> list[Any]:
-    vectors = all_distributed(arrays)
+    vectors: list[Any] = [each if each.ndim else each[None] for each in all_distributed(arrays)]
     for vector in vectors:
         if vector.ndim != 1 or not vector.size:
             raise ValueError(f"{name} takes vectors that are not empty")
@@ -264,16 +276,20 @@ def delete(array: DistArray, places: Any, /, axis: int | None = None) -> Any:
 
 def insert(array: Any, places: Any, values: Any, /, axis: int | None = None) -> Any:
     """Return the tensor with values before some indices of a dimension."""
-    array, dimension = with_one_axis(array, axis)
+    comm = _comm_of("insert", array, places, values)
+    array, dimension = with_one_axis(distributed(array, comm, "insert"), axis)
     extent = array.shape[dimension]
     places = gathered(places)
     added = values if isinstance(values, DistArray) else np.asarray(values)
     added = np.reshape(added, (1,) * (array.ndim - added.ndim) + added.shape)
     if isinstance(places, slice):
         places = range(extent)[places]
-    if np.ndim(places) == 0:
+    places = np.asarray(places) if np.size(places) else np.zeros(0, np.int64)
+    if places.dtype == bool:
+        places = np.flatnonzero(places)
+    if places.ndim == 0:
         added = np.moveaxis(added, 0, dimension)
-    count = added.shape[dimension] if np.size(places) == 1 else len(np.arange(extent)[places])
+    count = added.shape[dimension] if places.size == 1 else len(places)
     shape = (*array.shape[:dimension], count, *array.shape[dimension + 1 :])
     added = np.broadcast_to(added, shape).astype(array.dtype)
     order = np.insert(np.arange(extent), places, extent + np.arange(count))
@@ -292,7 +308,9 @@ def copyto(target: Any, source: Any, /, casting: Any = "same_kind", where: Any =
         raise TypeError("copyto of a DistArray copies to a DistArray")
     if not isinstance(source, DistArray | Number):
         source = np.asarray(source)
-    if not isinstance(source, Number) and not np.can_cast(source.dtype, target.dtype, casting):
+    # A number of Python has no dtype of its own.
+    dtype = np.result_type(target, source) if isinstance(source, Number) else source.dtype
+    if not np.can_cast(dtype, target.dtype, casting):
         raise TypeError(f"cannot convert to {target.dtype} with casting={casting!r}")
     target[...] = source if where is True else np.where(where, source, target)
 
@@ -308,6 +326,8 @@ def put(array: DistArray, places: Any, values: Any, /) -> None:
 def place(array: DistArray, mask: Any, values: Any, /) -> None:
     """Set the elements where a mask is true to values in turn."""
     count = int(np.count_nonzero(mask))
+    if count and not np.size(values):
+        raise ValueError("place takes at least one value")
     array[np.reshape(mask, array.shape).astype(bool)] = np.resize(gathered(values), count)
 
 
@@ -315,7 +335,7 @@ def putmask(array: DistArray, mask: Any, values: Any, /) -> None:
     """Set the elements where a mask is true to the values at the same places."""
     if np.shape(values) != array.shape:
         values = np.resize(values, array.shape)
-    copyto(array, values, "unsafe", np.not_equal(mask, 0))
+    copyto(array, values, "unsafe", np.not_equal(np.reshape(mask, array.shape), 0))
 
 
 # The aggregation of the updates of an element, for ufuncs that apply them one after the other.
@@ -329,9 +349,9 @@ _UPDATES = {
 }
 
 
-def update_at(ufunc: Any, array: Any, key: Any, values: Any) -> None:
+def update_at(ufunc: Any, array: Any, key: Any, values: Any = None) -> None:
     """Apply a ufunc at the elements that a key selects, to each as often as it is selected."""
-    if not isinstance(array, DistArray) or ufunc not in _UPDATES:
+    if not isinstance(array, DistArray) or ufunc not in _UPDATES or values is None:
         known = ", ".join(each.__name__ for each in _UPDATES)
         raise TypeError(f"{ufunc.__name__}.at does not take a DistArray; at is for {known}")
     comm = array.own_comm
@@ -415,26 +435,31 @@ def nanquantile(
 
     `between` has the two elements nearest to the place of a quantile, and how far from the first.
     """
+    wanted = fractions_of(fractions)
     if not array.size:
         return np.nanmean(array, axis=axis, keepdims=keepdims)
     if not has_nans(array):
         return np.quantile(array, fractions, axis=axis, keepdims=keepdims)
     # As in numpy, a number of Python does not decide about the dtype.
     is_plain = type(fractions) in (int, float)
-    dtype = array.dtype if is_plain else np.result_type(array, np.asarray(fractions))
+    dtype = array.dtype if is_plain else np.result_type(array, wanted)
     ordered: Any
     ordered, dimension = sorted_along(array, axis)
     last: Any = np.maximum(np.sum(~np.isnan(ordered), dimension, keepdims=True) - 1, 0)
     found = []
-    for fraction in np.ravel(fractions):
+    for fraction in np.ravel(wanted):
         place = last * fraction
         below = np.floor(place).astype(np.int64)
         lower: Any = np.take_along_axis(ordered, below, dimension)
         upper: Any = np.take_along_axis(ordered, np.minimum(below + 1, last), dimension)
         with np.errstate(invalid="ignore"):
-            value = between(lower, upper, place - below).astype(dtype)
+            # As in numpy, the least and the greatest element are what they are for 0 and 1.
+            value = between(lower, upper, place - below) if wanted.dtype.kind == "f" else lower
+        value = value.astype(dtype)
         found.append(without_dimension(value, array, axis, dimension, keepdims))
-    return np.stack(found) if np.ndim(fractions) else found[0]
+    if not wanted.ndim:
+        return found[0]
+    return np.reshape(np.stack(found), wanted.shape + found[0].shape)
 
 
 def nanpercentile(array: DistArray, percentages: Any, /, **options: Any) -> Any:
@@ -479,9 +504,13 @@ def histogramdd(
     weights: Any = None,
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return how many points are in each box, and the edges of the boxes along each dimension."""
-    columns = sample.T if isinstance(sample, DistArray) else all_distributed(sample)
+    columns: Any
+    if isinstance(sample, DistArray):
+        columns = sample.T if sample.ndim == 2 else [sample]
+    else:
+        columns = all_distributed(sample)
     ndim = len(columns)
-    all_bins = bins if np.ndim(bins) or isinstance(bins, list | tuple) else [bins] * ndim
+    all_bins = bins if isinstance(bins, list | tuple) or np.ndim(bins) else [bins] * ndim
     ranges = [None] * ndim if range is None else range
     place: Any = 0
     is_inside: Any = True
@@ -504,7 +533,7 @@ def histogramdd(
 
 def histogram2d(x: Any, y: Any, /, bins: Any = 10, **options: Any) -> tuple[Any, Any, Any]:
     """Return how many points are in each rectangle, and the edges of the rectangles."""
-    if np.ndim(bins) == 1 and len(bins) != 2:
+    if (isinstance(bins, list | tuple) or np.ndim(bins)) and len(bins) != 2:
         bins = [bins, bins]
     counts, edges = histogramdd([x, y], bins, **options)
     return counts, *edges
@@ -521,8 +550,8 @@ def sliding_window_view(array: Any, window_shape: Any, /, axis: Any = None) -> A
     )
     for extent, dimension in zip(extents, axes, strict=True):
         count = array.shape[dimension] - extent + 1
-        if count < 1:
-            raise ValueError(f"a window of {extent} is longer than axis {dimension}")
+        if count < 1 or extent < 0:
+            raise ValueError(f"a window of {extent} for {array.shape[dimension]} elements")
         table = np.arange(count)[:, None] + np.arange(extent)
         array = np.moveaxis(np.take(array, table, dimension), dimension + 1, -1)
     return array
@@ -541,6 +570,8 @@ def block(arrays: Any, /) -> Any:
     ndim = max(depth, ndim_of(arrays))
 
     def join(parts: Any, level: int) -> Any:
+        if isinstance(parts, list) != (level > 0):
+            raise ValueError("block takes lists that are nested alike, to the same depth")
         if isinstance(parts, list):
             return np.concatenate([join(part, level - 1) for part in parts], -level)
         return np.reshape(parts, (1,) * (ndim - np.ndim(parts)) + np.shape(parts))

@@ -68,7 +68,10 @@ _TOTAL = (
     "(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False, *, initial: Any = None,"
     " where: Any = True) -> DistArray"
 )
-_DEVIATION = "(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray"
+_DEVIATION = (
+    "(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, where: Any = True)"
+    " -> DistArray"
+)
 _PLACE = "(self, axis: int | None = None, keepdims: bool = False) -> DistArray"
 _RUNNING_TOTAL = "(self, axis: int | None = None, dtype: Any = None) -> DistArray"
 METHODS: dict[str, Row] = {

@@ -98,10 +98,14 @@ class ArrayMethods:
     ) -> DistArray:
         """Return the mean along some dimensions, by default of all elements."""
 
-    def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
+    def var(
+        self, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, where: Any = True
+    ) -> DistArray:
         """Return the variance along some dimensions, by default of all elements."""
 
-    def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
+    def std(
+        self, axis: Axis = None, ddof: float = 0, keepdims: bool = False, *, where: Any = True
+    ) -> DistArray:
         """Return the standard deviation along some dimensions, by default of all elements."""
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:

@@ -188,6 +188,8 @@ def var(
     if dtype is not None and np.dtype(dtype).kind not in kinds:
         raise TypeError(f"the variance of {array.dtype} is not computed in {np.dtype(dtype)}")
     if where is not True:
+        if dtype is not None:
+            array = array.astype(dtype)
         deviations: Any = abs(array - mean(array, axis, True, where))
         squares = aggregate_some("sum", deviations**2, axis, where, keepdims=bool(keepdims))
         divisor: Any = _count(array, axis, where, keepdims) - ddof
@@ -338,7 +340,11 @@ def diff(
     if array.ndim == 0:
         raise ValueError("diff takes a tensor of at least one dimension")
     dimension = normalize_axis_index(axis, array.ndim)
-    parts = [part for part in (prepend, array, append) if part is not None]
+    row = (*array.shape[:dimension], 1, *array.shape[dimension + 1 :])
+    parts: list[Any] = []
+    for part in (prepend, array, append):
+        if part is not None:
+            parts.append(part if np.ndim(part) else np.broadcast_to(part, row))
     result = concatenate(parts, dimension) if len(parts) > 1 else array
     for _ in range(n):
         later = along(result, dimension, slice(1, None))

@@ -35,11 +35,17 @@ def without_nans(array: DistArray, value: float) -> DistArray:
 
 
 def of_numbers(
-    function: Callable[..., DistArray], array: DistArray, /, axis: Axis = None, **options: Any
+    function: Callable[..., DistArray],
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    where: Any = True,
+    **options: Any,
 ) -> DistArray:
     """Return an aggregate, such as `mean`, of the elements that are not nan."""
-    is_number: Any = ~np.isnan(array) if has_nans(array) else True
-    return function(array, axis, where=is_number, **options)
+    if has_nans(array):
+        where = np.logical_and(~np.isnan(array), where)
+    return function(array, axis, where=where, **options)
 
 
 def nan_extreme(
@@ -100,6 +106,14 @@ def median(array: DistArray, /, axis: int | None = None, keepdims: bool = False)
     return without_dimension(found, array, axis, dimension, keepdims)
 
 
+def fractions_of(fractions: Any) -> Array:
+    """Return the fractions of quantiles, which every rank has whole."""
+    wanted = as_numpy("quantile", "q", fractions)
+    if not np.all((wanted >= 0) & (wanted <= 1)):
+        raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
+    return wanted
+
+
 def quantile(
     array: DistArray,
     fractions: Any,
@@ -113,9 +127,7 @@ def quantile(
         raise TypeError(f"quantile of a DistArray does not take method={method!r}")
     if array.dtype.kind == "c":
         raise TypeError("complex numbers have no quantiles")
-    wanted = as_numpy("quantile", "q", fractions)
-    if not np.all((wanted >= 0) & (wanted <= 1)):
-        raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
+    wanted = fractions_of(fractions)
     vectors, dimension = sorted_along(array, axis)
     extent = vectors.shape[dimension]
     if not extent:

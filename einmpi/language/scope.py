@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.indices import Reach
@@ -226,7 +226,7 @@ class Value(ast.expr):
 
     _fields = ("name",)
 
-    def __init__(self, name: ast.Name) -> None:
+    def __init__(self, name: Any = None) -> None:  # a copy gets it later
         self.name = name
 
 
@@ -256,7 +256,11 @@ def values_in(items: Iterable[Statement | Declaration]) -> set[str]:
             continue
         labels = {label for label, _ in item.labels}
         for tree in item.trees:
-            labels.update(bound_inside(tree), (entry.label for entry in occurrences(tree, {})))
+            labels.update(bound_inside(tree))
+            for entry in occurrences(tree, {}):
+                # Outside of aggregations, a label of the value would be one of the result.
+                if entry.nested or tree is not item.value:
+                    labels.add(entry.label)
         names = {node.id for node in item.nodes if isinstance(node, ast.Name)}
         found.update(names - labels)
     return found

@@ -235,7 +235,9 @@ def _scattered(key: Key, value: Any) -> Any:
     tables = indexing.tables_of(key)
     for table, extent in zip(tables, array.shape, strict=True):
         if isinstance(table, Symbol):
-            table = _from_the_start(trace, table, extent)
+            table = _from_the_start(trace, table, extent).astype(np.int64)
+            if array.ndim > 1:  # what is out of range must not become a place in another row
+                table = np.where((table >= 0) & (table < extent), table, -array.size)
         places = places * extent + table
     vector = np.reshape(np.broadcast_to(places, key.shape), (-1,))
     text = f"out[p[i]:{array.size}] = max(i)"

@@ -30,7 +30,7 @@ def test_there_are_enough():
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", EXPRESSIONS)
-@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
 def test_results_are_those_of_numpy(kind, ranks):
     """Sums of fewer than a hundred numbers in another order; solved systems are not singular."""
 
@@ -95,9 +95,20 @@ def test_targets_that_cannot_take_a_result():
             ("np.lib.stride_tricks.sliding_window_view(a, 12)", ValueError),
             ("np.nanargmax(d * np.nan)", ValueError),
             ("a.item(11)", IndexError),
+            ("np.copyto(j, 2.5)", TypeError),
+            ("np.copyto(k, 1)", TypeError),
+            ("np.place(a, k, [])", ValueError),
+            ("np.nanquantile(d, -0.5)", ValueError),
+            ("np.nanpercentile(d, 130, axis=0)", ValueError),
+            ("np.lib.stride_tricks.sliding_window_view(a, -1)", ValueError),
+            ("np.block([[m], m])", ValueError),
+            ("np.insert(a, 12, 5)", IndexError),
+            ("np.putmask(m, [True, False], 5)", ValueError),
         ):
             with pytest.raises(error):
                 value_of(call, given)
+        with pytest.raises(TypeError, match=r"negative\.at does not take a DistArray"):
+            np.negative.at(given["a"], [0, 1])
 
     run_threads(2, on_rank)
 

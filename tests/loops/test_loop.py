@@ -566,7 +566,13 @@ def test_numbers_in_brackets_are_values(tmp_path, ranks):
 
 @pytest.mark.parametrize("start", ["", "step: int64\n"])
 @pytest.mark.parametrize(
-    "text", ["total + sum(x[step,i])", "total + step * max(x[i,0])", "total + sum[step](x[step,0])"]
+    "text",
+    [
+        "total + sum(x[step,i])",
+        "total + step * max(x[i,0])",
+        "total + sum[step](x[step,0])",
+        "total + x[step,1]",
+    ],
 )
 def test_programs_of_python_know_the_number_of_a_step(text, start):
     """As those of job files do: in brackets too, unless it is listed as a label."""
@@ -577,6 +583,7 @@ def test_programs_of_python_know_the_number_of_a_step(text, start):
         "total + sum(x[step,i])": x[:3].sum(),
         "total + step * max(x[i,0])": 3 * x[:, 0].max(),
         "total + sum[step](x[step,0])": 3 * x[:, 0].sum(),
+        "total + x[step,1]": x[:3, 1].sum(),
     }
     assert float(done.outputs["total"]) == wanted[text]
 

@@ -73,6 +73,23 @@ def test_writes_into_views_of_views():
     np.testing.assert_array_equal(results(function, x, ranks=2), function(x))
 
 
+def test_writes_out_of_range_change_nothing():
+    """Nor the element at the same place in row-major order."""
+
+    def function(x, rows, columns):
+        y = x.copy()
+        y[rows, columns] = 9
+        return y
+
+    x = np.zeros((3, 4))
+    rows = np.array([0, 1, 3, -1, -4])
+    columns = np.array([5, 2, -9, -4, 1])
+    expected = np.zeros((3, 4))
+    expected[1, 2] = expected[-1, -4] = 9
+    for ranks in (1, 3):
+        np.testing.assert_array_equal(results(function, x, rows, columns, ranks=ranks), expected)
+
+
 def test_the_gradient_of_writes_by_tables():
     """Of z0 = x2², z1 = x0 and z2 = x1², times x: what is overwritten has no part in it."""
 
@@ -177,6 +194,9 @@ def test_states_in_containers():
         np.testing.assert_array_equal(found["x"].gather(), [7, 7])
         np.testing.assert_array_equal(found["pair"][0].gather(), [8, 8])
         assert (int(found["pair"][1]), int(last)) == (5, 3)
+    swapped = {"y": np.ones(2), "x": np.zeros(2)}  # a step returns them in another order
+    found = einmpi.fori(3, lambda number, s: {"x": s["x"] + s["y"], "y": s["y"]}, swapped)
+    assert [(name, each.tolist()) for name, each in found.items()] == [("y", [1, 1]), ("x", [3, 3])]
     with pytest.raises(einmpi.InputError, match="in the same containers"):
         einmpi.fori(3, lambda number, state: {"y": state["x"]}, {"x": np.ones(2)})
 

@@ -329,6 +329,9 @@ def test_names_of_state():
         train(start={})
     with pytest.raises(einmpi.InputError, match="start has not recorded validation_loss"):
         train(start=train(steps=2, validation=None))
+    for first in (validation(), validation(keep="best", goal="max")):
+        with pytest.raises(einmpi.InputError, match="start has not kept the best parameters"):
+            train(start=train(steps=8, validation=first), validation=validation(keep="best"))
 
 
 def test_a_loop_goes_on():
@@ -377,6 +380,14 @@ def test_an_error_of_a_function_is_one_of_all_ranks():
 
     types = run_threads(3, on_rank)
     assert types[1] is KeyError
+
+
+def test_ranks_that_do_not_have_the_same_arguments():
+    def on_rank(comm):
+        with pytest.raises(einmpi.EinmpiError, match="all ranks must do the same"):
+            train(comm, steps=2, on_step=print if comm.rank else None)
+
+    run_threads(2, on_rank)
 
 
 def test_rows_left_out_are_noted(tmp_path):
