@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from einmpi.arrays.shapes import all_distributed, with_one_axis
 from einmpi.arrays.statistics import (
     bins_of,
     has_nans,
+    of_percentages,
     sorted_along,
     sums_at,
     without_dimension,
@@ -125,17 +125,6 @@ def cross(
     return np.stack([x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))], axisc)
 
 
-def multi_dot(arrays: Sequence[Any], /) -> Any:
-    """Return the product of matrices, and of vectors at the ends, in the order that is cheapest."""
-    labels = [ascii_lowercase[i : i + 2] for i in range(len(arrays))]
-    if np.ndim(arrays[0]) == 1:
-        labels[0] = labels[0][1]
-    if np.ndim(arrays[-1]) == 1:
-        labels[-1] = labels[-1][0]
-    ends = "".join(side for side in (labels[0][:-1], labels[-1][1:]))
-    return np.einsum(f"{','.join(labels)}->{ends}", *arrays)
-
-
 def on_every_rank(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of numpy that every rank computes alike, with tensors that it has whole."""
 
@@ -192,27 +181,21 @@ def _slope(array: DistArray, dimension: int, spacing: Any, edge_order: int) -> D
     extent = array.shape[dimension]
     if extent <= edge_order or edge_order not in (1, 2):
         raise ValueError("gradient takes edge_order 1 or 2, and more elements along each axis")
-    steps = np.full(extent - 1, spacing) if np.ndim(spacing) == 0 else np.diff(gathered(spacing))
-    if len(steps) != extent - 1:
-        raise ValueError(f"gradient: {len(steps) + 1} coordinates for {extent} elements")
-    before, after = (_along_only(each, dimension, array.ndim) for each in (steps[:-1], steps[1:]))
-
-    def part(start: int | None, stop: int | None) -> Any:
-        return along(array, dimension, slice(start, stop))
-
-    both = before + after
-    inner = (
-        part(2, None) * (before / (after * both))
-        + part(1, -1) * ((after - before) / (before * after))
-        - part(None, -2) * (after / (before * both))
-    )
-    first = (part(1, 2) - part(0, 1)) / steps[0]
-    last = (part(-1, None) - part(-2, -1)) / steps[-1]
-    if edge_order == 2:  # the slopes of parabolas through three points
-        bend = 2 * (first - (part(2, 3) - part(1, 2)) / steps[1]) / (steps[0] + steps[1])
-        first = first + bend * steps[0] / 2
-        bend = 2 * (last - (part(-2, -1) - part(-3, -2)) / steps[-2]) / (steps[-1] + steps[-2])
-        last = last + bend * steps[-1] / 2
+    widths = np.full(extent - 1, spacing) if np.ndim(spacing) == 0 else np.diff(gathered(spacing))
+    if len(widths) != extent - 1:
+        raise ValueError(f"gradient: {len(widths) + 1} coordinates for {extent} elements")
+    slopes = np.diff(array, axis=dimension) / _along_only(widths, dimension, array.ndim)
+    first = along(slopes, dimension, slice(1))
+    last = along(slopes, dimension, slice(-1, None))
+    # Between two intervals, the slope of the parabola through their three points: of the slopes of
+    # both, that of the narrower interval counts more.
+    share = _along_only(widths[:-1] / (widths[:-1] + widths[1:]), dimension, array.ndim)
+    before = along(slopes, dimension, slice(-1))
+    after = along(slopes, dimension, slice(1, None))
+    inner = before * (1 - share) + after * share
+    if edge_order == 2:  # the slope of a parabola in an interval is the mean of those at its ends
+        first = 2 * first - along(inner, dimension, slice(1))
+        last = 2 * last - along(inner, dimension, slice(-1, None))
     return call(np.concatenate, [first, inner, last], dimension).astype(array.dtype)
 
 
@@ -303,19 +286,6 @@ def put(array: DistArray, places: Any, values: Any, /) -> None:
     flat[places] = np.resize(gathered(values), np.shape(places))
     if not isinstance(flat, View):
         array[...] = np.reshape(flat, array.shape)
-
-
-def place(array: DistArray, mask: Any, values: Any, /) -> None:
-    """Set the elements where a mask is true to values in turn."""
-    count = int(np.count_nonzero(mask))
-    array[np.reshape(mask, array.shape).astype(bool)] = np.resize(gathered(values), count)
-
-
-def putmask(array: DistArray, mask: Any, values: Any, /) -> None:
-    """Set the elements where a mask is true to the values at the same places."""
-    if np.shape(values) != array.shape:
-        values = np.resize(values, array.shape)
-    copyto(array, values, "unsafe", np.not_equal(mask, 0))
 
 
 # The aggregation of the updates of an element, for ufuncs that apply them one after the other.
@@ -437,11 +407,7 @@ def nanquantile(
     return np.stack(found) if np.ndim(fractions) else found[0]
 
 
-def nanpercentile(array: DistArray, percentages: Any, /, **options: Any) -> Any:
-    """Return percentiles of the elements that are not nan; options as for nanquantile."""
-    if type(percentages) in (int, float):
-        return nanquantile(array, percentages / 100, **options)
-    return nanquantile(array, np.true_divide(percentages, 100), **options)
+nanpercentile = partial(of_percentages, nanquantile)
 
 
 def nanmedian(array: DistArray, /, **options: Any) -> Any:
@@ -470,44 +436,25 @@ def nan_scan(name: str, neutral_value: int, array: DistArray, /, **options: Any)
     return scan(name, source, **options)
 
 
-def histogramdd(
-    sample: Any,
-    /,
-    bins: Any = 10,
-    range: Any = None,
-    density: bool | None = None,
-    weights: Any = None,
-) -> tuple[Any, tuple[Any, ...]]:
-    """Return how many points are in each box, and the edges of the boxes along each dimension."""
-    columns = sample.T if isinstance(sample, DistArray) else all_distributed(sample)
-    ndim = len(columns)
-    all_bins = bins if np.ndim(bins) or isinstance(bins, list | tuple) else [bins] * ndim
-    ranges = [None] * ndim if range is None else range
-    place: Any = 0
-    is_inside: Any = True
-    edges = []
-    for column, own_bins, own_range in zip(columns, all_bins, ranges, strict=True):
-        own_place, own_edges = bins_of(column, own_bins, own_range)
-        count = len(own_edges) - 1
-        is_inside = is_inside & (own_place >= 0) & (own_place < count)
-        place = place * count + own_place
-        edges.append(own_edges)
-    shape = [len(each) - 1 for each in edges]
-    place = np.where(is_inside, place, -1)
-    counts = sums_at(place, weights, int(np.prod(shape)))
+def histogram2d(
+    x: Any, y: Any, /, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> tuple[Any, Any, Any]:
+    """Return how many points are in each rectangle, and the edges of the rectangles."""
+    has_both_bins = np.iterable(bins) and len(bins) == 2
+    (rows, x_edges), (columns, y_edges) = map(
+        bins_of,
+        all_distributed([x, y]),
+        bins if has_both_bins else [bins, bins],
+        [None, None] if range is None else range,
+    )
+    shape = len(x_edges) - 1, len(y_edges) - 1
+    is_inside = (rows >= 0) & (rows < shape[0]) & (columns >= 0) & (columns < shape[1])
+    places: Any = np.where(is_inside, rows * shape[1] + columns, -1)
+    counts = sums_at(places, weights, shape[0] * shape[1])
     found: Any = np.reshape(counts, shape).astype(np.float64)
     if density:
-        volumes = reduce(np.multiply.outer, [np.diff(each) for each in edges])
-        found = found / volumes / found.sum()
-    return found, tuple(edges)
-
-
-def histogram2d(x: Any, y: Any, /, bins: Any = 10, **options: Any) -> tuple[Any, Any, Any]:
-    """Return how many points are in each rectangle, and the edges of the rectangles."""
-    if np.ndim(bins) == 1 and len(bins) != 2:
-        bins = [bins, bins]
-    counts, edges = histogramdd([x, y], bins, **options)
-    return counts, *edges
+        found = found / np.outer(np.diff(x_edges), np.diff(y_edges)) / found.sum()
+    return found, x_edges, y_edges
 
 
 # ---- shapes and files ----------------------------------------------------------------------------
@@ -526,26 +473,6 @@ def sliding_window_view(array: Any, window_shape: Any, /, axis: Any = None) -> A
         table = np.arange(count)[:, None] + np.arange(extent)
         array = np.moveaxis(np.take(array, table, dimension), dimension + 1, -1)
     return array
-
-
-def block(arrays: Any, /) -> Any:
-    """Join nested lists of tensors: the innermost along the last dimension."""
-
-    def depth_of(parts: Any) -> int:
-        return 1 + depth_of(parts[0]) if isinstance(parts, list) else 0
-
-    def ndim_of(parts: Any) -> int:
-        return max(map(ndim_of, parts)) if isinstance(parts, list) else np.ndim(parts)
-
-    depth = depth_of(arrays)
-    ndim = max(depth, ndim_of(arrays))
-
-    def join(parts: Any, level: int) -> Any:
-        if isinstance(parts, list):
-            return np.concatenate([join(part, level - 1) for part in parts], -level)
-        return np.reshape(parts, (1,) * (ndim - np.ndim(parts)) + np.shape(parts))
-
-    return join(arrays, depth)
 
 
 def save(file: Any, array: DistArray, /) -> None:

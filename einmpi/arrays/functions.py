@@ -280,12 +280,12 @@ _BY_NAME = (
     (
         np,
         composed,
-        "argpartition block compress convolve copyto correlate cross delete diag",
+        "argpartition compress convolve copyto correlate cross delete diag",
     ),
-    (np, composed, "diagflat fill_diagonal gradient histogram2d histogramdd insert interp"),
+    (np, composed, "diagflat fill_diagonal gradient histogram2d insert interp"),
     (np, composed, "intersect1d kron lexsort nanmedian nanpercentile nanquantile partition"),
-    (np, composed, "piecewise place put putmask save select setdiff1d trapezoid"),
-    (np.linalg, composed, "cross multi_dot"),
+    (np, composed, "piecewise put save select setdiff1d trapezoid"),
+    (np.linalg, composed, "cross"),
     (np.lib.stride_tricks, composed, "sliding_window_view"),
 )
 # Functions that numpy writes with others of its own, which come back to us.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -150,11 +151,16 @@ def _between(lower: Any, upper: Any, weight: Any) -> DistArray:
     return call(np.subtract, upper, difference * (1 - weight))
 
 
-def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
-    """Return values below which these percentages of the elements are; options as for quantile."""
+def of_percentages(
+    quantiles: Callable[..., Any], array: DistArray, percentages: Any, /, **options: Any
+) -> Any:
+    """Return the quantiles for fractions in percent."""
     if type(percentages) in (int, float):
-        return quantile(array, percentages / 100, **options)
-    return quantile(array, np.true_divide(percentages, 100), **options)
+        return quantiles(array, percentages / 100, **options)
+    return quantiles(array, np.true_divide(percentages, 100), **options)
+
+
+percentile = partial(of_percentages, quantile)
 
 
 def sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
