@@ -20,7 +20,7 @@ from einmpi.files.atomic import FAILURES, cannot_write, draft_path, make_draft, 
 from einmpi.files.claims import Claim
 from einmpi.files.hdf5.opening import GrowingTable, draft_table
 from einmpi.graph.dtypes import DTYPES
-from einmpi.job.loop import Validation
+from einmpi.job.batches import Validation
 from einmpi.job.outputs import HistorySpec
 
 # HDF5 takes about a millisecond to write rows, however many.

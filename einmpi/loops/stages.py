@@ -15,8 +15,9 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex
 from einmpi.graph.rewrite import hoist, prune
 from einmpi.graph.scalar import unique
+from einmpi.job.batches import EPOCH, ROWS, Validation
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
+from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.kernels.reference import evaluate
 from einmpi.kernels.updates import find_partial_update
 from einmpi.loops.batches import batch_of_whole_array, reads_into_memory_of_plan

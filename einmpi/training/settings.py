@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import Any, TypeAlias
+from typing import Any
 
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.language.toml_document import show
+from einmpi.language.toml_document import Place, check_count, show
 
 # ---- optimizers ----------------------------------------------------------------------------------
 #
@@ -289,9 +289,6 @@ def optimizer_named(where: str, name: str) -> Optimizer:
     return OPTIMIZERS[name]
 
 
-# Where a key of the settings is, for messages: place("optimizer", "rate").
-Place: TypeAlias = Callable[..., str]
-
 PRECISIONS = ("bfloat16", "float16")
 MOST_COUNTED = 2**31  # batches or updates
 FIRST_SCALE = 65536.0  # torch's, as the next one
@@ -541,14 +538,11 @@ def _checked_rate(where: str, optimizer: Mapping[str, Any], record: Optimizer) -
     return _positive(where, "rate", rate, expected)
 
 
-def _checked_count(place: Place, key: str, given: Any, default: int) -> int:
+def _checked_count(place: Place, key: str, given: int | None, default: int) -> int:
     if given is None:
         return default
-    if type(given) is not int or not 1 <= given <= MOST_COUNTED:
-        expected = f"an integer from 1 to 2**31 = {MOST_COUNTED}"
-        raise InputError(place(key), f"{key} is {show(given)}", expected)
-    number: int = given
-    return number
+    check_count(place(key), key, given, MOST_COUNTED)
+    return given
 
 
 def _checked_precision(place: Place, precision: Any, scaling: Mapping[str, Any]) -> str | None:
