@@ -101,9 +101,9 @@ def kron(left: Any, right: Any, /) -> Any:
     """Return the Kronecker product."""
     ndim = max(np.ndim(left), np.ndim(right))
     extents = [(1,) * (ndim - np.ndim(each)) + np.shape(each) for each in (left, right)]
-    rows = np.reshape(left, [part for extent in extents[0] for part in (extent, 1)])
-    columns = np.reshape(right, [part for extent in extents[1] for part in (1, extent)])
-    return np.reshape(rows * columns, np.multiply(*extents).astype(int).tolist())
+    blocks = np.expand_dims(np.reshape(left, extents[0]), tuple(range(1, 2 * ndim, 2)))
+    inside = np.expand_dims(np.reshape(right, extents[1]), tuple(range(0, 2 * ndim, 2)))
+    return np.reshape(blocks * inside, np.multiply(*extents).astype(int).tolist())
 
 
 def cross(

@@ -166,13 +166,18 @@ def converted(array: DistArray, dtype: Any) -> DistArray:
     return array._with_block(array.local.astype(dtype))
 
 
-@takes_symbols
 def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
     lowest = options.pop("min", a_min)
     highest = options.pop("max", a_max)
     if options:
         raise TypeError(f"clip of a DistArray does not take {', '.join(options)}")
+    return clipped(array, lowest, highest)
+
+
+@takes_symbols
+def clipped(array: Any, lowest: Any, highest: Any) -> Any:
+    """Limit the elements to a range, either end of which may be None."""
     limits = [limit for limit in (lowest, highest) if limit is not None]
 
     def clip_block(block: Any, *own_limits: Any) -> Any:

@@ -319,33 +319,23 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 
-def sort(
-    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+def _in_ascending_order(
+    function: Callable[..., Array],
+    of_all_ranks: Callable[[DistArray], DistArray],
+    array: DistArray,
+    /,
+    axis: int | None = -1,
+    kind: Any = None,
+    stable: bool | None = None,
 ) -> Any:
-    """Return the elements in ascending order along a dimension; without one, all of them."""
+    """Sort rows along a dimension, by `function`; without one, all elements as one row.
+
+    A single row, which no rank could sort without the others, is left to `of_all_ranks`.
+    """
     array, dimension = with_one_axis(array, axis)
-    if _is_sorted_by_all_ranks(array, dimension):
-        return reshape(_sorted_vector(array), array.shape)
-    return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
-
-
-def argsort(
-    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
-) -> Any:
-    """Return the indices that sort the elements; equal elements keep their order."""
-    array, dimension = with_one_axis(array, axis)
-    if _is_sorted_by_all_ranks(array, dimension):
-        return reshape(_order_of_vector(array), array.shape)
-
-    def sort_block(block: Array) -> Array:
-        return np.argsort(block, axis=dimension, kind="stable")
-
-    return along_axes(sort_block, array, dimension)
-
-
-def _is_sorted_by_all_ranks(array: DistArray, dimension: int) -> bool:
-    """Return whether there is a single row, which no rank could sort without the others."""
-    return not array.is_alone() and array.size == array.shape[dimension]
+    if not array.is_alone() and array.size == array.shape[dimension]:
+        return reshape(of_all_ranks(array), array.shape)
+    return along_axes(partial(function, axis=dimension, kind="stable"), array, dimension)
 
 
 # ---- one row on all ranks -----------------------------------------------------------------------
@@ -380,6 +370,10 @@ def _order_of_vector(array: DistArray) -> DistArray:
     # They come in the order of the ranks, so equal elements are in the order of their places.
     order = np.argsort(received_values, kind="stable")
     return DistArray.from_local(received_places[order], comm=comm)
+
+
+sort = partial(_in_ascending_order, np.sort, _sorted_vector)
+argsort = partial(_in_ascending_order, np.argsort, _order_of_vector)
 
 
 def _in_order_of_ranks(array: DistArray) -> DistArray:

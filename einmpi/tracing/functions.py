@@ -78,14 +78,11 @@ def cast(symbol: Symbol, dtype: np.dtype[Any]) -> Symbol:
     return elementwise(symbol.own_trace, f"{dtype.name}({text})", [symbol], dtype)
 
 
-def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
-    """Limit the elements to a range."""
-    lowest = options.pop("min", a_min)
-    highest = options.pop("max", a_max)
-    found = array
+def clipped(array: Any, lowest: Any, highest: Any) -> Any:
+    """Limit the elements to a range, either end of which may be None."""
     if lowest is not None:
-        found = np.maximum(found, lowest)
-    return found if highest is None else np.minimum(found, highest)
+        array = np.maximum(array, lowest)
+    return array if highest is None else np.minimum(array, highest)
 
 
 def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
@@ -455,7 +452,7 @@ _DEPENDS_ON_VALUES = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "on_blocks": on_blocks,
     "converted": cast,
-    "clip": clip,
+    "clipped": clipped,
     "isclose": isclose,
     "filled": filled,
     "_selected": selected,
