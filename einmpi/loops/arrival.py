@@ -53,11 +53,7 @@ def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts of those tensors that are inputs of a loop."""
     names = stages.inputs.difference(stages.hoisted)
-    found = {}
-    for name, layout in layouts_before.items():
-        if name in names:
-            found[name] = layout
-    return found
+    return {name: layout for name, layout in layouts_before.items() if name in names}
 
 
 def arrivals(

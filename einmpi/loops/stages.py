@@ -360,10 +360,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     for name in stages.hoisted:
         placed[name] = plan.loaded(name)
     can_be_pinned = inputs.union(graph.outputs).difference(placed)
-    pins = {}
-    for name, parts in options.pins.items():
-        if name in can_be_pinned:
-            pins[name] = parts
+    pins = {name: parts for name, parts in options.pins.items() if name in can_be_pinned}
     return replace(
         options,
         strategy=strategy,
