@@ -381,13 +381,12 @@ def _with_training(
         carry = named_values("loop", arguments.carry)
     most_steps = _most_steps(job, as_int(arguments.steps), batches)
     trained, written = trained_job(job, training, carry, most_steps, batches)
-    with_parameters = arguments._replace(carry={**carry, **written.carry})
+    carry = {**carry, **written.carry}
     checked = None
     if validation is not None:
-        carried = {**carry, **written.carry}
-        checked = _checked_validation(trained, batches, validation, training, carried)
+        checked = _checked_validation(trained, batches, validation, training, carry)
     loop = replace(
-        _checked_loop(trained, with_parameters, batches, checked),
+        _checked_loop(trained, arguments._replace(carry=carry), batches, checked),
         results=job.written.outputs,
         written_out=written.shown,
         state=tuple(each.name for each in written.state),

@@ -19,6 +19,7 @@ from einmpi.units import counted, show_shape
 ROWS = "rows"  # the input that has the number of rows in the batch of a step, without padding
 EPOCH = "epoch"  # the input that has the number of the pass over all rows, from 0
 MOST_STEPS = 2**53  # also of epochs, and of steps between validations
+_SHUFFLE_KEYS = ("seed", "block")
 LAST = ("drop", "pad")  # what happens to the rows after the last full batch; the first by default
 
 
@@ -152,18 +153,16 @@ def _make_shuffle(place: Place, shuffle: Any, batched: Sequence[InputSpec]) -> S
     """
     if shuffle is None:
         return None
-    keys = {"seed": shuffle, "block": None}
-    if isinstance(shuffle, Mapping):
-        for key in shuffle:
-            if key not in keys:
-                what = f"shuffle has {key!r:.60}"
-                raise InputError(place("shuffle"), what, one_of(tuple(keys), str(key)))
-        keys = {"seed": None, "block": None, **shuffle}
-    seed = keys["seed"]
+    given = shuffle if isinstance(shuffle, Mapping) else {"seed": shuffle}
+    for key in given:
+        if key not in _SHUFFLE_KEYS:
+            what = f"shuffle has {key!r:.60}"
+            raise InputError(place("shuffle"), what, one_of(_SHUFFLE_KEYS, str(key)))
+    seed = given.get("seed")
     if type(seed) is not int or not 0 <= seed < 2**64:
         what = "shuffle has no seed" if seed is None else f"the seed of shuffle is {show(seed)}"
         raise InputError(place("shuffle"), what, "an integer from 0 to 2**64 - 1")
-    block = keys["block"]
+    block = given.get("block")
     if block is None:
         block = max(spec.chunk_rows for spec in batched)
     check_count(place("shuffle"), "the block of shuffle", block, MAX_EXTENT)

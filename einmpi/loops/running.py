@@ -377,7 +377,7 @@ class LoopRun:
         for name in self.loop.kept_best:
             self.best.pop(name, None)  # its memory is free for the copy
             array = self.values[name]
-            self.best[name] = DistArray(array.local.copy(), array.layout, self.comm)
+            self.best[name] = array._with_block(array.local.copy())
 
     def is_asked_to_stop(self, number: int, row: Values, own_failure: RankFailure) -> bool:
         """Call the caller's function; return whether it ends the loop, on any rank."""

@@ -331,11 +331,6 @@ def number_text(value: Any) -> str:
     return _text(value)
 
 
-def _dtype_of(value: Any) -> Any:
-    """Return the dtype of a number of numpy, None for one of Python."""
-    return getattr(value, "dtype", None)
-
-
 def _text(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         value = value.item()
@@ -356,7 +351,8 @@ def elementwise(trace: Trace, template: str, values: Sequence[Any], dtype: Any =
     operands: dict[str, Node] = {}
     for value, symbol in zip(values, symbols, strict=True):
         if symbol is None:
-            is_decisive = all(each is None or each.dtype != _dtype_of(value) for each in symbols)
+            dtype_of_number = getattr(value, "dtype", None)  # one of Python has none
+            is_decisive = all(each is None or each.dtype != dtype_of_number for each in symbols)
             texts.append(number_text(value) if is_decisive else _text(value))
             continue
         name = f"x{len(operands)}"

@@ -487,13 +487,10 @@ def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
     expected = 'a list of inputs such as ["W1", "b1"]'
-    if not isinstance(parameters, list | tuple):
-        what = "there are no parameters to train"
-        if parameters is not None:
-            what = f"parameters is {show(parameters)}"
-        raise InputError(place("parameters"), what, expected)
     if not parameters:
         raise InputError(place("parameters"), "there are no parameters to train", expected)
+    if not isinstance(parameters, list | tuple):
+        raise InputError(place("parameters"), f"parameters is {show(parameters)}", expected)
     for number, name in enumerate(parameters):
         if not isinstance(name, str):
             raise InputError(place("parameters", number), f"parameters has {show(name)}", expected)
