@@ -203,12 +203,13 @@ def filled_like(
     return filled(array, array.shape, np.full((), value, dtype))  # an array is refused
 
 
-@takes_symbols
-def isclose(
-    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
+def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     """Return, for each element, whether two tensors are close to each other."""
-    return on_blocks("isclose", lambda x, y: np.isclose(x, y, rtol, atol, equal_nan), (a, b))
+    a, b = np.multiply(a, 1.0), np.multiply(b, 1.0)  # differences of integers would wrap around
+    with np.errstate(invalid="ignore"):  # of inf - inf
+        is_near = abs(a - b) <= atol + rtol * abs(b)
+    is_close = (is_near & np.isfinite(b)) | np.equal(a, b)
+    return is_close | (np.isnan(a) & np.isnan(b)) if equal_nan else is_close
 
 
 def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:

@@ -85,14 +85,6 @@ def clipped(array: Any, lowest: Any, highest: Any) -> Any:
     return array if highest is None else np.minimum(array, highest)
 
 
-def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
-    """Return, for each element, whether two tensors are close to each other."""
-    a, b = np.multiply(a, 1.0), np.multiply(b, 1.0)  # differences of integers would wrap around
-    is_near = abs(a - b) <= atol + rtol * abs(b)
-    is_close = (is_near & np.isfinite(b)) | np.equal(a, b)
-    return is_close | (np.isnan(a) & np.isnan(b)) if equal_nan else is_close
-
-
 def filled(source: Symbol, bound: Sequence[int], value: Any) -> Symbol:
     """Return a tensor of equal elements."""
     text = f"{header_of(bound)} = {number_text(value)}"
@@ -363,8 +355,7 @@ def _einsum(subscripts: str, operands: Sequence[Any], dtype: Any) -> Symbol:
     kinds = [(symbol.shape, symbol.dtype.name) for symbol in symbols]
     common = products._common_dtype([symbol.dtype for symbol in symbols])
     text = program_text(subscripts, kinds, common)
-    nodes = {f"x{number}": symbol.node for number, symbol in enumerate(symbols)}
-    return trace.symbol(text, nodes)
+    return evaluate_program(trace.comm, text, {f"x{k}": symbol for k, symbol in enumerate(symbols)})
 
 
 def of_single_elements(name: str, array: Symbol, dtype: Any) -> Symbol:
@@ -453,7 +444,6 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "on_blocks": on_blocks,
     "converted": cast,
     "clipped": clipped,
-    "isclose": isclose,
     "filled": filled,
     "_selected": selected,
     "select_elements": select_elements,
