@@ -440,7 +440,7 @@ def histogram2d(
     x: Any, y: Any, /, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
 ) -> tuple[Any, Any, Any]:
     """Return how many points are in each rectangle, and the edges of the rectangles."""
-    has_both_bins = np.iterable(bins) and len(bins) == 2
+    has_both_bins = np.iterable(bins) and len([*bins]) == 2
     (rows, x_edges), (columns, y_edges) = map(
         bins_of,
         all_distributed([x, y]),

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from operator import mul
 from pathlib import Path
 
 from einmpi import api
@@ -201,7 +200,9 @@ def parse_limit(text: str) -> int:
         numbers = [int(number) for number in found[2].split(":")]
         begins_with_hours = found[1] is not None or len(numbers) == 3
         units = (3600, 60, 1) if begins_with_hours else (60, 1)
-        seconds = 86400 * days + sum(map(mul, numbers, units))
+        seconds = 86400 * days
+        for number, unit in zip(numbers, units, strict=False):
+            seconds += number * unit
     else:
         try:
             seconds = int(parse_seconds(text, "--time"))

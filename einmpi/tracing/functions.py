@@ -301,8 +301,8 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 
 def rearranged(array: Symbol, order: Sequence[int | None]) -> Symbol:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1."""
-    labels = labels_of(order)
     bound = [1 if old is None else array.shape[old] for old in order]
+    labels = labels_of(bound)
     index = [labels[order.index(old)] if old in order else "0" for old in range(array.ndim)]
     return _moved(array, bound, index)
 
