@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from einmpi.api.jobs import check_job
 from einmpi.api.running import run
@@ -13,9 +13,6 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.graph.einsum import element_text
 from einmpi.graph.scalar import Names
 from einmpi.job.job import Job, extended_job
-
-if TYPE_CHECKING:
-    pass
 
 
 def grad(

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from einmpi.api.jobs import check_job
-from einmpi.arguments import as_int, named_values, optional_names, optional_text
+from einmpi.arguments import as_int, known_name, named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.errors import InputError, nearest_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
+from einmpi.job.batches import (
+    EPOCH,
+    ROWS,
+    VALIDATION_KEYS,
+    Batches,
+    Validation,
+    make_batches,
+    make_validation,
+)
 from einmpi.job.job import (
     Job,
     loop_of,
@@ -22,19 +31,7 @@ from einmpi.job.job import (
     with_numbers_of_steps,
     with_settings,
 )
-from einmpi.job.loop import (
-    EPOCH,
-    ROWS,
-    Batches,
-    Loop,
-    StepProgram,
-    Validation,
-    make_batches,
-    make_loop,
-    make_validation,
-    numbers_of_steps,
-    refuse_step_as_input,
-)
+from einmpi.job.loop import Loop, StepProgram, make_loop, numbers_of_steps, refuse_step_as_input
 from einmpi.job.settings import only_settings, split_settings, takes_settings
 from einmpi.language.syntax import Source
 from einmpi.training.settings import Training, make_training
@@ -399,13 +396,12 @@ def _with_training(
         carry = named_values("loop", arguments.carry)
     most_steps = _most_steps(job, as_int(arguments.steps), batches)
     trained, written = trained_job(job, training, carry, most_steps, batches)
-    with_parameters = arguments._replace(carry={**carry, **written.carry})
+    carry = {**carry, **written.carry}
     checked = None
     if validation is not None:
-        carried = {**carry, **written.carry}
-        checked = _checked_validation(trained, batches, validation, training, carried)
+        checked = _checked_validation(trained, batches, validation, training, carry)
     loop = replace(
-        _checked_loop(trained, with_parameters, batches, checked),
+        _checked_loop(trained, arguments._replace(carry=carry), batches, checked),
         results=job.written.outputs,
         written_out=written.shown,
         state=tuple(each.name for each in written.state),
@@ -424,10 +420,8 @@ def _checked_validation(
     from einmpi.compiled.given_inputs import as_array
 
     settings = named_values("validation", given)
-    keys = ("inputs", "every", "record", "patience", "keep", "goal")
     for key in settings:
-        if key not in keys:
-            raise InputError("validation", f"unknown key {key!r:.60}", one_of(keys, key))
+        known_name("validation", key, VALIDATION_KEYS, "key")
     specs = []
     for name, array in named_values("validation", settings.get("inputs")).items():
         found = as_array(name, array)

@@ -20,7 +20,7 @@ from einmpi.graph.einsum import element_text
 from einmpi.job.job import Job
 from einmpi.job.settings import only_settings, takes_settings
 from einmpi.tracing.functions import call_between
-from einmpi.tracing.statements import Node, copied, in_order
+from einmpi.tracing.statements import Node, copied, in_order, labels_of
 from einmpi.tracing.symbols import (
     MOST_STATEMENTS,
     Symbol,
@@ -291,7 +291,7 @@ def _gradient(name: str, loss: Symbol, leaf: Symbol) -> DistArray:
     source = copy.operands["x"]
     copy.is_separate = source in in_order([loss.node], without=copy)
     differentiated_by = copy if copy.is_separate else source
-    index = [f"i{number}" for number in range(leaf.ndim)]
+    index = labels_of(leaf.shape)
     text = f"{element_text('out', index)} = grad(loss, {element_text('x', index)})"
     operands = {"loss": loss.node, "x": differentiated_by}
     node = trace.add(text, operands, is_gradient=True)

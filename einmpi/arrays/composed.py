@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from einmpi.arrays.statistics import (
     bins_of,
     fractions_of,
     has_nans,
+    of_percentages,
     sorted_along,
     sums_at,
     without_dimension,
@@ -102,9 +102,9 @@ def kron(left: Any, right: Any, /) -> Any:
     """Return the Kronecker product."""
     ndim = max(np.ndim(left), np.ndim(right))
     extents = [(1,) * (ndim - np.ndim(each)) + np.shape(each) for each in (left, right)]
-    rows = np.reshape(left, [part for extent in extents[0] for part in (extent, 1)])
-    columns = np.reshape(right, [part for extent in extents[1] for part in (1, extent)])
-    return np.reshape(rows * columns, np.multiply(*extents).astype(int).tolist())
+    blocks = np.expand_dims(np.reshape(left, extents[0]), tuple(range(1, 2 * ndim, 2)))
+    inside = np.expand_dims(np.reshape(right, extents[1]), tuple(range(0, 2 * ndim, 2)))
+    return np.reshape(blocks * inside, np.multiply(*extents).astype(int).tolist())
 
 
 def cross(
@@ -124,17 +124,6 @@ def cross(
     if len(x) != 3 or len(y) != 3:
         raise ValueError("cross of a DistArray takes vectors of three elements")
     return np.stack([x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))], axisc)
-
-
-def multi_dot(arrays: Sequence[Any], /) -> Any:
-    """Return the product of matrices, and of vectors at the ends, in the order that is cheapest."""
-    labels = [ascii_lowercase[i : i + 2] for i in range(len(arrays))]
-    if np.ndim(arrays[0]) == 1:
-        labels[0] = labels[0][1]
-    if np.ndim(arrays[-1]) == 1:
-        labels[-1] = labels[-1][0]
-    ends = "".join(side for side in (labels[0][:-1], labels[-1][1:]))
-    return np.einsum(f"{','.join(labels)}->{ends}", *arrays)
 
 
 def on_every_rank(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,21 +312,6 @@ def put(array: DistArray, places: Any, values: Any, /) -> None:
         array[...] = np.reshape(flat, array.shape)
 
 
-def place(array: DistArray, mask: Any, values: Any, /) -> None:
-    """Set the elements where a mask is true to values in turn."""
-    count = int(np.count_nonzero(mask))
-    if count and not np.size(values):
-        raise ValueError("place takes at least one value")
-    array[np.reshape(mask, array.shape).astype(bool)] = np.resize(gathered(values), count)
-
-
-def putmask(array: DistArray, mask: Any, values: Any, /) -> None:
-    """Set the elements where a mask is true to the values at the same places."""
-    if np.shape(values) != array.shape:
-        values = np.resize(values, array.shape)
-    copyto(array, values, "unsafe", np.not_equal(np.reshape(mask, array.shape), 0))
-
-
 # The aggregation of the updates of an element, for ufuncs that apply them one after the other.
 _UPDATES = {
     np.add: "sum",
@@ -462,11 +436,7 @@ def nanquantile(
     return np.reshape(np.stack(found), wanted.shape + found[0].shape)
 
 
-def nanpercentile(array: DistArray, percentages: Any, /, **options: Any) -> Any:
-    """Return percentiles of the elements that are not nan; options as for nanquantile."""
-    if type(percentages) in (int, float):
-        return nanquantile(array, percentages / 100, **options)
-    return nanquantile(array, np.true_divide(percentages, 100), **options)
+nanpercentile = partial(of_percentages, nanquantile)
 
 
 def nanmedian(array: DistArray, /, **options: Any) -> Any:
@@ -495,48 +465,25 @@ def nan_scan(name: str, neutral_value: int, array: DistArray, /, **options: Any)
     return scan(name, source, **options)
 
 
-def histogramdd(
-    sample: Any,
-    /,
-    bins: Any = 10,
-    range: Any = None,
-    density: bool | None = None,
-    weights: Any = None,
-) -> tuple[Any, tuple[Any, ...]]:
-    """Return how many points are in each box, and the edges of the boxes along each dimension."""
-    columns: Any
-    if isinstance(sample, DistArray):
-        columns = sample.T if sample.ndim == 2 else [sample]
-    else:
-        columns = all_distributed(sample)
-    ndim = len(columns)
-    all_bins = bins if isinstance(bins, list | tuple) or np.ndim(bins) else [bins] * ndim
-    ranges = [None] * ndim if range is None else range
-    place: Any = 0
-    is_inside: Any = True
-    edges = []
-    for column, own_bins, own_range in zip(columns, all_bins, ranges, strict=True):
-        own_place, own_edges = bins_of(column, own_bins, own_range)
-        count = len(own_edges) - 1
-        is_inside = is_inside & (own_place >= 0) & (own_place < count)
-        place = place * count + own_place
-        edges.append(own_edges)
-    shape = [len(each) - 1 for each in edges]
-    place = np.where(is_inside, place, -1)
-    counts = sums_at(place, weights, int(np.prod(shape)))
+def histogram2d(
+    x: Any, y: Any, /, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> tuple[Any, Any, Any]:
+    """Return how many points are in each rectangle, and the edges of the rectangles."""
+    has_both_bins = np.iterable(bins) and len([*bins]) == 2
+    (rows, x_edges), (columns, y_edges) = map(
+        bins_of,
+        all_distributed([x, y]),
+        bins if has_both_bins else [bins, bins],
+        [None, None] if range is None else range,
+    )
+    shape = len(x_edges) - 1, len(y_edges) - 1
+    is_inside = (rows >= 0) & (rows < shape[0]) & (columns >= 0) & (columns < shape[1])
+    places: Any = np.where(is_inside, rows * shape[1] + columns, -1)
+    counts = sums_at(places, weights, shape[0] * shape[1])
     found: Any = np.reshape(counts, shape).astype(np.float64)
     if density:
-        volumes = reduce(np.multiply.outer, [np.diff(each) for each in edges])
-        found = found / volumes / found.sum()
-    return found, tuple(edges)
-
-
-def histogram2d(x: Any, y: Any, /, bins: Any = 10, **options: Any) -> tuple[Any, Any, Any]:
-    """Return how many points are in each rectangle, and the edges of the rectangles."""
-    if (isinstance(bins, list | tuple) or np.ndim(bins)) and len(bins) != 2:
-        bins = [bins, bins]
-    counts, edges = histogramdd([x, y], bins, **options)
-    return counts, *edges
+        found = found / np.outer(np.diff(x_edges), np.diff(y_edges)) / found.sum()
+    return found, x_edges, y_edges
 
 
 # ---- shapes and files ----------------------------------------------------------------------------
@@ -555,28 +502,6 @@ def sliding_window_view(array: Any, window_shape: Any, /, axis: Any = None) -> A
         table = np.arange(count)[:, None] + np.arange(extent)
         array = np.moveaxis(np.take(array, table, dimension), dimension + 1, -1)
     return array
-
-
-def block(arrays: Any, /) -> Any:
-    """Join nested lists of tensors: the innermost along the last dimension."""
-
-    def depth_of(parts: Any) -> int:
-        return 1 + depth_of(parts[0]) if isinstance(parts, list) else 0
-
-    def ndim_of(parts: Any) -> int:
-        return max(map(ndim_of, parts)) if isinstance(parts, list) else np.ndim(parts)
-
-    depth = depth_of(arrays)
-    ndim = max(depth, ndim_of(arrays))
-
-    def join(parts: Any, level: int) -> Any:
-        if isinstance(parts, list) != (level > 0):
-            raise ValueError("block takes lists that are nested alike, to the same depth")
-        if isinstance(parts, list):
-            return np.concatenate([join(part, level - 1) for part in parts], -level)
-        return np.reshape(parts, (1,) * (ndim - np.ndim(parts)) + np.shape(parts))
-
-    return join(arrays, depth)
 
 
 def save(file: Any, array: DistArray, /) -> None:

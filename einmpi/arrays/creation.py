@@ -404,13 +404,7 @@ def block_of(array: Array, region: Region, dtype: str) -> Array:
     """Return a block of an array; the array itself, not a copy, if the block is all of it."""
     if array.ndim:
         for dimension, runs in enumerate(region):
-            taken: slice | list[int]
-            if len(runs) == 1:
-                taken = slice(*runs[0])
-            else:
-                taken = []
-                for first, last in runs:
-                    taken.extend(range(first, last))
+            taken: Any = slice(*runs[0]) if len(runs) == 1 else indices(runs)
             array = array[(slice(None),) * dimension + (taken,)]
     return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension
 

@@ -166,13 +166,18 @@ def converted(array: DistArray, dtype: Any) -> DistArray:
     return array._with_block(array.local.astype(dtype))
 
 
-@takes_symbols
 def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
     """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
     lowest = options.pop("min", a_min)
     highest = options.pop("max", a_max)
     if options:
         raise TypeError(f"clip of a DistArray does not take {', '.join(options)}")
+    return clipped(array, lowest, highest)
+
+
+@takes_symbols
+def clipped(array: Any, lowest: Any, highest: Any) -> Any:
+    """Limit the elements to a range, either end of which may be None."""
     limits = [limit for limit in (lowest, highest) if limit is not None]
 
     def clip_block(block: Any, *own_limits: Any) -> Any:
@@ -198,12 +203,13 @@ def filled_like(
     return filled(array, array.shape, np.full((), value, dtype))  # an array is refused
 
 
-@takes_symbols
-def isclose(
-    a: Any, b: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
+def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     """Return, for each element, whether two tensors are close to each other."""
-    return on_blocks("isclose", lambda x, y: np.isclose(x, y, rtol, atol, equal_nan), (a, b))
+    a, b = np.multiply(a, 1.0), np.multiply(b, 1.0)  # differences of integers would wrap around
+    with np.errstate(invalid="ignore"):  # of inf - inf
+        is_near = abs(a - b) <= atol + rtol * abs(b)
+    is_close = (is_near & np.isfinite(b)) | np.equal(a, b)
+    return is_close | (np.isnan(a) & np.isnan(b)) if equal_nan else is_close
 
 
 def array_equal(a1: Any, a2: Any, /, equal_nan: bool = False) -> bool:

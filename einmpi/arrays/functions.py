@@ -262,10 +262,12 @@ def _named(module: Any, names: str) -> list[Any]:
 _BY_NAME = (
     (np, reductions, "mean var std diff count_nonzero ptp"),
     (np.linalg, reductions, "norm vector_norm"),
-    (np, statistics, "average median quantile percentile cov corrcoef"),
-    (np, statistics, "bincount histogram digitize"),
-    (np, statistics, "sort argsort searchsorted isin"),
-    (np, statistics, "unique unique_all unique_counts unique_inverse unique_values"),
+    (
+        np,
+        statistics,
+        "average median quantile percentile cov corrcoef bincount histogram digitize sort argsort "
+        "searchsorted isin unique unique_all unique_counts unique_inverse unique_values",
+    ),
     (np, indexing, "argwhere nonzero take take_along_axis where"),
     (np, products, "dot inner outer tensordot trace vdot"),
     (np.linalg, elementwise, "solve"),
@@ -273,19 +275,18 @@ _BY_NAME = (
     (
         np,
         shapes,
-        "append broadcast_arrays column_stack concatenate expand_dims meshgrid pad",
+        "append broadcast_arrays column_stack concatenate expand_dims meshgrid pad repeat roll "
+        "rot90 stack tile",
     ),
-    (np, shapes, "repeat roll rot90 stack tile"),
     (np, elementwise, "array_equal clip full_like isclose"),
     (
         np,
         composed,
-        "argpartition block compress convolve copyto correlate cross delete diag",
+        "argpartition compress convolve copyto correlate cross delete diag diagflat fill_diagonal "
+        "gradient histogram2d insert interp intersect1d kron lexsort nanmedian nanpercentile "
+        "nanquantile partition piecewise put save select setdiff1d trapezoid",
     ),
-    (np, composed, "diagflat fill_diagonal gradient histogram2d histogramdd insert interp"),
-    (np, composed, "intersect1d kron lexsort nanmedian nanpercentile nanquantile partition"),
-    (np, composed, "piecewise place put putmask save select setdiff1d trapezoid"),
-    (np.linalg, composed, "cross multi_dot"),
+    (np.linalg, composed, "cross"),
     (np.lib.stride_tricks, composed, "sliding_window_view"),
 )
 # Functions that numpy writes with others of its own, which come back to us.

@@ -52,15 +52,9 @@ def aggregate(
     /,
     axis: Axis = None,
     dtype: Any = None,
-    out: Any = None,
     keepdims: bool = False,
-    **options: Any,
 ) -> DistArray:
-    """Aggregate over some dimensions, by an aggregation or macro of the language.
-
-    Other options of numpy, such as `where`, are refused.
-    """
-    _refuse_options(name, out=out, **options)
+    """Aggregate over some dimensions, by an aggregation or macro of the language."""
     axes = _axes(array, axis)
     count = prod(array.shape[number] for number in axes)
     if not count and name.endswith(("max", "min")):
@@ -132,30 +126,22 @@ def of_single_elements(name: str, array: DistArray, dtype: Any) -> DistArray:
     return array._with_block(np.asarray(getattr(np, name)(array.local, axis=()), dtype))
 
 
-def _refuse_options(name: str, **options: Any) -> None:
-    """Refuse options of numpy that DistArrays do not support, unless they have no effect."""
-    for option, value in options.items():
-        is_default = value is None or value is np._NoValue
-        if not is_default:
-            raise TypeError(f"{name} of a DistArray does not take {option}")
-
-
 def mean(
     array: DistArray,
     /,
     axis: Axis = None,
     keepdims: bool = False,
     where: Any = True,
-    **options: Any,
+    dtype: Any = None,
 ) -> DistArray:
     """Return the mean along some dimensions. As numpy, compute that of float16 in float32."""
-    if array.dtype == np.float16 and options.get("dtype") is None:
-        options["dtype"] = np.float32
-        return mean(array, axis, keepdims, where, **options).astype(np.float16)
+    if array.dtype == np.float16 and dtype is None:
+        return mean(array, axis, keepdims, where, np.float32).astype(np.float16)
     if where is True:
-        return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
-    options.setdefault("dtype", np.mean(np.ones(1, array.dtype)).dtype)
-    total = aggregate_some("sum", array, axis, where, keepdims=bool(keepdims), **options)
+        return aggregate("mean", array, axis, dtype, bool(keepdims))
+    if dtype is None:
+        dtype = np.mean(np.ones(1, array.dtype)).dtype
+    total = aggregate_some("sum", array, axis, where, dtype=dtype, keepdims=bool(keepdims))
     counts = _count(array, axis, where, keepdims)
     return call(np.divide, total, counts)._in_dtype(total.dtype)
 
@@ -174,7 +160,7 @@ def var(
     keepdims: bool = False,
     correction: float | None = None,
     where: Any = True,
-    **options: Any,
+    dtype: Any = None,
 ) -> DistArray:
     """Return the variance along some dimensions.
 
@@ -183,7 +169,6 @@ def var(
     """
     if correction is not None:
         ddof = correction
-    dtype = options.get("dtype")
     kinds = "c" if array.dtype.kind == "c" else "fc"
     if dtype is not None and np.dtype(dtype).kind not in kinds:
         raise TypeError(f"the variance of {array.dtype} is not computed in {np.dtype(dtype)}")
@@ -194,7 +179,7 @@ def var(
         squares = aggregate_some("sum", deviations**2, axis, where, keepdims=bool(keepdims))
         divisor: Any = _count(array, axis, where, keepdims) - ddof
         return call(np.where, divisor > 0, squares / divisor, np.nan)._in_dtype(squares.dtype)
-    variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
+    variance = aggregate("var", array, axis, dtype, bool(keepdims))
     if not ddof:
         return variance
     count = prod(array.shape[number] for number in _axes(array, axis))
@@ -214,7 +199,6 @@ def argument_of(
     array: DistArray,
     /,
     axis: int | None = None,
-    out: Any = None,
     *,
     keepdims: bool = False,
 ) -> DistArray:
@@ -222,7 +206,6 @@ def argument_of(
 
     If there is a nan, the index is that of the first nan.
     """
-    _refuse_options(f"arg{name}", out=out)
     if not _axes(array, axis):
         # A tensor without dimensions: its only element has the index 0.
         return call(np.zeros_like, array, np.int64)

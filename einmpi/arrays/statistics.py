@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -162,11 +163,16 @@ def _between(lower: Any, upper: Any, weight: Any) -> DistArray:
     return call(np.subtract, upper, difference * (1 - weight))
 
 
-def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
-    """Return values below which these percentages of the elements are; options as for quantile."""
+def of_percentages(
+    quantiles: Callable[..., Any], array: DistArray, percentages: Any, /, **options: Any
+) -> Any:
+    """Return the quantiles for fractions in percent."""
     if type(percentages) in (int, float):
-        return quantile(array, percentages / 100, **options)
-    return quantile(array, np.true_divide(percentages, 100), **options)
+        return quantiles(array, percentages / 100, **options)
+    return quantiles(array, np.true_divide(percentages, 100), **options)
+
+
+percentile = partial(of_percentages, quantile)
 
 
 def sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
@@ -325,33 +331,23 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 
-def sort(
-    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+def _in_ascending_order(
+    function: Callable[..., Array],
+    of_all_ranks: Callable[[DistArray], DistArray],
+    array: DistArray,
+    /,
+    axis: int | None = -1,
+    kind: Any = None,
+    stable: bool | None = None,
 ) -> Any:
-    """Return the elements in ascending order along a dimension; without one, all of them."""
+    """Sort rows along a dimension, by `function`; without one, all elements as one row.
+
+    A single row, which no rank could sort without the others, is left to `of_all_ranks`.
+    """
     array, dimension = with_one_axis(array, axis)
-    if _is_sorted_by_all_ranks(array, dimension):
-        return reshape(_sorted_vector(array), array.shape)
-    return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
-
-
-def argsort(
-    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
-) -> Any:
-    """Return the indices that sort the elements; equal elements keep their order."""
-    array, dimension = with_one_axis(array, axis)
-    if _is_sorted_by_all_ranks(array, dimension):
-        return reshape(_order_of_vector(array), array.shape)
-
-    def sort_block(block: Array) -> Array:
-        return np.argsort(block, axis=dimension, kind="stable")
-
-    return along_axes(sort_block, array, dimension)
-
-
-def _is_sorted_by_all_ranks(array: DistArray, dimension: int) -> bool:
-    """Return whether there is a single row, which no rank could sort without the others."""
-    return not array.is_alone() and array.size == array.shape[dimension]
+    if not array.is_alone() and array.size == array.shape[dimension]:
+        return reshape(of_all_ranks(array), array.shape)
+    return along_axes(partial(function, axis=dimension, kind="stable"), array, dimension)
 
 
 # ---- one row on all ranks -----------------------------------------------------------------------
@@ -386,6 +382,10 @@ def _order_of_vector(array: DistArray) -> DistArray:
     # They come in the order of the ranks, so equal elements are in the order of their places.
     order = np.argsort(received_values, kind="stable")
     return DistArray.from_local(received_places[order], comm=comm)
+
+
+sort = partial(_in_ascending_order, np.sort, _sorted_vector)
+argsort = partial(_in_ascending_order, np.argsort, _order_of_vector)
 
 
 def _in_order_of_ranks(array: DistArray) -> DistArray:

@@ -22,7 +22,8 @@ from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import in_order, needed
-from einmpi.job.loop import MOST_STEPS, Loop
+from einmpi.job.batches import MOST_STEPS
+from einmpi.job.loop import Loop
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import Mesh
 from einmpi.process.environment import UntrustedFileError, open_own_file

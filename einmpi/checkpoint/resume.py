@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.record import block_extents
 from einmpi.checkpoint.folder import SAVE, Array, CheckpointFolder, Saving, check_inputs_stayed
 from einmpi.checkpoint.load import (
     Block,
@@ -33,7 +34,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.overlap import with_overlap
-from einmpi.schedule.regions import boxes, packed, shape
+from einmpi.schedule.regions import boxes, packed
 from einmpi.schedule.schedule import Schedule, remaining
 from einmpi.schedule.steps import SavePoint
 
@@ -221,17 +222,11 @@ class LoopCheckpoints(CheckpointFolder):
 
     def restored(self, saved: SavedTensor, layout: Layout) -> DistArray:
         """Read a tensor of a checkpoint into a layout."""
-        with_dimension = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
-        region = with_dimension.block(self.comm.rank)
-        if region is None:  # an idle rank
-            nothing = np.empty((0,) * len(with_dimension.bound), saved.dtype)
-            return DistArray(nothing, layout, self.comm)
-        local: Array = np.empty(shape(region), saved.dtype)
-        if not layout.bound:  # a number
-            local[0] = saved[()]
-            return DistArray(local.reshape(()), layout, self.comm)
-        for there, here in boxes(region, packed(region)):
-            local[here] = saved[there]
+        local: Array = np.empty(block_extents(layout, self.comm.rank), saved.dtype)
+        region = layout.block(self.comm.rank)
+        if region is not None:  # not on an idle rank
+            for there, here in boxes(region, packed(region)):
+                local[here] = saved[there]
         return DistArray(local, layout, self.comm)
 
     def kept_results(self) -> dict[str, SavedTensor]:

@@ -243,10 +243,7 @@ def _names_in(program: Source) -> tuple[list[str], list[str], list[str]]:
             used.update(names)
             numbers.update(dict.fromkeys(names))
     no_size = {*tensors, *labels, *defined, *CONSTANTS}
-    sizes = []
-    for name in numbers:
-        if name not in no_size and not is_callable(name):
-            sizes.append(name)
+    sizes = [name for name in numbers if name not in no_size and not is_callable(name)]
     needed = [name for name in tensors if name not in defined]
     results = [name for name in defined if name not in used]
     return needed, sizes, results

@@ -190,21 +190,21 @@ def _mpi() -> tuple[str, str]:
 
 
 MAX_SECONDS = 366 * 86400
-_NUMBERS = r"[0-9]{1,6}(?::[0-9]{1,6}){0,2}"
-# Seconds per unit of the numbers in 90 (minutes), 90:00 and 1:30:00, by how many there are.
-_UNITS = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}
-_UNITS_AFTER_DAYS = (3600, 60, 1)  # of 1-2, 1-2:30 and 1-2:30:00
+# As Slurm writes it: 90 (minutes), 90:00 and 1:30:00, and after days 1-2, 1-2:30 and 1-2:30:00.
+_LIMIT = r"(?:([0-9]{1,6})-)?([0-9]{1,6}(?::[0-9]{1,6}){0,2})"
 
 
 def parse_limit(text: str) -> int:
     """Return the seconds of a time limit."""
-    days = re.fullmatch(rf"([0-9]{{1,6}})-({_NUMBERS})", text)
-    if days is not None:
-        numbers = _split(days[2])
-        seconds = 86400 * int(days[1]) + _total(numbers, _UNITS_AFTER_DAYS[: len(numbers)])
-    elif re.fullmatch(_NUMBERS, text):
-        numbers = _split(text)
-        seconds = _total(numbers, _UNITS[len(numbers)])
+    found = re.fullmatch(_LIMIT, text)
+    if found is not None:
+        days = int(found[1] or 0)
+        numbers = [int(number) for number in found[2].split(":")]
+        begins_with_hours = found[1] is not None or len(numbers) == 3
+        units = (3600, 60, 1) if begins_with_hours else (60, 1)
+        seconds = 86400 * days
+        for number, unit in zip(numbers, units, strict=False):
+            seconds += number * unit
     else:
         try:
             seconds = int(parse_seconds(text, "--time"))
@@ -215,14 +215,6 @@ def parse_limit(text: str) -> int:
     if not 60 <= seconds <= MAX_SECONDS:
         raise InputError("--time", counted(seconds, "second"), "a time from 1 minute to 1 year")
     return seconds
-
-
-def _split(text: str) -> list[int]:
-    return [int(number) for number in text.split(":")]
-
-
-def _total(numbers: list[int], units: tuple[int, ...]) -> int:
-    return sum(number * unit for number, unit in zip(numbers, units, strict=True))
 
 
 # ---- memory and time: too much beats too little --------------------------------------------------

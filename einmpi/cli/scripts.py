@@ -34,21 +34,26 @@ class Script:
     def __str__(self) -> str:
         if self.format == "mpijob":
             return _mpijob(self)
-        scheduler = SCHEDULERS[self.format]
+        scheduler = self.scheduler
         lines = ["#!/bin/bash"]
         lines += [f"{scheduler.comment}{plain(note)}" for note in self.notes]
         lines += [scheduler.prefix + directive for directive in scheduler.directives(self)]
         lines.append("")
         if self.resumes:
             lines += scheduler.watch
-        lines += self._environment_lines(scheduler)
+        lines += self._environment_lines()
         lines.append("")
         if self.resumes:
-            lines += self._resuming_lines(scheduler)
+            lines += self._resuming_lines()
         else:
-            lines.append(self._run_line(scheduler, ""))
+            lines.append(self._run_line(""))
         lines.append("")
         return "\n".join(lines)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Whose script it is."""
+        return SCHEDULERS[self.format]
 
     @property
     def ranks(self) -> int:
@@ -75,19 +80,19 @@ class Script:
 
     def site_lines(self) -> list[str]:
         """Return the options that a site defines, as its scheduler writes them."""
-        written = SCHEDULERS[self.format].site_options
+        written = self.scheduler.site_options
         return [written[name].format(value) for name, value in self.site_options.items()]
 
-    def _environment_lines(self, scheduler: Scheduler) -> list[str]:
+    def _environment_lines(self) -> list[str]:
         lines = ["# ==== YOUR SITE: load einmpi and its MPI ====", "# module load …"]
         if self.activate:
             lines.append(f"source {self._quoted([self.activate])}")
         else:
             lines.append("# source …/bin/activate")
-        return [*lines, "", *scheduler.launcher(self)]
+        return [*lines, "", *self.scheduler.launcher(self)]
 
-    def _run_line(self, scheduler: Scheduler, prefix: str) -> str:
-        python = scheduler.python.format(threads=self.threads)
+    def _run_line(self, prefix: str) -> str:
+        python = self.scheduler.python.format(threads=self.threads)
         return f"$launch {prefix}{python} -m einmpi {self._quoted(self.command)}"
 
     def _quoted(self, words: Sequence[str]) -> str:
@@ -97,20 +102,20 @@ class Script:
             text = text.replace("\n", r"'$'\n''").replace("\r", r"'$'\r''")
         return text
 
-    def _resuming_lines(self, scheduler: Scheduler) -> list[str]:
+    def _resuming_lines(self) -> list[str]:
         limit = self.seconds - self.notice
         return [
             "# Ranks that are still starting keep the signal for later, if env can do that "
             "(coreutils 8.31).",
             'hold="env --block-signal=USR1"',
             "$hold true 2>/dev/null || hold=",
-            f"{self._run_line(scheduler, '$hold ')} &",
+            f"{self._run_line('$hold ')} &",
             "run=$!",
             "# The launcher passes the signal on to the ranks. It may lose one while it starts, "
             "so send it again.",
             'while kill -0 "$run" 2>/dev/null; do',
             "    sleep 2 & wait $!  # a shell handles signals while it waits, not while it sleeps",
-            *(line.format(limit=limit) for line in scheduler.clock),
+            *(line.format(limit=limit) for line in self.scheduler.clock),
             '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
             "done",
             'wait "$run"',
@@ -118,7 +123,7 @@ class Script:
             "# 75: stopped with a checkpoint. A rank that was still starting may have died of the "
             "signal.",
             'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
-            f"    {scheduler.again}",
+            f"    {self.scheduler.again}",
             "fi",
             "exit $status",
         ]

@@ -261,9 +261,7 @@ def _read(target: str) -> Journal | None:
 
 def remove_journal(journal: Journal) -> None:
     """Remove what belongs to the journal. It counts until it goes, so it goes last but backups."""
-    paths = []
-    for entry in reversed(journal.entries):
-        paths.append(_journal_path(entry.target))
+    paths = [_journal_path(entry.target) for entry in reversed(journal.entries)]
     for entry in journal.entries:
         paths.append(journal.backup(entry))
         paths.append(journal.draft(entry))

@@ -146,10 +146,7 @@ def _no_path(
     known: Mapping[str, Vertex], loss: str, parameter: str, leading: Collection[str]
 ) -> OperationError:
     with_path = with_gradient(known, loss)
-    reached = []
-    for name in leading:
-        if known[name].is_input and name in with_path:
-            reached.append(name)
+    reached = [name for name in leading if known[name].is_input and name in with_path]
     what = f"{loss} does not depend on {parameter} by anything that has a derivative"
     order = list(known)
     reached.sort(key=order.index)

@@ -94,10 +94,7 @@ def arithmetic_labels(entry: str | Scalar) -> tuple[str, ...] | None:
     """Return the labels of an index that is arithmetic; None for plain labels and for gathers."""
     if isinstance(entry, str):
         return None
-    found = []
-    for node in walk(entry):
-        if isinstance(node, Index):
-            found.append(node.label)
+    found = [node.label for node in walk(entry) if isinstance(node, Index)]
     labels = tuple(dict.fromkeys(found))
     anywhere = dict.fromkeys(labels, (0, 1))
     return labels if interval_of(entry, anywhere) is not None else None

@@ -62,35 +62,34 @@ def with_steps(graph: EinGraph, optimize: Optimize) -> EinGraph:
 
 def _with_copies_inside(parts: Sequence[Vertex | Group], graph: EinGraph) -> list[Vertex | Group]:
     """Return vertices and groups with the copies that are read by one group alone as part of it."""
-    group_of = {}
+    groups: dict[str, Group] = {}  # by the first vertex that they had, with their copies
+    first_of: dict[str, str] = {}  # that first vertex, for each vertex of a group
     for part in parts:
         if isinstance(part, Group):
-            group_of.update(dict.fromkeys((vertex.name for vertex in part.vertices), part))
-    joined: dict[str, list[Vertex]] = {}  # by the first vertex of the group
-    along: dict[str, dict[str, int]] = {}
+            first = part.vertices[0].name
+            groups[first] = part
+            for vertex in part.vertices:
+                first_of[vertex.name] = first
     for part in reversed(parts):
         if isinstance(part, Group) or not part.is_auxiliary:
             continue
         readers = [graph[name] for name in graph.consumers[part.name]]
-        groups = [group_of.get(reader.name) for reader in readers]
-        if not groups or groups[0] is None or any(each is not groups[0] for each in groups):
+        firsts = {first_of.get(reader.name) for reader in readers}
+        first_read = firsts.pop() if len(firsts) == 1 else None
+        if first_read is None:
             continue
-        first = groups[0].vertices[0].name
-        own = {**groups[0].along, **along.get(first, {})}
-        dimension = _dimension_along(part, readers, own)
+        group = groups[first_read]
+        dimension = _dimension_along(part, readers, group.along)
         if dimension is not None:
-            group_of[part.name] = groups[0]
-            joined.setdefault(first, []).insert(0, part)
-            along.setdefault(first, {})[part.name] = dimension
+            first_of[part.name] = first_read
+            along = {**group.along, part.name: dimension}
+            groups[first_read] = replace(group, vertices=(part, *group.vertices), along=along)
     found: list[Vertex | Group] = []
     for part in parts:
         if isinstance(part, Group):
-            first = part.vertices[0].name
-            vertices = (*joined.get(first, ()), *part.vertices)
-            part = replace(part, vertices=vertices, along={**part.along, **along.get(first, {})})
-        elif part.name in group_of:
-            continue
-        found.append(part)
+            found.append(groups[part.vertices[0].name])
+        elif part.name not in first_of:
+            found.append(part)
     return found
 
 

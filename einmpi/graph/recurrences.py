@@ -371,7 +371,10 @@ class _Copies:
         for vertex in self.graph.vertices:
             if vertex.name not in self.members:
                 reader = self.group_of.get(vertex.name)
-                inputs = [self._copy_for(reader, name) for name in vertex.inputs]
+                inputs = [
+                    self._copy(reader, name) if name in self.dropped else name
+                    for name in vertex.inputs
+                ]
                 vertex = replace(vertex, inputs=tuple(inputs))
             vertices.append(vertex)
         if not self.made:
@@ -402,13 +405,8 @@ class _Copies:
                 return False
         return True
 
-    def _copy_for(self, reader: _Reader, name: str) -> str:
-        """Return what a reader reads in the place of a tensor."""
-        if name not in self.dropped:
-            return name
-        return self._copy(reader, name)
-
     def _copy(self, reader: _Reader, name: str) -> str:
+        """Return the copy that a reader reads in the place of a tensor."""
         key = (name, "" if reader is None else reader.vertices[0].name)
         if key not in self.made:
             vertex = self.graph[name]

@@ -240,10 +240,7 @@ class ProductSplitter:
             needed_later = set(output)
             for _, factor in queue:
                 needed_later.update(labels_of(factor))
-            done = []
-            for label in joined:
-                if label in remaining and label not in needed_later:
-                    done.append(label)
+            done = [label for label in joined if label in remaining and label not in needed_later]
             product = self.product([self.materialise(side, joined) for _, side in sides])
             if not queue:
                 return self.emit(product, output, done, name)

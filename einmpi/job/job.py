@@ -16,7 +16,8 @@ from einmpi.files.reading import decoded_bytes
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import unique
-from einmpi.job.loop import NUMBERS_OF_STEPS, Batches, Loop, StepProgram, numbers_of_steps
+from einmpi.job.batches import Batches
+from einmpi.job.loop import NUMBERS_OF_STEPS, Loop, StepProgram, numbers_of_steps
 from einmpi.job.loop_table import check_rate, has_word
 from einmpi.job.outputs import HistorySpec
 from einmpi.job.program_text import ProgramText, parameter_types, written_training

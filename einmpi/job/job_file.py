@@ -135,10 +135,7 @@ def _job_of_loops(
     outputs = read_outputs(document["outputs"], tuple(made))
     loops: list[Job] = []
     for number, text in enumerate(with_results(programs, outputs)):
-        own = []
-        for spec in outputs:
-            if maker_of(programs, spec.name) == number:
-                own.append(spec)
+        own = [spec for spec in outputs if maker_of(programs, spec.name) == number]
         names = unique(text.results, text.program.needed_by_loop())
         loops.append(make_job(text.program, tuple(own), names, text.results))
     return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))

@@ -12,19 +12,16 @@ from typing import Any, TypeAlias
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.loop import (
+from einmpi.job.batches import (
     EPOCH,
     ROWS,
-    STEP,
+    VALIDATION_KEYS,
     Batches,
-    Loop,
-    StepProgram,
     Validation,
     make_batches,
-    make_loop,
     make_validation,
-    number_graph,
 )
+from einmpi.job.loop import STEP, Loop, StepProgram, make_loop, number_graph
 from einmpi.job.outputs import HistorySpec, parse_history
 from einmpi.job.settings import checked_recompute
 from einmpi.language.syntax import Declaration, Source, Statement, parse, statements
@@ -43,7 +40,6 @@ _TRAIN_KEYS = (
     "growth",
     "validation",
 )
-_VALIDATION_KEYS = ("inputs", "every", "record", "patience", "keep", "goal")
 
 # Reads a table of inputs, with their shapes and dtypes.
 ReadInputs: TypeAlias = Callable[[Entry], list[InputSpec]]
@@ -59,7 +55,7 @@ class TrainTable:
         self.has_validation = self.validation_entry.value is not None
         self.validation_inputs: list[InputSpec] = []
         if self.has_validation:
-            self.validation_entry.table(_VALIDATION_KEYS)
+            self.validation_entry.table(VALIDATION_KEYS)
             self.validation_inputs = read_others(self.validation_entry["inputs"])
         self.training: Training = make_training(
             entry.place_of,

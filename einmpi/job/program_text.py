@@ -13,7 +13,8 @@ from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import prune
 from einmpi.graph.scalar import MAX_EXTENT, unique
-from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, Batches, Loop, StepProgram, refuse_step_as_input
+from einmpi.job.batches import Batches
+from einmpi.job.loop import NUMBERS_OF_STEPS, STEP, Loop, StepProgram, refuse_step_as_input
 from einmpi.job.loop_table import LoopTable, ReadInputs, TrainTable, check_rate, has_word
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements

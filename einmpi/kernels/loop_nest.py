@@ -304,10 +304,7 @@ def _merge_axes(axes: list[Axis]) -> list[Axis]:
     for outer, inner in itertools.permutations(axes, 2):
         continued = tuple(stride * inner.extent for stride in inner.strides)
         if outer.aggregated == inner.aggregated and outer.strides == continued:
-            rest = []
-            for axis in axes:
-                if axis is not outer and axis is not inner:
-                    rest.append(axis)
+            rest = [axis for axis in axes if axis is not outer and axis is not inner]
             merged = Axis(outer.extent * inner.extent, outer.aggregated, inner.strides)
             return _merge_axes([*rest, merged])
     return axes

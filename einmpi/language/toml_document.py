@@ -7,7 +7,7 @@ import re
 import stat
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -18,6 +18,8 @@ from einmpi.language.syntax import INTEGER_ARITHMETIC, Source, integer_text
 KeyPath: TypeAlias = tuple[str | int, ...]
 Token: TypeAlias = tuple[str, int]  # text, offset
 Positions: TypeAlias = dict[KeyPath, tuple[int, int]]  # offset of the key, offset of its value
+# Where a key of a table is, for messages: place("optimizer", "rate").
+Place: TypeAlias = Callable[..., str]
 T = TypeVar("T")
 
 # Far above what jobs need: they keep the time and the memory of reading a file within bounds.
@@ -324,6 +326,13 @@ def show(value: object) -> str:
         return f"about {'-' if value < 0 else ''}2**{value.bit_length() - 1}"
     shown = repr(value) if type(value) in _KINDS else str(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def check_count(where: str, name: str, value: object, most: int) -> None:
+    """Refuse what is not an integer from 1 to a power of 2."""
+    if type(value) is not int or not 1 <= value <= most:
+        expected = f"an integer from 1 to 2**{most.bit_length() - 1} = {most}"
+        raise InputError(where, f"{name} is {show(value)}", expected)
 
 
 def kind_of(value: object) -> str:

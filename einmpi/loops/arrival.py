@@ -53,11 +53,7 @@ def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
     """Return the layouts of those tensors that are inputs of a loop."""
     names = stages.inputs.difference(stages.hoisted)
-    found = {}
-    for name, layout in layouts_before.items():
-        if name in names:
-            found[name] = layout
-    return found
+    return {name: layout for name, layout in layouts_before.items() if name in names}
 
 
 def arrivals(
@@ -225,13 +221,17 @@ def result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
     """Return where the last step of a loop leaves its results, under all their names."""
     found = {}
     for name, output in loop_of(job).carry.items():
-        layout = Layout(plan.mesh, plan.graph[output].bound, plan.layouts[output])
+        layout = _result_layout(plan, output)
         found[name] = layout
         found[output] = layout
     for name in kept_outputs(job):
         if name in plan.graph.outputs:
-            found[name] = Layout(plan.mesh, plan.graph[name].bound, plan.layouts[name])
+            found[name] = _result_layout(plan, name)
     return found
+
+
+def _result_layout(plan: Plan, name: str) -> Layout:
+    return Layout(plan.mesh, plan.graph[name].bound, plan.layouts[name])
 
 
 def once_result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
@@ -242,7 +242,7 @@ def once_result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
         return found
     for name in kept_outputs(job):
         if name not in plan.graph.outputs:
-            found[name] = Layout(once.mesh, once.graph[name].bound, once.layouts[name])
+            found[name] = _result_layout(once, name)
     return found
 
 

@@ -22,8 +22,8 @@ from einmpi.files.datasets import Dataset, Reader, check_unchanged, files_as_rea
 from einmpi.files.formats import open_reader
 from einmpi.files.reading import fill_box, find_planned, read_selected_box, words
 from einmpi.files.specs import InputSpec
+from einmpi.job.batches import Batches, Shuffle
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import Batches, Shuffle
 from einmpi.planner.plan import BatchPlan, Plan
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.host_memory import aligned_empty

@@ -1,7 +1,8 @@
-"""The history of a loop: a row of recorded values for every step, in a file while it runs.
+"""What a loop looks at after each step: nans, its condition, validations, and what it records.
 
-A killed run leaves the rows that it has written. What validations have found so far follows from
-the history, so a run that is resumed knows it.
+Recorded values are a row of the history for every step, in a file while the loop runs. A killed run
+leaves the rows that it has written. What validations have found so far follows from the history, so
+a run that is resumed knows it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from math import isnan, nan
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,95 @@ from einmpi.files.atomic import FAILURES, cannot_write, draft_path, make_draft, 
 from einmpi.files.claims import Claim
 from einmpi.files.hdf5.opening import GrowingTable, draft_table
 from einmpi.graph.dtypes import DTYPES
-from einmpi.job.loop import Validation
+from einmpi.graph.eingraph import EinGraph
+from einmpi.job.batches import Validation
 from einmpi.job.outputs import HistorySpec
+from einmpi.kernels.prepared import Evaluate, prepare_expression
+from einmpi.loops.stages import condition_holds
+from einmpi.runtime.buffers import Buffers
+from einmpi.schedule.steps import SavePoint
 
 # HDF5 takes about a millisecond to write rows, however many.
 SECONDS_BETWEEN_WRITES = 0.1
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+# ---- nans ----------------------------------------------------------------------------------------
+#
+# Find the tensor in which nan appears first.
+
+
+class NanFinder:
+    """A Checkpointer that saves nothing: it looks at each tensor as soon as it is computed."""
+
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  # of tensors with nan in this rank's block
+
+    def restore(self, rank: int, buffers: Buffers) -> None: ...
+
+    def reached(self, point: SavePoint, buffers: Buffers) -> None:
+        if point.slot.name not in buffers:  # between fused kernels, or on another rank
+            return
+        values = np.asarray(buffers.backend.to_host(buffers[point.slot]))
+        if values.dtype.kind in "fc" and bool(np.isnan(values).any()):
+            self.names.append(point.vertex)
+
+
+# ---- condition -----------------------------------------------------------------------------------
+#
+# The condition of a loop, prepared once: it is checked after every step.
+
+
+class _Expression(NamedTuple):
+    """A vertex of the condition as a function of numbers that are known before."""
+
+    name: str
+    dtype: np.dtype[Any]
+    operands: tuple[str, ...]
+    evaluate: Evaluate
+
+
+class Condition:
+    """A condition over numbers. What is not an expression of numbers is left to the reference."""
+
+    def __init__(self, graph: EinGraph) -> None:
+        self.graph = graph
+        self.expressions: list[_Expression] | None = _expressions(graph)
+
+    def holds(self, values: Mapping[str, Array]) -> bool:
+        """Return whether the condition holds, given the values that it reads."""
+        if self.expressions is None:
+            return condition_holds(self.graph, values)
+        known: dict[str, Any] = dict(values)
+        with np.errstate(all="ignore"):
+            for name, dtype, operands, evaluate in self.expressions:
+                numbers = [known[operand] for operand in operands]
+                known[name] = np.asarray(evaluate(numbers)).astype(dtype)
+        return bool(known[self.graph.outputs[0]])
+
+
+def _expressions(graph: EinGraph) -> list[_Expression] | None:
+    """Return the computed vertices as expressions; None if one of them is anything else."""
+    found = []
+    for vertex in graph.vertices:
+        einsum = vertex.einsum
+        if einsum is None:
+            continue
+        has_dimensions = bool(einsum.labels) or any(einsum.operands)
+        if has_dimensions or not einsum.is_elementwise or einsum.scan is not None:
+            return None
+        dtypes = [np.dtype(graph[name].dtype) for name in vertex.inputs]
+        evaluate = prepare_expression(einsum.function, dtypes, ())
+        if evaluate is None:
+            return None
+        found.append(_Expression(vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
+    return found
+
+
+# ---- validations ---------------------------------------------------------------------------------
 
 
 class Validated:
@@ -67,6 +150,9 @@ class Validated:
         for (name, dtype), number in zip(self.validation.readable.items(), numbers, strict=True):
             found[name] = np.array(number, dtype)
         return found
+
+
+# ---- files ---------------------------------------------------------------------------------------
 
 
 class CsvHistory:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.compiled.running import Measured
 from einmpi.errors import InputError, failure
-from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
 from einmpi.kernels.cpu.dispatch import IN_LOOPS
-from einmpi.kernels.prepared import Evaluate, prepare_expression
 from einmpi.loops.arrival import (
     arrivals,
     best_planned,
@@ -35,10 +33,9 @@ from einmpi.loops.arrival import (
     step_layout,
 )
 from einmpi.loops.batches import LoopBatches, reading_batches
-from einmpi.loops.history import HistoryFile, Validated
+from einmpi.loops.history import Condition, HistoryFile, NanFinder, Validated
 from einmpi.loops.stages import (
     Stages,
-    condition_holds,
     kept_outputs,
     numbers_read,
     once_options,
@@ -50,88 +47,9 @@ from einmpi.loops.stages import (
 )
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.actions import RankFailure
-from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import SavePoint
-
-# ---- nans ----------------------------------------------------------------------------------------
-#
-# Find the tensor in which nan appears first.
-
-
-class NanFinder:
-    """A Checkpointer that saves nothing: it looks at each tensor as soon as it is computed."""
-
-    seconds = 0.0
-
-    def __init__(self) -> None:
-        self.names: list[str] = []  # of tensors with nan in this rank's block
-
-    def restore(self, rank: int, buffers: Buffers) -> None: ...
-
-    def reached(self, point: SavePoint, buffers: Buffers) -> None:
-        if point.slot.name not in buffers:  # between fused kernels, or on another rank
-            return
-        values = np.asarray(buffers.backend.to_host(buffers[point.slot]))
-        if values.dtype.kind in "fc" and bool(np.isnan(values).any()):
-            self.names.append(point.vertex)
-
-
-# ---- condition -----------------------------------------------------------------------------------
-#
-# The condition of a loop, prepared once: it is checked after every step.
-
-
-Array: TypeAlias = npt.NDArray[Any]
-
-
-class _Expression(NamedTuple):
-    """A vertex of the condition as a function of numbers that are known before."""
-
-    name: str
-    dtype: np.dtype[Any]
-    operands: tuple[str, ...]
-    evaluate: Evaluate
-
-
-class Condition:
-    """A condition over numbers. What is not an expression of numbers is left to the reference."""
-
-    def __init__(self, graph: EinGraph) -> None:
-        self.graph = graph
-        self.expressions: list[_Expression] | None = _expressions(graph)
-
-    def holds(self, values: Mapping[str, Array]) -> bool:
-        """Return whether the condition holds, given the values that it reads."""
-        if self.expressions is None:
-            return condition_holds(self.graph, values)
-        known: dict[str, Any] = dict(values)
-        with np.errstate(all="ignore"):
-            for name, dtype, operands, evaluate in self.expressions:
-                numbers = [known[operand] for operand in operands]
-                known[name] = np.asarray(evaluate(numbers)).astype(dtype)
-        return bool(known[self.graph.outputs[0]])
-
-
-def _expressions(graph: EinGraph) -> list[_Expression] | None:
-    """Return the computed vertices as expressions; None if one of them is anything else."""
-    found = []
-    for vertex in graph.vertices:
-        einsum = vertex.einsum
-        if einsum is None:
-            continue
-        has_dimensions = bool(einsum.labels) or any(einsum.operands)
-        if has_dimensions or not einsum.is_elementwise or einsum.scan is not None:
-            return None
-        dtypes = [np.dtype(graph[name].dtype) for name in vertex.inputs]
-        evaluate = prepare_expression(einsum.function, dtypes, ())
-        if evaluate is None:
-            return None
-        found.append(_Expression(vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
-    return found
-
 
 # ---- result --------------------------------------------------------------------------------------
 #
@@ -459,7 +377,7 @@ class LoopRun:
         for name in self.loop.kept_best:
             self.best.pop(name, None)  # its memory is free for the copy
             array = self.values[name]
-            self.best[name] = DistArray(array.local.copy(), array.layout, self.comm)
+            self.best[name] = array._with_block(array.local.copy())
 
     def is_asked_to_stop(self, number: int, row: Values, own_failure: RankFailure) -> bool:
         """Call the caller's function; return whether it ends the loop, on any rank."""

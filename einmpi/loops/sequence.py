@@ -13,8 +13,9 @@ from einmpi.checkpoint.resume import LoopCheckpoints
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, nearest_of
+from einmpi.job.batches import EPOCH, Validation
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import EPOCH, STEP, Validation
+from einmpi.job.loop import STEP
 from einmpi.loops.arrival import (
     arrivals,
     inputs_that_stay,

@@ -15,8 +15,9 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Recurrence, Vertex
 from einmpi.graph.rewrite import hoist, prune
 from einmpi.graph.scalar import unique
+from einmpi.job.batches import EPOCH, ROWS, Validation
 from einmpi.job.job import Job, loop_of
-from einmpi.job.loop import EPOCH, ROWS, STEP, Loop, StepProgram, Validation, make_loop
+from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.kernels.reference import evaluate
 from einmpi.kernels.updates import find_partial_update
 from einmpi.loops.batches import batch_of_whole_array, reads_into_memory_of_plan
@@ -359,10 +360,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     for name in stages.hoisted:
         placed[name] = plan.loaded(name)
     can_be_pinned = inputs.union(graph.outputs).difference(placed)
-    pins = {}
-    for name, parts in options.pins.items():
-        if name in can_be_pinned:
-            pins[name] = parts
+    pins = {name: parts for name, parts in options.pins.items() if name in can_be_pinned}
     return replace(
         options,
         strategy=strategy,

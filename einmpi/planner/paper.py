@@ -104,11 +104,7 @@ def _vectors(extents: Extents, ranks: int) -> tuple[Parts, ...]:
 
 def _cuts(left: int, extent: int, later: dict[int, int]) -> list[int]:
     """Return the cuts of a label that the later labels can complete to the product `left`."""
-    cuts = []
-    for cut in divisors(left):
-        if cut <= max(extent, 1) and left // cut in later:
-            cuts.append(cut)
-    return cuts
+    return [cut for cut in divisors(left) if cut <= max(extent, 1) and left // cut in later]
 
 
 def _ways(extents: Extents, ranks: int) -> list[dict[int, int]]:

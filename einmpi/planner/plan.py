@@ -244,9 +244,9 @@ class Plan(Cuts):
 
     def operations_of_busiest(self, vertex: Vertex) -> int:
         """Return the operations of a rank that has the longest share of every label."""
-        extents = [extent for _, extent in vertex.computed_einsum.extents]
         shares = prod(self.longest_shares(vertex).values())
-        return -(-vertex.operations() * shares // max(1, prod(extents)))
+        indices = prod(vertex.computed_einsum.extent.values())
+        return -(-vertex.operations() * shares // max(1, indices))
 
     def longest_shares(self, vertex: Vertex) -> dict[str, int]:
         """Return the most indices that a rank has of each label of a vertex."""

@@ -20,8 +20,9 @@ from einmpi.files.reading import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import kind_of
 from einmpi.graph.eingraph import Vertex
+from einmpi.job.batches import Batches, Validation
 from einmpi.job.job import Job
-from einmpi.job.loop import Batches, Loop, Validation
+from einmpi.job.loop import Loop
 from einmpi.language.scope import label_notes
 from einmpi.loops.stages import final_names, stages_of
 from einmpi.planner.plan import Plan

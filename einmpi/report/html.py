@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from einmpi.errors import printable
 from einmpi.files.atomic import replace_file
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.job.loop import PREFIX as VALIDATION
+from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, loops_of

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.job.loop import PREFIX as VALIDATION
+from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.process.environment import CLEAR, screen
 from einmpi.process.signals import on_abort
 from einmpi.report.record import Work, work_of

@@ -16,8 +16,8 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
 from einmpi.compiled.running import Measured
 from einmpi.errors import printable
+from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.job.job import Job
-from einmpi.job.loop import PREFIX as VALIDATION
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.planner.plan import Cost, Plan, cost_of_all, loop_plan_of
 from einmpi.planner.text.explain import certificate_data, one_level

@@ -282,7 +282,18 @@ class Spill(SlotStep):
 
 
 @dataclass(frozen=True)
-class Load(Step):
+class TensorStep(Step):
+    """A step about the values of a tensor."""
+
+    tensor: str
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class Load(TensorStep):
     """Fill a part of a slot with a region of an input.
 
     All ranks of the mesh have this step, even with nothing to load: from a file they may read it
@@ -292,17 +303,12 @@ class Load(Step):
     name = "load"
     when_fused = "before"
 
-    tensor: str
     slot: Slot
     region: Region  # of the tensor
     place: Region  # in the slot
     layout: Layout  # the regions of all ranks
     kept: bool = False  # the input stays on the rank between runs
     overwritten: bool = False  # a later step writes over it
-
-    @property
-    def vertex(self) -> str:
-        return self.tensor
 
     @property
     def writes(self) -> Slots:
@@ -353,7 +359,7 @@ class Begin(Step):
 
 
 @dataclass(frozen=True)
-class Transfer(Step):
+class Transfer(TensorStep):
     """Move elements of a tensor among a group of ranks.
 
     Without an aggregation, the target's block is built from the blocks of the group. With one, each
@@ -361,7 +367,6 @@ class Transfer(Step):
     source and target are one slot.
     """
 
-    tensor: str
     source: Slot
     target: Slot
     moves: Moves
@@ -377,10 +382,6 @@ class Transfer(Step):
     @property
     def kind(self) -> str:
         return "exchange" if self.aggregation is None else "reduce"
-
-    @property
-    def vertex(self) -> str:
-        return self.tensor
 
     @property
     def reads(self) -> Slots:
@@ -488,18 +489,13 @@ class Await(Step):
 
 
 @dataclass(frozen=True)
-class Store(Step):
+class Store(TensorStep):
     """An output is complete."""
 
     name = "store"
 
-    tensor: str
     slot: Slot
     region: Region
-
-    @property
-    def vertex(self) -> str:
-        return self.tensor
 
     @property
     def reads(self) -> Slots:
@@ -518,7 +514,7 @@ class Store(Step):
 
 
 @dataclass(frozen=True)
-class SavePoint(Step):
+class SavePoint(TensorStep):
     """A vertex is complete: a run can be saved here, and continue from here.
 
     Its tensor is in a slot; slots that only this vertex needed are freed.
@@ -527,16 +523,11 @@ class SavePoint(Step):
     manages_memory = True
     when_fused = "after"
 
-    tensor: str
     slot: Slot
     layout: Layout  # with partial results where an axis cuts PARTIAL
     # In the middle of a group, or while a tensor is dropped that is computed again: what later
     # steps need may not be there.
     inside: bool = False
-
-    @property
-    def vertex(self) -> str:
-        return self.tensor
 
     def inside_group(self) -> SavePoint:
         return replace(self, inside=True)

@@ -16,7 +16,7 @@ from einmpi.comm.base import Comm
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import element_text
 from einmpi.language.numpy_einsum import program_text, split_arguments
-from einmpi.tracing.statements import Node
+from einmpi.tracing.statements import Node, header_of, labels_of
 from einmpi.tracing.symbols import (
     TEXTS,
     Leaves,
@@ -32,18 +32,6 @@ from einmpi.tracing.symbols import (
     trace_of,
     users_line,
 )
-
-
-def _labels(ndim: int) -> list[str]:
-    return [f"i{number}" for number in range(ndim)]
-
-
-def _header(shape: Sequence[int]) -> str:
-    """Return "out" with a label for each dimension, and its extent."""
-    labels = _labels(len(shape))
-    extents = [f"{label}:{size}" for label, size in zip(labels, shape, strict=True)]
-    return element_text("out", extents)
-
 
 # ---- functions of elements -----------------------------------------------------------------------
 
@@ -90,28 +78,17 @@ def cast(symbol: Symbol, dtype: np.dtype[Any]) -> Symbol:
     return elementwise(symbol.own_trace, f"{dtype.name}({text})", [symbol], dtype)
 
 
-def clip(array: Any, /, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
-    """Limit the elements to a range."""
-    lowest = options.pop("min", a_min)
-    highest = options.pop("max", a_max)
-    found = array
+def clipped(array: Any, lowest: Any, highest: Any) -> Any:
+    """Limit the elements to a range, either end of which may be None."""
     if lowest is not None:
-        found = np.maximum(found, lowest)
-    return found if highest is None else np.minimum(found, highest)
-
-
-def isclose(a: Any, b: Any, /, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
-    """Return, for each element, whether two tensors are close to each other."""
-    a, b = np.multiply(a, 1.0), np.multiply(b, 1.0)  # differences of integers would wrap around
-    is_near = abs(a - b) <= atol + rtol * abs(b)
-    is_close = (is_near & np.isfinite(b)) | np.equal(a, b)
-    return is_close | (np.isnan(a) & np.isnan(b)) if equal_nan else is_close
+        array = np.maximum(array, lowest)
+    return array if highest is None else np.minimum(array, highest)
 
 
 def filled(source: Symbol, bound: Sequence[int], value: Any) -> Symbol:
     """Return a tensor of equal elements."""
-    text = f"{_header(bound)} = {number_text(value)}"
-    return Symbol(source.own_trace, source.own_trace.add(text, {}))
+    text = f"{header_of(bound)} = {number_text(value)}"
+    return source.own_trace.symbol(text, {})
 
 
 # ---- elements by index ---------------------------------------------------------------------------
@@ -122,7 +99,7 @@ def selected(key: Key) -> Symbol:
     trace = trace_of([key.array, *key.indices])
     operands = {"x": symbol_of(trace, key.array).node}
     index: list[str] = ["0"] * key.array.ndim
-    labels = iter(_labels(len(key.shape)))
+    labels = iter(labels_of(key.shape))
     for group in key.groups:
         own = [next(labels) for _ in group.extents]
         for dimension in group.dimensions:
@@ -136,7 +113,7 @@ def selected(key: Key) -> Symbol:
                 operands[f"p{dimension}"] = table.node
                 place = broadcast_index(table.shape, own, group.extents)
                 index[dimension] = element_text(f"p{dimension}", place)
-    return Symbol(trace, trace.add(f"{_header(key.shape)} = {element_text('x', index)}", operands))
+    return trace.symbol(f"{header_of(key.shape)} = {element_text('x', index)}", operands)
 
 
 def _from_the_start(trace: Trace, chosen: Any, extent: int) -> Symbol:
@@ -195,7 +172,7 @@ def assign_by_key(key: Key, value: Any) -> None:
         return
     trace = trace_of([array, value, *key.indices])
     operands: dict[str, Node] = {}
-    labels = _labels(array.ndim)
+    labels = labels_of(array.shape)
     conditions: list[str] = []
     index: list[str] = []
     for group in key.groups:
@@ -223,8 +200,7 @@ def assign_by_key(key: Key, value: Any) -> None:
     if conditions:
         operands["x"] = symbol_of(trace, array).node
         text = f"where({' & '.join(conditions)}, {text}, {element_text('x', labels)})"
-    node = trace.add(f"{_header(array.shape)} = {text}", operands)
-    _replace(array, Symbol(trace, node))
+    _replace(array, trace.symbol(f"{header_of(array.shape)} = {text}", operands))
 
 
 def _scattered(key: Key, value: Any) -> Any:
@@ -279,19 +255,17 @@ def _conditions(label: str, chosen: range, extent: int) -> list[str]:
 
 
 def reshape(array: Symbol, shape: Any) -> Symbol:
-    """Return the elements, in row-major order, in another shape."""
+    """Return the elements, in row-major order, in another shape.
+
+    A group of dimensions becomes another one.
+    """
     bound = np.broadcast_to(np.int8(0), array.shape).reshape(shape).shape
-    return Symbol(array.own_trace, _reshaped(array.own_trace, array.node, bound))
-
-
-def _reshaped(trace: Trace, node: Node, bound: tuple[int, ...]) -> Node:
-    """Return the elements in another shape: a group of dimensions becomes another one."""
     if not prod(bound):
-        return trace.add(f"{_header(bound)} = {node.dtype.name}(0)", {})
-    labels = _labels(len(bound))
+        return filled(array, bound, np.zeros((), array.dtype))
+    labels = labels_of(bound)
     index: list[str] = []
-    for old, new in _groups(node.shape, bound):
-        extents = [node.shape[dimension] for dimension in old]
+    for old, new in _groups(array.shape, bound):
+        extents = [array.shape[dimension] for dimension in old]
         terms = []
         for position, dimension in enumerate(new):
             stride = prod(bound[each] for each in new[position + 1 :])
@@ -307,7 +281,7 @@ def _reshaped(trace: Trace, node: Node, bound: tuple[int, ...]) -> Node:
             else:
                 quotient = f"({place}) // {stride}" if stride > 1 else f"({place})"
                 index.append(quotient if position == 0 else f"({quotient}) % {extent}")
-    return trace.add(f"{_header(bound)} = {element_text('x', index)}", {"x": node})
+    return _moved(array, bound, index)
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -329,8 +303,8 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 
 def rearranged(array: Symbol, order: Sequence[int | None]) -> Symbol:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1."""
-    labels = _labels(len(order))
     bound = [1 if old is None else array.shape[old] for old in order]
+    labels = labels_of(bound)
     index = [labels[order.index(old)] if old in order else "0" for old in range(array.ndim)]
     return _moved(array, bound, index)
 
@@ -338,12 +312,12 @@ def rearranged(array: Symbol, order: Sequence[int | None]) -> Symbol:
 def broadcast_to(array: Symbol, shape: Any) -> Symbol:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
     bound = np.broadcast_to(np.broadcast_to(np.int8(0), array.shape), shape).shape
-    return _moved(array, bound, broadcast_index(array.shape, _labels(len(bound)), bound))
+    return _moved(array, bound, broadcast_index(array.shape, labels_of(bound), bound))
 
 
 def _moved(array: Symbol, bound: Sequence[int], index: Sequence[str]) -> Symbol:
-    text = f"{_header(bound)} = {element_text('x', index)}"
-    return Symbol(array.own_trace, array.own_trace.add(text, {"x": array.node}))
+    text = f"{header_of(bound)} = {element_text('x', index)}"
+    return array.own_trace.symbol(text, {"x": array.node})
 
 
 def all_distributed(arrays: Sequence[Any]) -> list[Symbol]:
@@ -358,7 +332,7 @@ def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, Any]) -> Symbol
     """Return the tensor `out` of a statement."""
     trace = trace_of(list(arrays.values()))
     operands = {name: symbol_of(trace, array).node for name, array in arrays.items()}
-    return Symbol(trace, trace.add(text, operands))
+    return trace.symbol(text, operands)
 
 
 def product(where: str, subscripts: str, *operands: Any) -> Symbol:
@@ -383,8 +357,7 @@ def _einsum(subscripts: str, operands: Sequence[Any], dtype: Any) -> Symbol:
     kinds = [(symbol.shape, symbol.dtype.name) for symbol in symbols]
     common = products._common_dtype([symbol.dtype for symbol in symbols])
     text = program_text(subscripts, kinds, common)
-    nodes = {f"x{number}": symbol.node for number, symbol in enumerate(symbols)}
-    return Symbol(trace, trace.add(text, nodes))
+    return evaluate_program(trace.comm, text, {f"x{k}": symbol for k, symbol in enumerate(symbols)})
 
 
 def of_single_elements(name: str, array: Symbol, dtype: Any) -> Symbol:
@@ -472,8 +445,7 @@ _DEPENDS_ON_VALUES = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "on_blocks": on_blocks,
     "converted": cast,
-    "clip": clip,
-    "isclose": isclose,
+    "clipped": clipped,
     "filled": filled,
     "_selected": selected,
     "select_elements": select_elements,

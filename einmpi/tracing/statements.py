@@ -185,11 +185,20 @@ def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False)
     return Node(shape, np.dtype(dtype), "", definition, dict(operands))
 
 
+def labels_of(shape: Sequence[int]) -> list[str]:
+    """Return a label for each dimension."""
+    return [f"i{number}" for number in range(len(shape))]
+
+
+def header_of(shape: Sequence[int]) -> str:
+    """Return "out" with a label for each dimension, and its extent."""
+    labels = zip(labels_of(shape), shape, strict=True)
+    return element_text("out", [f"{label}:{size}" for label, size in labels])
+
+
 def copied(node: Node) -> Node:
     """Return a tensor with the elements of another one."""
-    labels = [f"i{axis}:{size}" for axis, size in enumerate(node.shape)]
-    index = [f"i{axis}" for axis in range(len(node.shape))]
-    text = f"{element_text('out', labels)} = {element_text('x', index)}"
+    text = f"{header_of(node.shape)} = {element_text('x', labels_of(node.shape))}"
     return computed(text, {"x": node})
 
 

@@ -21,7 +21,7 @@ from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Names
 from einmpi.kernels.reference import as_numpy
 from einmpi.schedule.layout import Layout
-from einmpi.tracing.statements import Node, computed
+from einmpi.tracing.statements import Node, computed, header_of, labels_of
 
 Leaves: TypeAlias = list[Any]
 MOST_STATEMENTS = 1000  # of a traced function, unless it asks for more
@@ -72,6 +72,10 @@ class Trace:
         node = computed(text, operands, is_gradient)
         node.line = users_line()
         return node
+
+    def symbol(self, text: str, operands: Mapping[str, Node]) -> Symbol:
+        """Return the tensor `out` of a statement over operands as a symbol."""
+        return Symbol(self, self.add(text, operands))
 
     def note_statement(self) -> None:
         self.count += 1
@@ -280,7 +284,7 @@ def symbol_of(trace: Trace, value: Any) -> Symbol:
     text = _as_expression(array)
     if text is None:
         return Symbol(trace, trace.constant(array))
-    return Symbol(trace, trace.add(text, {}))
+    return trace.symbol(text, {})
 
 
 def _as_expression(array: npt.NDArray[Any]) -> str | None:
@@ -307,11 +311,10 @@ def _as_expression(array: npt.NDArray[Any]) -> str | None:
                 (f"({label}{shift}) % {period}", (count + first) % period),
                 (f"{label} // {repeats}", count // repeats),
             ]
-    header = element_text("out", [f"i{axis}:{size}" for axis, size in enumerate(array.shape)])
     for text, values in expected:
         if np.array_equal(array, np.broadcast_to(values, array.shape)):
             is_signed = array.dtype.kind == "f" and not first and np.signbit(array).any()
-            return None if is_signed else f"{header} = {text}"
+            return None if is_signed else f"{header_of(array.shape)} = {text}"
     return None
 
 
@@ -326,11 +329,6 @@ def number_text(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype.name}({_text(value.item())})"
     return _text(value)
-
-
-def _dtype_of(value: Any) -> Any:
-    """Return the dtype of a number of numpy, None for one of Python."""
-    return getattr(value, "dtype", None)
 
 
 def _text(value: Any) -> str:
@@ -348,27 +346,26 @@ def elementwise(trace: Trace, template: str, values: Sequence[Any], dtype: Any =
     """
     symbols = [None if is_number(value) else symbol_of(trace, value) for value in values]
     shape = np.broadcast_shapes(*(symbol.shape for symbol in symbols if symbol is not None))
-    labels = [f"i{number}" for number in range(len(shape))]
+    labels = labels_of(shape)
     texts = []
     operands: dict[str, Node] = {}
     for value, symbol in zip(values, symbols, strict=True):
         if symbol is None:
-            is_decisive = all(each is None or each.dtype != _dtype_of(value) for each in symbols)
+            dtype_of_number = getattr(value, "dtype", None)  # one of Python has none
+            is_decisive = all(each is None or each.dtype != dtype_of_number for each in symbols)
             texts.append(number_text(value) if is_decisive else _text(value))
             continue
         name = f"x{len(operands)}"
         operands[name] = symbol.node
         index = broadcast_index(symbol.shape, labels, shape)
-        text = f"{name}[{','.join(index)}]" if index else name
+        text = element_text(name, index)
         is_converted = symbol.is_weak and dtype is not None and symbol.dtype != dtype
         texts.append(f"{dtype}({text})" if is_converted else text)
-    header = ",".join(f"{label}:{size}" for label, size in zip(labels, shape, strict=True))
-    target = f"out[{header}]" if header else "out"
-    node = trace.add(f"{target} = {template.format(*texts)}", operands)
-    if dtype is not None and node.dtype != np.dtype(dtype):
-        text = f"{target} = {np.dtype(dtype).name}({template.format(*texts)})"
-        node = trace.add(text, operands)
-    return Symbol(trace, node)
+    body = template.format(*texts)
+    found = trace.symbol(f"{header_of(shape)} = {body}", operands)
+    if dtype is None or found.dtype == np.dtype(dtype):
+        return found
+    return trace.symbol(f"{header_of(shape)} = {np.dtype(dtype).name}({body})", operands)
 
 
 def broadcast_index(own: Sequence[int], labels: Sequence[str], shape: Sequence[int]) -> list[str]:

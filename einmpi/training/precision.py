@@ -62,10 +62,7 @@ def rounded_program(
     # first: then those that read it may be as they should.
     positions = {item.name: number for number, item in enumerate(items)}
     dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
-    too_wide = []
-    for name in graph.by_name:
-        if name in rounding.narrow and dtypes[name] in _FULL:
-            too_wide.append(name)
+    too_wide = [name for name in graph.by_name if name in rounding.narrow and dtypes[name] in _FULL]
     while too_wide:
         first = positions[too_wide[0]]
         statements[first] = rounding.rounded_whole(items[first])

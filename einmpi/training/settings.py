@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf, isfinite
-from typing import Any, TypeAlias
+from typing import Any
 
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.language.toml_document import show
+from einmpi.language.toml_document import Place, check_count, show
 
 # ---- optimizers ----------------------------------------------------------------------------------
 #
@@ -97,34 +98,41 @@ class Optimizer:
         return self.vectors if self.vectors is not None and dimensions < 2 else self
 
 
-_MOMENTUM = Option(0.9, "how much of the last step is taken again", end=1.0)
-_BETA_1 = Option(0.9, "how much of the mean of gradients is kept", end=1.0)
-_BETA_2 = Option(0.999, "how much of the mean of their squares is kept", end=1.0)
 _ADAM_OPTIONS = {
-    "beta1": _BETA_1,
-    "beta2": _BETA_2,
+    "beta1": Option(0.9, "how much of the mean of gradients is kept", end=1.0),
+    "beta2": Option(0.999, "how much of the mean of their squares is kept", end=1.0),
     "eps": Option(1e-8, "what is added to the root of that mean"),
 }
-_ADAM_STATE = {
-    "m": "{beta1} * {m} + (1 - {beta1}) * {g}",
-    "v": "{beta2} * {v} + (1 - {beta2}) * {g}**2",
-}
-_ADAM_NUMBERS = {
-    "size": "{rate} / (1 - {beta1}**{count})",
-    "root": "sqrt(1 - {beta2}**{count})",
-}
-_ADAM_UPDATE = "{kept} - {size} * {m_next} / (sqrt({v_next}) / {root} + {eps})"
-
-_ADAMW = Optimizer(
-    name="adamw",
-    meaning="Adam; weights decay on their own",
+_ADAM = Optimizer(
+    name="adam",
+    meaning="Adam; decay is added to the gradient",
     rate=1e-3,
     options=_ADAM_OPTIONS,
-    numbers=_ADAM_NUMBERS,
-    state=_ADAM_STATE,
-    update=_ADAM_UPDATE,
+    numbers={
+        "size": "{rate} / (1 - {beta1}**{count})",
+        "root": "sqrt(1 - {beta2}**{count})",
+    },
+    state={
+        "m": "{beta1} * {m} + (1 - {beta1}) * {g}",
+        "v": "{beta2} * {v} + (1 - {beta2}) * {g}**2",
+    },
+    update="{kept} - {size} * {m_next} / (sqrt({v_next}) / {root} + {eps})",
+)
+_ADAMW = replace(
+    _ADAM,
+    name="adamw",
+    meaning="Adam; weights decay on their own",
     decay=0.01,
     is_decoupled=True,
+)
+_WITH_MOMENTUM = Optimizer(
+    name="momentum",
+    meaning="gradient descent with momentum",
+    rate=1e-3,
+    options={"momentum": Option(0.9, "how much of the last step is taken again", end=1.0)},
+    state={"m": "{momentum} * {m} + {g}"},
+    update="{kept} - {rate} * {m_next}",
+    is_linear=True,
 )
 
 # Adafactor of vectors, which has the mean of squares of every element.
@@ -178,33 +186,14 @@ _RECORDS = (
         update="{kept} - {rate} * {g}",
         is_linear=True,
     ),
-    Optimizer(
-        name="momentum",
-        meaning="gradient descent with momentum",
-        rate=1e-3,
-        options={"momentum": _MOMENTUM},
-        state={"m": "{momentum} * {m} + {g}"},
-        update="{kept} - {rate} * {m_next}",
-        is_linear=True,
-    ),
-    Optimizer(
+    _WITH_MOMENTUM,
+    replace(
+        _WITH_MOMENTUM,
         name="nesterov",
         meaning="gradient descent with Nesterov's momentum",
-        rate=1e-3,
-        options={"momentum": _MOMENTUM},
-        state={"m": "{momentum} * {m} + {g}"},
         update="{kept} - {rate} * ({g} + {momentum} * {m_next})",
-        is_linear=True,
     ),
-    Optimizer(
-        name="adam",
-        meaning="Adam; decay is added to the gradient",
-        rate=1e-3,
-        options=_ADAM_OPTIONS,
-        numbers=_ADAM_NUMBERS,
-        state=_ADAM_STATE,
-        update=_ADAM_UPDATE,
-    ),
+    _ADAM,
     _ADAMW,
     Optimizer(
         name="adagrad",
@@ -288,9 +277,6 @@ def optimizer_named(where: str, name: str) -> Optimizer:
         raise InputError(where, f"unknown optimizer {name!r:.60}", one_of(tuple(OPTIMIZERS), name))
     return OPTIMIZERS[name]
 
-
-# Where a key of the settings is, for messages: place("optimizer", "rate").
-Place: TypeAlias = Callable[..., str]
 
 PRECISIONS = ("bfloat16", "float16")
 MOST_COUNTED = 2**31  # batches or updates
@@ -387,7 +373,7 @@ def make_training(
     names = _checked_names(place, parameters)
     if isinstance(optimizer, str):
         optimizer = {"name": optimizer}
-    record = _checked_optimizer(place, ("optimizer",), optimizer, _COMMON_OPTIONS)
+    record = _checked_optimizer(partial(place, "optimizer"), optimizer, _COMMON_OPTIONS)
     rules = _checked_groups(place, names, optimizer, groups)
     in_groups = [name for rule in rules for name in rule.parameters]
     others = tuple(name for name in names if name not in in_groups)
@@ -414,18 +400,19 @@ def _rule(
     suffix: str,
 ) -> Rule:
     """Return how some parameters change; `given` has the numbers of the optimiser."""
+    at = partial(place, *keys)
 
     def number(key: str, option: Option) -> float:
         value = given.get(key)
         if value is None:
             return option.default
-        return _number(place(*keys, key), key, value, option.range_text, option.allows)
+        return _number(at(key), key, value, option.range_text, option.allows)
 
     return Rule(
         parameters=parameters,
         optimizer=record,
         options={key: number(key, option) for key, option in record.options.items()},
-        rate=_checked_rate(place(*keys, "rate"), given, record),
+        rate=_checked_rate(at("rate"), given, record),
         decay=number("decay", Option(record.decay, "the decay of weights")),
         suffix=suffix,
         keys=keys,
@@ -442,32 +429,29 @@ def _checked_groups(
     rules: list[Rule] = []
     seen: list[str] = []
     for index, group in enumerate(groups or ()):
-        keys = ("groups", index)
+        at = partial(place, "groups", index)
         if not isinstance(group, Mapping):
-            raise InputError(place(*keys), f"groups has {show(group)}", expected)
+            raise InputError(at(), f"groups has {show(group)}", expected)
         own = {key: value for key, value in group.items() if key != "parameters"}
         common = {key: value for key, value in optimizer.items() if key != "clip"}
         if own.get("name", common["name"]) != common["name"]:
             common = {}  # the options of another optimiser
         given = common | own
-        record = _checked_optimizer(place, keys, given, ("parameters", *_COMMON_OPTIONS[:-1]))
-        parameters = _checked_names(
-            lambda *rest, at=keys: place(*at, *rest), group.get("parameters")
-        )
+        record = _checked_optimizer(at, given, ("parameters", *_COMMON_OPTIONS[:-1]))
+        parameters = _checked_names(at, group.get("parameters"))
         for number, name in enumerate(parameters):
             if name not in names or name in seen:
                 what, expected = f"{name} is not trained", nearest_of(names, name)
                 if name in seen:
                     what, expected = f"{name} is in two groups", "each name once"
-                raise InputError(place(*keys, "parameters", number), what, expected)
+                raise InputError(at("parameters", number), what, expected)
         seen += parameters
+        keys = ("groups", index)
         rules.append(_rule(place, keys, record, given, parameters, f"_{index + 1}"))
     return rules
 
 
-def _checked_optimizer(
-    place: Place, keys: tuple[str | int, ...], optimizer: Any, common: Sequence[str]
-) -> Optimizer:
+def _checked_optimizer(place: Place, optimizer: Any, common: Sequence[str]) -> Optimizer:
     """Return the record of an optimiser whose table has its name and options.
 
     `common` are the keys that all of them have.
@@ -477,14 +461,14 @@ def _checked_optimizer(
         what = "there is no optimizer"
         if optimizer is not None:
             what = f"the optimizer is {show(optimizer)}"
-        raise InputError(place(*keys), what, f"a table such as {example}")
+        raise InputError(place(), what, f"a table such as {example}")
     name = optimizer.get("name")
     if not isinstance(name, str):
         what = "the optimizer has no name"
         if name is not None:
             what = f"the name of the optimizer is {show(name)}"
-        raise InputError(place(*keys, "name"), what, one_of(tuple(OPTIMIZERS)))
-    record = optimizer_named(place(*keys, "name"), name)
+        raise InputError(place("name"), what, one_of(tuple(OPTIMIZERS)))
+    record = optimizer_named(place("name"), name)
     known = (*common, *record.options)
     for key in optimizer:
         if key not in known:
@@ -492,7 +476,7 @@ def _checked_optimizer(
             hint = ""
             if key in _NAMES_IN_TORCH:
                 hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
-            raise InputError(place(*keys, key), what, one_of(known, str(key)), hint)
+            raise InputError(place(key), what, one_of(known, str(key)), hint)
     return record
 
 
@@ -503,13 +487,10 @@ def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
     expected = 'a list of inputs such as ["W1", "b1"]'
-    if not isinstance(parameters, list | tuple):
-        what = "there are no parameters to train"
-        if parameters is not None:
-            what = f"parameters is {show(parameters)}"
-        raise InputError(place("parameters"), what, expected)
     if not parameters:
         raise InputError(place("parameters"), "there are no parameters to train", expected)
+    if not isinstance(parameters, list | tuple):
+        raise InputError(place("parameters"), f"parameters is {show(parameters)}", expected)
     for number, name in enumerate(parameters):
         if not isinstance(name, str):
             raise InputError(place("parameters", number), f"parameters has {show(name)}", expected)
@@ -541,14 +522,11 @@ def _checked_rate(where: str, optimizer: Mapping[str, Any], record: Optimizer) -
     return _positive(where, "rate", rate, expected)
 
 
-def _checked_count(place: Place, key: str, given: Any, default: int) -> int:
+def _checked_count(place: Place, key: str, given: int | None, default: int) -> int:
     if given is None:
         return default
-    if type(given) is not int or not 1 <= given <= MOST_COUNTED:
-        expected = f"an integer from 1 to 2**31 = {MOST_COUNTED}"
-        raise InputError(place(key), f"{key} is {show(given)}", expected)
-    number: int = given
-    return number
+    check_count(place(key), key, given, MOST_COUNTED)
+    return given
 
 
 def _checked_precision(place: Place, precision: Any, scaling: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from einmpi.cli.sbatch import estimate
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.job.loop import Batches, Shuffle
+from einmpi.job.batches import Batches, Shuffle
 from einmpi.loops import batches as read_ahead
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.batches import WINDOW_BLOCKS, EpochOrder, LoopBatches, rows_in_order

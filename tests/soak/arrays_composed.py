@@ -13,7 +13,6 @@ NUMBERS = "iuf"
 # What stays as it is, and what is not in place: an expression for each, of a matrix `m` or more
 # dimensions, a vector `v`, another one `w` of the same length, an axis `x` and a small integer `k`.
 _PLAIN = {
-    "block": "np.block([[{m}, {m}], [{m}, {m}]])",
     "compress": "np.compress({mask}, {v})",
     "delete": "np.delete({m}, {key}, axis=0)",
     "diag": "np.diag({v}, {k})",
@@ -52,21 +51,17 @@ _ROUNDED = {
     "linalg.cross": "np.linalg.cross({three}, {three})",
     "gradient": "np.gradient({n}, axis=0)",
     "kron": "np.kron({v}, {m})",
-    "linalg.multi_dot": "np.linalg.multi_dot([{v}, np.ones((len({v}), 3)), np.ones((3, 2))])",
     "sinc": "np.sinc({small})",
     "trapezoid": "np.trapezoid({n}, axis={x})",
     "interp": "np.interp({small}, [0.0, 1.0, 2.5], [3.0, -1.0, 2.0])",
     "histogram2d": "np.histogram2d({small}, {small}, bins=[[-2, 0, 1], [0, 1, 3]])[0]",
-    "histogramdd": "np.histogramdd(({small}, {small}), bins=[[-2, 0, 1], [0, 1, 3]])[0]",
 }
 # What changes an array: the array, and afterwards.
 _IN_PLACE = {
     "copyto": "np.copyto({m}, {k}, where={m} != 0)",
     "fill_diagonal": "np.fill_diagonal({m}, {k})",
-    "place": "np.place({m}, {m} != 0, [0, 1, 1])",
     "put": "np.put({m}, [0], [1])",
     "put_along_axis": "np.put_along_axis({m}, np.argsort({m}, axis=0)[:1], 1, axis=0)",
-    "putmask": "np.putmask({m}, {m} != 0, [1, 0, 1])",
 }
 _OF_NANS = {
     "nanargmax": "np.nanargmax({f}, axis={x})",

@@ -97,7 +97,7 @@ FUNCTIONS = {
         *(np.convolve(a[0], b[0, :3]), np.correlate(a[0], b[1], "same"), np.kron(a[:2], b)),
         *(np.diag(a[0], 1), np.gradient(a)[0], np.trapezoid(b), np.insert(a, 1, 0.0, axis=1)),
         *(np.select([a > 0.5, b > 0.5], [a, b], 7), np.nanmedian(a, axis=0), np.delete(b, 2, 1)),
-        *(np.lib.stride_tricks.sliding_window_view(a, 2, 1), np.block([[a, b], [b, a]])),
+        np.lib.stride_tricks.sliding_window_view(a, 2, 1),
     ),
 }
 

@@ -55,10 +55,7 @@ def split_into_tiles(problem: Problem) -> WorkSplit | None:
         function = cutter.cut(problem.function)
         if function is None or len({term.is_row for term in cutter.terms}) < 2:
             continue
-        batch = []
-        for axis in outer:
-            if axis is not row and axis is not column:
-                batch.append(axis)
+        batch = [axis for axis in outer if axis is not row and axis is not column]
         shape = _tile_shape(problem, row, column, batch, function, cutter.terms)
         if shape is None:
             return None
