@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from einmpi.arrays.dist_array import DistArray, View, call
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.elementwise import Number, on_blocks
 from einmpi.arrays.moving import along, common_comm, distributed, gathered
 from einmpi.arrays.products import evaluate_program
@@ -301,7 +301,7 @@ def put(array: DistArray, places: Any, values: Any, /) -> None:
     """Set elements by their places in row-major order; values are repeated as needed."""
     flat = np.reshape(array, (-1,))
     flat[places] = np.resize(gathered(values), np.shape(places))
-    if not isinstance(flat, View):
+    if not flat.is_view:
         array[...] = np.reshape(flat, array.shape)
 
 

@@ -101,6 +101,8 @@ class ArrayRecord:
         ranks read the block of a view together after its tensor has changed. Views do not see what
         is written into the block of their tensor; they see `x[...] = ...`.
         """
+        if self.links:
+            self._update()
         if self._local is None:
             raise _given_away_error()
         return self._local
