@@ -299,7 +299,7 @@ def copyto(target: Any, source: Any, /, casting: Any = "same_kind", where: Any =
 
 def put(array: DistArray, places: Any, values: Any, /) -> None:
     """Set elements by their places in row-major order; values are repeated as needed."""
-    flat = np.reshape(array, (-1,))
+    flat = array.reshape(-1)
     flat[places] = np.resize(gathered(values), np.shape(places))
     if not flat.is_view:
         array[...] = np.reshape(flat, array.shape)

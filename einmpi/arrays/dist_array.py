@@ -74,7 +74,7 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
 
     # Of a view: the tensor that it was made of, the key that selects it there, if one does, and
     # whether its elements are in the memory of that tensor.
-    base: DistArray
+    base: Any
     key: Any
     shares = False
 
@@ -195,7 +195,7 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
 
     @property
     def _is_current(self) -> bool:
-        return self._changes == self.base._changes
+        return bool(self._changes == self.base._changes)
 
     def _update(self) -> None:
         if not self.links or self._is_given_away or self._is_current:

@@ -104,7 +104,7 @@ def quantile(
     array: DistArray,
     fractions: Any,
     /,
-    axis: int | None = None,
+    axis: int | tuple[int] | None = None,
     method: str = "linear",
     keepdims: bool = False,
 ) -> DistArray:
@@ -116,6 +116,8 @@ def quantile(
     wanted = as_numpy("quantile", "q", fractions)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
+    if isinstance(axis, tuple) and len(axis) == 1:
+        (axis,) = axis
     vectors, dimension = sorted_along(array, axis)
     extent = vectors.shape[dimension]
     if not extent:

@@ -142,7 +142,7 @@ EXPRESSIONS = {
     "map": lambda d: d.map(np.abs),
     "map_blocks": lambda d: d.rain.map_blocks(lambda block: block * 2),
     "std of a dataset": lambda d: d.std(),
-    "rank": lambda d: d.rain.isin([1.0]),
+    "isin": lambda d: d.rain.isin([1.0]),
     "coords": lambda d: d.rain.assign_coords(time=d.time / 2).rename(time="t"),
 }
 
