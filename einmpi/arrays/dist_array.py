@@ -382,6 +382,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if self.is_alone():
             return np.array(on_host(self.local), dtype, copy=copy)
+        if not self.ndim and self.is_on_all_ranks():  # a number: nothing is gathered
+            return np.array(self.item(), self.dtype if dtype is None else dtype)
         limit = _most_gathered.get()
         if copy is False or not limit:
             raise TypeError(f"{_DISTRIBUTED}, and DistArray.gather_up_to(size) lets numpy call it")

@@ -8,27 +8,27 @@ here are for Dask.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from einmpi.arrays.creation import block_of, filled_by_blocks, layout_for
-from einmpi.arrays.dist_array import DistArray
-from einmpi.arrays.moving import common_comm
+from einmpi.arrays.creation import filled_by_blocks, layout_for
+from einmpi.arrays.dist_array import DistArray, call
+from einmpi.arrays.elementwise import needed_block
+from einmpi.arrays.moving import common_comm, with_other_dimensions
 from einmpi.comm.agreement import comm_of_program, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import DTYPES, dtype_name
+from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import boxes, packed
 
-Labels: TypeAlias = tuple[Hashable, ...]  # the names of dimensions
-Operand: TypeAlias = tuple[Any, Labels]
 _WHOLE = -1  # as a chunk: the dimension is not cut
 
 
@@ -93,7 +93,9 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
         may_be_cut = [count > 1 for count in counts]
         if not any(may_be_cut):
             may_be_cut = [chunk != _WHOLE for chunk in _chunk_of_each(chunks, bound)]
-        return _cut_some(comm, bound, may_be_cut)
+        lengths = [extent if may else 1 for extent, may in zip(bound, may_be_cut, strict=True)]
+        layout = layout_for(comm, tuple(lengths))
+        return Layout(layout.mesh, bound, layout.cuts)
 
     @property
     def array_api(self) -> Any:
@@ -109,7 +111,7 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
 
     def compute(self, *data: DistArray, **options: Any) -> Any:
         """Return arrays of numpy; `gather_up_to` has to allow it for tensors that are cut."""
-        return [np.array(each.host if each.is_on_all_ranks() else each) for each in data]
+        return list(map(np.array, data))
 
     def persist(self, *data: Any, **options: Any) -> Any:
         """Return the tensors, which are in memory already."""
@@ -130,18 +132,27 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
         vectorize: bool = False,
         **options: Any,
     ) -> Any:
-        """Apply a function to blocks in which the dimensions of its signature are whole."""
-        inputs, outputs = map(_parsed, signature.split("->"))
+        """Apply a function to blocks, which are whole in the dimensions of its signature.
+
+        These are the last ones. All other dimensions are broadcast, and may be cut.
+        """
+        inputs, outputs = map(_counts_of_dimensions, signature.split("->"))
         if vectorize:
             func = np.vectorize(func, output_dtypes, signature=signature)
-        counts = [np.ndim(arg) - len(core) for arg, core in zip(args, inputs, strict=True)]
-        loops = [tuple(range(-count, 0)) for count in counts]  # of broadcast dimensions
-        operands = [(args[place], loops[place] + core) for place, core in enumerate(inputs)]
-        results = [max(loops, key=len) + core for core in outputs]
-        found = _on_blocks(func, operands, results, set().union(*inputs))
-        for place, dtype in enumerate(output_dtypes or ()):
-            found[place] = found[place]._in_dtype(dtype or found[place].dtype)
-        return tuple(found) if len(outputs) > 1 else found[0]
+        layout, comm = _layout_of_loops(args, inputs)
+        blocks = [_block(*pair, layout, comm) for pair in zip(args, inputs, strict=True)]
+
+        def compute() -> list[Any]:
+            found = func(*blocks)
+            return list(map(np.asarray, found if len(outputs) > 1 else [found]))
+
+        results = []
+        for place, block in enumerate(together(comm, compute)):
+            if output_dtypes and output_dtypes[place] is not None:
+                block = block.astype(output_dtypes[place])
+            bound = layout.bound + block.shape[len(layout.bound) :]
+            results.append(DistArray(block, Layout(layout.mesh, bound, layout.cuts), comm))
+        return tuple(results) if len(outputs) > 1 else results[0]
 
     def map_blocks(
         self, func: Callable[..., Any], *args: Any, dtype: Any = None, **options: Any
@@ -157,24 +168,16 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
         aggregate_func: Callable[..., Any],
         axis: int,
         **options: Any,
-    ) -> DistArray:
+    ) -> Any:
         """Reduce a dimension by a function of chunks and another one of its results."""
 
         def reduce(block: Any) -> Any:
-            return aggregate_func(func(block, axis=axis, keepdims=True), axis=axis, keepdims=False)
+            return aggregate_func(func(block, axis=-1, keepdims=True), axis=-1, keepdims=False)
 
-        places = tuple(range(arr.ndim))
-        kept = places[:axis] + places[axis + 1 :]
-        return _on_blocks(reduce, [(arr, places)], [kept], [axis])[0]
-
-    def unify_chunks(self, *args: Any, **options: Any) -> Any:
-        """Return tensors that are cut alike in the dimensions that they share."""
-        operands = list(zip(args[::2], args[1::2], strict=True))
-        alignment = _Alignment(operands, ())
-        return {}, [alignment.moved(*operand) for operand in operands]
+        return self.apply_gufunc(reduce, "(i)->()", call(np.moveaxis, arr, axis, -1))
 
 
-# ---- blocks of tensors with named dimensions ----------------------------------------------------
+# ---- layouts and blocks -------------------------------------------------------------------------
 
 
 def _chunk_of_each(chunks: Any, shape: Sequence[int]) -> list[Any]:
@@ -184,88 +187,31 @@ def _chunk_of_each(chunks: Any, shape: Sequence[int]) -> list[Any]:
     return list(chunks) if isinstance(chunks, tuple | list) else [chunks] * len(shape)
 
 
-def _cut_some(comm: Comm, bound: Sequence[int], may_be_cut: Sequence[bool]) -> Layout:
-    """Return a layout that cuts only some dimensions."""
-    lengths = [extent if may else 1 for extent, may in zip(bound, may_be_cut, strict=True)]
-    layout = layout_for(comm, tuple(lengths))
-    return Layout(layout.mesh, tuple(bound), layout.cuts)
+def _layout_of_loops(args: Sequence[Any], core: Sequence[int]) -> tuple[Layout, Comm]:
+    """Return a layout for all but the last dimensions of some operands, and their ranks.
 
-
-class _Alignment:
-    """Tensors with named dimensions that are cut alike, over all ranks, but not in `whole` ones.
-
-    The largest tensor stays where it is, if it can. Dimensions of extent 1 are broadcast.
+    The largest tensor stays where it is, if that cuts no other dimensions.
     """
-
-    def __init__(self, operands: Sequence[Operand], whole: Collection[Hashable]) -> None:
-        tensors = [operand for operand in operands if isinstance(operand[0], DistArray)]
-        self.comm = common_comm("xarray", [array for array, _ in tensors])
-        self.extents: dict[Hashable, int] = {}
-        for array, labels in operands:
-            for label, extent in zip(labels, np.shape(array), strict=True):
-                if self.extents.get(label, 1) == 1:
-                    self.extents[label] = extent
-        largest, names = max(tensors, key=lambda operand: operand[0].size)
-        layout = largest.layout
-        if layout.mesh.ranks < self.comm.size or any(
-            cut is not None and names[cut] in whole for cut in layout.cuts
-        ):
-            names = tuple(self.extents)
-            may_be_cut = [name not in whole for name in names]
-            layout = _cut_some(self.comm, tuple(self.extents.values()), may_be_cut)
-        self.mesh = layout.mesh
-        # For each axis of the mesh, the dimension that it cuts.
-        self.cut = [None if cut is None else names[cut] for cut in layout.cuts]
-
-    def layout(self, labels: Labels, shape: Sequence[int]) -> Layout:
-        """Return the layout of a tensor; dimensions that are broadcast are not cut."""
-        places: dict[Hashable, int] = {}
-        for place, label in enumerate(labels):
-            if shape[place] == self.extents.get(label):
-                places[label] = place
-        return Layout(self.mesh, tuple(shape), tuple(places.get(label) for label in self.cut))
-
-    def moved(self, array: DistArray, labels: Labels) -> DistArray:
-        """Return a tensor that is cut like the others."""
-        return array._in_layout(self.layout(labels, array.shape))
-
-    def block(self, array: Any, labels: Labels) -> Any:
-        """Return this rank's part of an operand."""
-        if isinstance(array, DistArray):
-            return self.moved(array, labels).host
-        region = self.layout(labels, np.shape(array)).block(self.comm.rank)
-        return block_of(array, region or (), array.dtype) if labels else array
-
-    def joined(self, block: Any, labels: Labels) -> DistArray:
-        """Return a result of which this rank has a block."""
-        shape = list(block.shape)
-        for place, label in enumerate(labels):
-            if label in self.cut:
-                shape[place] = self.extents[label]
-        return DistArray(block, self.layout(labels, shape), self.comm)
+    pairs = list(zip(args, core, strict=True))
+    bound = np.broadcast_shapes(*[np.shape(arg)[: np.ndim(arg) - count] for arg, count in pairs])
+    tensors = [pair for pair in pairs if isinstance(pair[0], DistArray)]
+    comm = common_comm("xarray", [array for array, _ in tensors])
+    largest, count = max(tensors, key=lambda pair: pair[0].size)
+    loops = largest.ndim - count
+    layout = largest.layout
+    cuts_others = any(cut is not None and cut >= loops for cut in layout.cuts)
+    if cuts_others or layout.mesh.ranks < comm.size:
+        return layout_for(comm, bound), comm
+    return with_other_dimensions(layout, bound, lambda cut: cut + len(bound) - loops), comm
 
 
-def _on_blocks(
-    function: Callable[..., Any],
-    operands: Sequence[Operand],
-    results: Sequence[Labels],
-    whole: Collection[Hashable],
-) -> list[DistArray]:
-    """Apply a function to blocks of the same indices, which are not cut in some dimensions."""
-    alignment = _Alignment(operands, whole)
-    blocks = [alignment.block(*operand) for operand in operands]
-
-    def compute() -> list[Any]:
-        found = function(*blocks)
-        return list(map(np.asarray, found if len(results) > 1 else [found]))
-
-    def fingerprint(found: Sequence[Any]) -> str:
-        return " ".join(f"{each.dtype} {each.ndim}" for each in found)
-
-    found = together(alignment.comm, compute, fingerprint)
-    return [alignment.joined(*pair) for pair in zip(found, results, strict=True)]
+def _block(arg: Any, core: int, loops: Layout, comm: Comm) -> Any:
+    """Return what an operand has in this rank's block of a layout of its first dimensions."""
+    last = range(-core, 0)
+    in_front = np.moveaxis(arg, last, range(core))  # so that the others are broadcast
+    return np.moveaxis(on_host(needed_block(in_front, loops, comm)), range(core), last)
 
 
-def _parsed(signature: str) -> list[Labels]:
-    """Return the dimensions in each pair of brackets of a signature such as (i,j),(j)."""
-    return [tuple(re.findall(r"\w+", group)) for group in re.findall(r"\(.*?\)", signature)]
+def _counts_of_dimensions(signature: str) -> list[int]:
+    """Return how many names are in each pair of brackets of a signature such as (i,j),(j)."""
+    return [len(re.findall(r"\w+", group)) for group in re.findall(r"\(.*?\)", signature)]

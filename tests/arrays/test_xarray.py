@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from einmpi import DistArray
+from einmpi import DistArray, EinmpiError
 from einmpi.comm import agreement
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 
 xr = pytest.importorskip("xarray", "2025.1")
 from xarray.namedarray import parallelcompat  # noqa: E402
+from xarray.namedarray.daskmanager import DaskManager  # noqa: E402
 
 TIME, PLACE = 11, 7
 
@@ -76,6 +77,11 @@ def same(found, wanted, what=""):
     xr.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def whole(array, dim):
+    """The array with a dimension that is not cut, if it is chunked."""
+    return array if array.chunks is None else array.chunk({dim: -1})
+
+
 EXPRESSIONS = {
     "arithmetic": lambda d: d.heat * 2 - d.height**2 + d.rain,
     "comparison": lambda d: (d.heat > d.height) & (d["count"] < 5),
@@ -90,7 +96,7 @@ EXPRESSIONS = {
     "argmax": lambda d: d.rain.argmax("time"),
     "any": lambda d: (d.heat > 1).any("time"),
     "median": lambda d: d.rain.median("time"),
-    "quantile": lambda d: d.rain.quantile(0.3, "time", skipna=False),
+    "quantile": lambda d: whole(d.rain, "time").quantile(0.3, "time", skipna=False),
     "cumsum": lambda d: d.rain.cumsum("time"),
     "diff": lambda d: d.heat.diff("time"),
     "dot": lambda d: xr.dot(d.rain, d.height, dim="place"),
@@ -105,9 +111,6 @@ EXPRESSIONS = {
     "sel": lambda d: d.heat.sel(time=slice(20, 70), place="c"),
     "sel, list": lambda d: d.heat.sel(place=["f", "a"]),
     "nearest": lambda d: d.rain.sel(time=[4, 57], method="nearest"),
-    "points": lambda d: d.heat.isel(
-        time=xr.DataArray([1, 2], dims="p"), place=xr.DataArray([3, 0], dims="p")
-    ),
     "concat": lambda d: xr.concat([d.rain, d.rain * 2], dim="time"),
     "concat, new": lambda d: xr.concat([d.heat, d.rain], dim="kind", join="outer"),
     "merge": lambda d: xr.merge([d[["heat"]], d[["height"]]]),
@@ -127,7 +130,9 @@ EXPRESSIONS = {
     "integrate": lambda d: d.rain.integrate("time"),
     "differentiate": lambda d: d.rain.differentiate("time"),
     "interp": lambda d: d.rain.interp(time=[5.0, 25.0]),
-    "polyval": lambda d: xr.polyval(d.height, xr.DataArray([1.0, 2.0], dims="degree", coords={"degree": [0, 1]})),
+    "polyval": lambda d: xr.polyval(
+        d.height, xr.DataArray([1.0, 2.0], dims="degree", coords={"degree": [0, 1]})
+    ),
     "corr": lambda d: xr.corr(d.rain, d.rain.roll(time=1, roll_coords=False), dim="time"),
     "clip": lambda d: d.rain.clip(-1, 1),
     "round": lambda d: d.rain.round(1),
@@ -137,7 +142,6 @@ EXPRESSIONS = {
     "zeros_like": lambda d: xr.zeros_like(d.heat),
     "to_dataarray": lambda d: d[["heat", "rain"]].to_dataarray("kind"),
     "pad": lambda d: d.rain.pad(time=2, constant_values=1.0),
-    "dropna": lambda d: d.heat.dropna("time"),
     "ufunc, allowed": lambda d: xr.apply_ufunc(np.hypot, d.heat, d.rain, dask="allowed"),
     "map": lambda d: d.map(np.abs),
     "map_blocks": lambda d: d.rain.map_blocks(lambda block: block * 2),
@@ -157,3 +161,246 @@ def test_results_are_those_of_numpy(name, ranks, world):
         same(compute(distributed()), wanted)
 
     world(ranks, on_rank)
+
+
+def test_data_arrays_of_dist_arrays(world):
+    """Without a chunk manager's help: a DistArray is given."""
+    values = np.random.default_rng(0).normal(size=(5, 4))
+
+    def on_rank():
+        x = DistArray.from_global(values)
+        found = xr.DataArray(x, dims=("i", "j"))
+        assert found.data is x and "DistArray" in repr(found)
+        assert isinstance((found * 2).mean("i").data, DistArray)
+        return float((found * 2).mean()), found.chunks
+
+    (mean, chunks), *_ = world(2, on_rank)
+    assert mean == pytest.approx(2 * values.mean(), rel=1e-12)
+    assert chunks == ((3, 2), (4,))
+
+
+def test_values_are_gathered_if_that_is_allowed(world):
+    def on_rank():
+        found = distributed().heat
+        for read in ("values", "to_numpy", "compute", "load"):
+            with pytest.raises(TypeError, match=r"gather_up_to\(size\)"):
+                value = getattr(found, read)
+                value()
+        with DistArray.gather_up_to("1 KiB"):
+            np.testing.assert_array_equal(found.values, datasets().heat.values)
+            np.testing.assert_array_equal(found.to_numpy(), datasets().heat.values)
+            assert not found.dropna("time").isnull().any()
+        with DistArray.gather_up_to(8), pytest.raises(TypeError, match="616 B is not gathered"):
+            found.values  # noqa: B018
+        assert float(found.sum()) == pytest.approx(float(datasets().heat.sum()), rel=1e-12)
+        assert found.persist().data.layout == found.data.layout
+
+    world(3, on_rank)
+
+
+@pytest.mark.parametrize(
+    "chunks, layout",
+    [
+        ({}, "[4,1]"),
+        ({"time": 3}, "[4,1]"),
+        ({"place": 2}, "[1,4]"),
+        ({"time": -1}, "[1,4]"),
+        ({"time": -1, "place": -1}, "[1,1]"),
+        ({"time": 6, "place": 4}, "[2,2]"),
+        ({"time": (4, 7), "place": (3, 4)}, "[2,2]"),
+        ({"time": "auto"}, "[4,1]"),
+    ],
+)
+def test_chunks_say_which_dimensions_are_cut(chunks, layout, world):
+    def on_rank():
+        plain = datasets().heat
+        found = plain.chunk(chunks, chunked_array_type="einmpi")
+        again = plain.chunk({}, chunked_array_type="einmpi").chunk(chunks)
+        assert str(found.data.layout) == str(again.data.layout) == f"{layout} on 4 ranks"
+        assert [sum(lengths) for lengths in found.chunks] == [TIME, PLACE]
+        parts = map(int, layout.strip("[]").split(","))
+        for count, lengths in zip(parts, found.chunks, strict=True):
+            assert (count > 1) == (len(lengths) > 1)
+        same(found, plain)
+        same(again, plain)
+        same(xr.ones_like(found), xr.ones_like(plain))
+
+    world(4, on_rank)
+
+
+def test_chunks_are_the_pieces_of_all_ranks():
+    assert DistArray.ones((0, 3)).chunks == ((0,), (3,))
+    assert DistArray.ones(()).chunks == ()
+
+    def on_rank(comm):
+        x = DistArray.ones((13, 7), "int8", comm, (3, 2))
+        return x.chunks, x.region
+
+    found = run_threads(6, on_rank)
+    for dimension in range(2):
+        runs = sorted({run for _, region in found for run in region[dimension]})
+        lengths = tuple(stop - start for start, stop in runs)
+        assert {chunks[dimension] for chunks, _ in found} == {lengths}
+
+
+def test_what_is_not_a_number_stays_as_it_is(world):
+    days = np.datetime64("2026-01-01") + np.arange(4)
+
+    def on_rank():
+        given = xr.Dataset({"day": ("x", days), "n": ("x", np.arange(4, dtype=">i4"))})
+        found = given.chunk(x=2, chunked_array_type="einmpi")
+        assert isinstance(found.day.data, np.ndarray) and isinstance(found.n.data, DistArray)
+        assert found.n.dtype == np.dtype("int32").newbyteorder("=")
+
+    world(2, on_rank)
+
+
+# Functions of arrays of numpy, and how they are called.
+def spread(block, weights):
+    assert type(block) is np.ndarray and block.shape[-1] == weights.shape[-1] == TIME
+    return (block * weights).max(axis=-1) - block.min(axis=-1), np.sort(block, axis=-1)
+
+
+def line(values):
+    assert values.ndim == 1
+    return np.polyfit(np.arange(values.size), values, 1)
+
+
+APPLIED = {
+    "elements": lambda d, o: xr.apply_ufunc(np.cbrt, d.rain + d.height, **o),
+    "broadcast": lambda d, o: xr.apply_ufunc(np.arctan2, d["count"], d.height, **o),
+    "with numbers": lambda d, o: xr.apply_ufunc(np.fmax, d.rain, 0.25, **o),
+    "with numpy": lambda d, o: xr.apply_ufunc(np.fmax, d.rain, np.linspace(0, 1, TIME), **o),
+    "two results": lambda d, o: xr.Dataset(
+        dict(
+            zip(
+                ("range", "ordered"),
+                xr.apply_ufunc(
+                    spread,
+                    whole(d.rain, "time"),
+                    whole(d["count"], "time"),
+                    input_core_dims=[["time"], ["time"]],
+                    output_core_dims=[[], ["time"]],
+                    output_dtypes=[float, float],
+                    **o,
+                ),
+                strict=True,
+            )
+        )
+    ),
+    "vectorized": lambda d, o: xr.apply_ufunc(
+        line,
+        whole(d.rain, "time"),
+        input_core_dims=[["time"]],
+        output_core_dims=[["degree"]],
+        vectorize=True,
+        output_dtypes=[float],
+        **(o | ({"dask_gufunc_kwargs": {"output_sizes": {"degree": 2}}} if o else {})),
+    ),
+    "moved": lambda d, o: xr.apply_ufunc(
+        np.fft.rfft,
+        d.rain,
+        input_core_dims=[["time"]],
+        output_core_dims=[["frequency"]],
+        **(
+            o
+            | (
+                {"dask_gufunc_kwargs": {"output_sizes": {"frequency": 6}, "allow_rechunk": True}}
+                if o
+                else {}
+            )
+        ),
+    ),
+    "all dimensions": lambda d, o: xr.apply_ufunc(
+        lambda block: np.linalg.norm(block, axis=(-2, -1)),
+        d.rain if d.rain.chunks is None else d.rain.chunk(place=-1, time=-1),
+        input_core_dims=[["place", "time"]],
+        **o,
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", APPLIED)
+def test_functions_of_blocks(name, ranks, world):
+    apply = APPLIED[name]
+    wanted = apply(datasets(), {})
+
+    def on_rank():
+        same(apply(distributed(), {"dask": "parallelized"}), wanted)
+
+    world(ranks, on_rank)
+
+
+def test_a_function_that_fails_on_one_rank_fails_on_all(world):
+    def refuse_last(block):
+        if block.max() == TIME - 1:
+            raise ValueError("too large")
+        return block
+
+    def on_rank():
+        found = xr.DataArray(np.arange(TIME), dims="t").chunk(t=4, chunked_array_type="einmpi")
+        with pytest.raises((ValueError, EinmpiError), match="too large"):
+            xr.apply_ufunc(refuse_last, found, dask="parallelized")
+        return int(found.sum())
+
+    assert world(3, on_rank) == [55] * 3
+
+
+def test_what_xarray_and_the_manager_refuse(tmp_path, world):
+    def on_rank():
+        found = distributed()
+        with pytest.raises(ValueError, match="handling for chunked arrays has not been enabled"):
+            xr.apply_ufunc(np.cbrt, found.rain)
+        with pytest.raises(ValueError, match="consists of multiple chunks"):
+            xr.apply_ufunc(np.sum, found.heat, input_core_dims=[["time"]], dask="parallelized")
+        points = xr.DataArray([1, 2], dims="p")
+        with pytest.raises(TypeError, match="Vectorized indexing is not supported"):
+            found.heat.isel(time=points, place=points)
+
+    world(2, on_rank)
+
+
+def test_zarr(tmp_path, world):
+    pytest.importorskip("zarr")
+    path = tmp_path / "weather.zarr"
+    datasets().to_zarr(path, encoding={"heat": {"chunks": (3, 7)}}, consolidated=True)
+
+    def on_rank():
+        found = xr.open_zarr(path, chunks={}, chunked_array_type="einmpi", consolidated=True)
+        assert str(found.heat.data.layout) == "[3,1] on 3 ranks"
+        same(found.heat.mean("time"), datasets().heat.mean("time"))
+        same(found, datasets())
+        with pytest.raises(NotImplementedError, match="one rank writes"):
+            found[["heat"]].drop_encoding().isel(time=slice(9)).to_zarr(tmp_path / f"{id(found)}")
+
+    world(3, on_rank)
+
+
+def test_dask_arrays(world, monkeypatch):
+    """Each rank computes its own block of a Dask array."""
+    dask_array = pytest.importorskip("dask.array")
+    both = {**parallelcompat.list_chunkmanagers(), "dask": DaskManager()}
+    monkeypatch.setattr(parallelcompat, "list_chunkmanagers", lambda: both)
+    computed = []
+
+    def note(block):
+        computed.append(block.shape)
+        return block * 2
+
+    whole_array = np.arange(60.0).reshape(12, 5)
+    given = dask_array.from_array(whole_array, chunks=(2, 5)).map_blocks(note, dtype=float)
+    computed.clear()
+
+    def on_rank():
+        x = DistArray.from_function(
+            lambda i, j: np.asarray(given[i.min() : i.max() + 1, j.min() : j.max() + 1]), (12, 5)
+        )
+        assert x.layout.max_elements() == 20
+        np.testing.assert_array_equal(x.gather(), 2 * whole_array)
+        y = xr.DataArray(given, dims=("i", "j")).chunk({}, chunked_array_type="einmpi")
+        assert isinstance(y.data, DistArray)
+        same(y.sum("i"), xr.DataArray(2 * whole_array.sum(axis=0), dims="j"))
+
+    world(3, on_rank)
+    assert computed == [(2, 5)] * 12  # each of the six chunks by one rank, both times
