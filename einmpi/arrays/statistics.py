@@ -104,7 +104,7 @@ def quantile(
     array: DistArray,
     fractions: Any,
     /,
-    axis: int | tuple[int] | None = None,
+    axis: int | None = None,
     method: str = "linear",
     keepdims: bool = False,
 ) -> DistArray:
@@ -116,8 +116,6 @@ def quantile(
     wanted = as_numpy("quantile", "q", fractions)
     if not np.all((wanted >= 0) & (wanted <= 1)):
         raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
-    if isinstance(axis, tuple) and len(axis) == 1:
-        (axis,) = axis
     vectors, dimension = sorted_along(array, axis)
     extent = vectors.shape[dimension]
     if not extent:
@@ -160,7 +158,12 @@ def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArr
 
 
 def sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
-    """Return the elements sorted along a dimension, and the dimension."""
+    """Return the elements sorted along a dimension, and the dimension.
+
+    As in numpy, a tuple may name it, if there is no other in it.
+    """
+    if axis is not None and np.size(axis) == 1:
+        axis = np.ravel(axis)[0]
     if axis is not None and not isinstance(axis, int | np.integer):
         raise TypeError("quantiles of a DistArray are along one axis, or of all elements")
     if axis is None:

@@ -2,10 +2,11 @@
 
 import configparser
 import threading
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
 import pytest
+from mpi_helpers import needs_mpirun, run_mpi
 from paths import ROOT
 
 from einmpi import DistArray, EinmpiError
@@ -97,6 +98,7 @@ EXPRESSIONS = {
     "any": lambda d: (d.heat > 1).any("time"),
     "median": lambda d: d.rain.median("time"),
     "quantile": lambda d: whole(d.rain, "time").quantile(0.3, "time", skipna=False),
+    "quantile with nans": lambda d: whole(d.heat, "time").quantile([0.3, 0.9], "time"),
     "cumsum": lambda d: d.rain.cumsum("time"),
     "diff": lambda d: d.heat.diff("time"),
     "dot": lambda d: xr.dot(d.rain, d.height, dim="place"),
@@ -404,3 +406,42 @@ def test_dask_arrays(world, monkeypatch):
 
     world(3, on_rank)
     assert computed == [(2, 5)] * 12  # each of the six chunks by one rank, both times
+
+
+PROGRAM = """
+import sys
+import numpy as np, xarray as xr
+from mpi4py import MPI
+from einmpi import DistArray
+
+xr.set_options(chunk_manager="einmpi")
+path = sys.argv[1]
+found = xr.open_zarr(path, chunks={}, chunked_array_type="einmpi", consolidated=True)
+with xr.open_zarr(path, chunks=None, consolidated=True) as plain, DistArray.gather_up_to("1 MiB"):
+    assert isinstance(found.heat.data, DistArray) and found.heat.chunks == ((4, 4, 3), (7,))
+    pairs = [
+        (found.groupby(found.time // 40).mean(), plain.groupby(plain.time // 40).mean()),
+        (found.heat.fillna(0.0).idxmax("time"), plain.heat.fillna(0.0).idxmax("time")),
+    ]
+    ordered = dict(input_core_dims=[["time"]], output_core_dims=[["time"]])
+    sort = xr.apply_ufunc(np.sort, found.rain.chunk(time=-1), dask="parallelized", **ordered)
+    pairs.append((sort, xr.apply_ufunc(np.sort, plain.rain, **ordered)))
+    for result, wanted in pairs:
+        xr.testing.assert_allclose(result.compute(), wanted.compute(), rtol=1e-12)
+print(MPI.COMM_WORLD.rank, float(found.rain.sum()) == float(found.rain.data.sum()))
+"""
+
+
+@needs_mpirun
+@pytest.mark.mpirun
+def test_the_installed_chunk_manager_on_three_ranks(tmp_path):
+    pytest.importorskip("zarr")
+    if not entry_points(group="xarray.chunkmanagers", name="einmpi"):
+        pytest.skip("an older einmpi is installed: pip install -e . tells xarray of this one")
+    path = tmp_path / "weather.zarr"
+    datasets().drop_vars("place").to_zarr(
+        path, encoding={"heat": {"chunks": (3, 7)}}, consolidated=True
+    )
+    done = run_mpi(3, ["-c", PROGRAM, str(path)])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 True", "1 True", "2 True"]
