@@ -452,7 +452,13 @@ def stack(arrays: Sequence[DistArray], /, *, axis: int = 0) -> DistArray:
     """Join tensors of the same shape along a new dimension."""
 
 def std(
-    x: DistArray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+    x: DistArray,
+    /,
+    *,
+    axis: Axis = None,
+    correction: float = 0.0,
+    keepdims: builtins.bool = False,
+    ddof: float = 0,
 ) -> DistArray:
     """Return the standard deviation along some dimensions."""
 
@@ -509,7 +515,13 @@ def unstack(x: DistArray, /, *, axis: int = 0) -> tuple[DistArray, ...]:
     """Return the parts of a tensor along a dimension, without that dimension."""
 
 def var(
-    x: DistArray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: builtins.bool = False
+    x: DistArray,
+    /,
+    *,
+    axis: Axis = None,
+    correction: float = 0.0,
+    keepdims: builtins.bool = False,
+    ddof: float = 0,
 ) -> DistArray:
     """Return the variance along some dimensions: squares by the number less `correction`."""
 

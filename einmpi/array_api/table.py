@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from einmpi.array_api.functions import on_cpu
-from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.elementwise import expm1, floor_divide, tanh
 from einmpi.arrays.methods import Row
 
@@ -20,8 +21,8 @@ _TOTAL = (
     " -> DistArray"
 )
 _DEVIATION = (
-    "(x: DistArray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False)"
-    " -> DistArray"
+    "(x: DistArray, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False,"
+    " ddof: float = 0) -> DistArray"
 )
 _RUNNING_TOTAL = (
     "(x: DistArray, /, *, axis: int | None = None, dtype: Any = None,"
@@ -51,6 +52,15 @@ _BINARY_NAMES = (
     "divide equal floor_divide greater greater_equal hypot less less_equal logaddexp logical_and "
     "logical_or logical_xor maximum minimum multiply nextafter not_equal pow remainder subtract"
 )
+
+
+def _deviation(numpy_function: Any) -> Any:
+    """Return a function that takes numpy's name of the correction too, as xarray calls it."""
+
+    def function(x: DistArray, /, *, correction: float, ddof: float, **options: Any) -> DistArray:
+        return call(numpy_function, x, correction=correction + ddof, **options)
+
+    return function
 
 
 def _elementwise(names: str, signature: str, elements: str) -> dict[str, Row]:
@@ -176,11 +186,11 @@ MAIN: dict[str, Row] = {
     "sum": (np.sum, _TOTAL, "Return the sum along some dimensions."),
     "prod": (np.prod, _TOTAL, "Return the product along some dimensions."),
     "var": (
-        np.var,
+        _deviation(np.var),
         _DEVIATION,
         "Return the variance along some dimensions: squares by the number less `correction`.",
     ),
-    "std": (np.std, _DEVIATION, "Return the standard deviation along some dimensions."),
+    "std": (_deviation(np.std), _DEVIATION, "Return the standard deviation along some dimensions."),
     "cumulative_sum": (
         np.cumulative_sum,
         _RUNNING_TOTAL,

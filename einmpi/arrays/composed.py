@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from einmpi.arrays.dist_array import DistArray, View, call
+from einmpi.arrays.dist_array import DistArray, call
 from einmpi.arrays.elementwise import Number, on_blocks
 from einmpi.arrays.moving import along, common_comm, distributed, gathered
 from einmpi.arrays.products import evaluate_program
@@ -306,9 +306,9 @@ def copyto(target: Any, source: Any, /, casting: Any = "same_kind", where: Any =
 
 def put(array: DistArray, places: Any, values: Any, /) -> None:
     """Set elements by their places in row-major order; values are repeated as needed."""
-    flat = np.reshape(array, (-1,))
+    flat = array.reshape(-1)
     flat[places] = np.resize(gathered(values), np.shape(places))
-    if not isinstance(flat, View):
+    if not flat.is_view:
         array[...] = np.reshape(flat, array.shape)
 
 

@@ -204,7 +204,7 @@ class ArrayCreation(ArrayRecord):
                 raise InputError("from_function", what, expected) from None
             local[...] = values
 
-        return _filled(cls, shape, dtype, comm, parts, fill)
+        return filled_by_blocks(cls, shape, dtype, comm, parts, fill)
 
     @classmethod
     def full(
@@ -238,7 +238,7 @@ class ArrayCreation(ArrayRecord):
         def fill(local: Array, _: Region) -> None:
             local[...] = np.full((), value, local.dtype)  # as numpy, with a warning for a nan
 
-        return _filled(cls, shape, wanted, comm, parts, fill)
+        return filled_by_blocks(cls, shape, wanted, comm, parts, fill)
 
     @classmethod
     def zeros(
@@ -249,7 +249,7 @@ class ArrayCreation(ArrayRecord):
         parts: Sequence[int] | None = None,
     ) -> DistArray:
         """Make a tensor of zeros; arguments as for `full`."""
-        return _filled(cls, shape, dtype, comm, parts, lambda local, _: local.fill(0))
+        return filled_by_blocks(cls, shape, dtype, comm, parts, lambda local, _: local.fill(0))
 
     @classmethod
     def ones(
@@ -260,7 +260,7 @@ class ArrayCreation(ArrayRecord):
         parts: Sequence[int] | None = None,
     ) -> DistArray:
         """Make a tensor of ones; arguments as for `full`."""
-        return _filled(cls, shape, dtype, comm, parts, lambda local, _: local.fill(1))
+        return filled_by_blocks(cls, shape, dtype, comm, parts, lambda local, _: local.fill(1))
 
     @classmethod
     def random(
@@ -310,7 +310,7 @@ class ArrayCreation(ArrayRecord):
             for there, here in boxes(region, packed(region)):
                 fill_box(spec, bound, there, local[here])
 
-        return _filled(cls, bound, dtype, comm, parts, fill)
+        return filled_by_blocks(cls, bound, dtype, comm, parts, fill)
 
     @classmethod
     def from_dataset(
@@ -374,12 +374,12 @@ def _extents(given: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(int(extent) for extent in extents)
 
 
-def _filled(
+def filled_by_blocks(
     cls: Any,
     shape_given: int | Sequence[int],
     dtype: Any,
     comm: Any,
-    parts: Sequence[int] | None,
+    parts: Layout | Sequence[int] | None,
     fill: Callable[[Array, Region], None],
 ) -> DistArray:
     """Make a tensor each of whose blocks a function fills."""
@@ -412,8 +412,12 @@ def block_of(array: Array, region: Region, dtype: str) -> Array:
 # ---- layouts ------------------------------------------------------------------------------------
 
 
-def layout_for(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None = None) -> Layout:
+def layout_for(
+    comm: Comm, bound: tuple[int, ...], parts: Layout | Sequence[int] | None = None
+) -> Layout:
     """Return a layout over all ranks: with these parts, or the first long dimensions are cut."""
+    if isinstance(parts, Layout):
+        return parts
     mesh = Mesh(comm.size, even_nodes(comm) or 1)
     if parts is None:
         return even_layout(mesh, bound)

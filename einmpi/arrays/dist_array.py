@@ -72,6 +72,12 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     ((2, 3), (2, 3), '[1,1] on 1 rank')
     """
 
+    # Of a view: the tensor that it was made of, the key that selects it there, if one does, and
+    # whether its elements are in the memory of that tensor.
+    base: Any
+    key: Any
+    shares = False
+
     @classmethod
     def _of_run(
         cls, local: Array, layout: Layout, comm: Comm, origin: Origin | None, tensor: str
@@ -89,6 +95,9 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         if self._local is None:
             return f"DistArray(given away, shape={self.shape}, dtype={self.dtype})"
+        if self.is_view and not self._is_current and not self.is_alone():
+            # No rank waits for others here: programs often print on one rank only.
+            return f"DistArray(changed since it was read, shape={self.shape}, dtype={self.dtype})"
         if self.region is None:
             own = "nothing"
         elif self.ndim:
@@ -155,9 +164,59 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         finally:
             _pickle_comm.reset(token)
 
+    # ---- views ----------------------------------------------------------------------------------
+    #
+    # On several ranks the elements of a view may be on other ranks than in its base, the tensor
+    # that it is made of, so a view usually has a copy of them. What is written into it goes to the
+    # base. The base counts such changes, on all ranks alike, and a view that has missed one reads
+    # the base again when it is used next.
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it has elements of another tensor and follows its changes."""
+        return bool(self.links) and not self.is_symbol
+
     def _view(self, link: Link, key: Any = "no key") -> DistArray:
-        """Return elements of this tensor that follow its changes; see `View`."""
-        return View(self, link, key)
+        """Return elements of this tensor that follow its changes; `key` selects them, if one does.
+
+        The base of a view of a view is that of the first.
+        """
+        values = link.read(self)
+        found = DistArray._of_run(values.local, values.layout, values.own_comm, None, "")
+        found.base = self
+        found.key = key
+        found.links = (*self.links, link)
+        if self.links:
+            found.base = self.base
+            found.key = "no key of the base"
+        found.shares = all(each.shares for each in found.links)
+        found._hold(values)
+        return found
+
+    @property
+    def _is_current(self) -> bool:
+        return bool(self._changes == self.base._changes)
+
+    def _update(self) -> None:
+        if not self.links or self._is_given_away or self._is_current:
+            return
+        values = self.base
+        for link in self.links:
+            values = link.read(values)
+        self._hold(values)
+
+    def _hold(self, values: DistArray) -> None:
+        """Have these elements, which are those of the base now."""
+        self._local = values.local
+        self._changes = self.base._changes
+        if not self.shares and isinstance(self._local, np.ndarray):
+            self._local.flags.writeable = False  # what is written there would be lost
+
+    def _write(self, values: DistArray) -> None:
+        """Replace all elements of a view, in the base."""
+        write_into_base(self, values)
+        self.base._count_change()
+        self._hold(values)
 
     # ---- messages -------------------------------------------------------------------------------
 
@@ -334,6 +393,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if self.is_alone():
             return np.array(on_host(self.local), dtype, copy=copy)
+        if not self.ndim and self.is_on_all_ranks():  # a number: nothing is gathered
+            return np.array(self.item(), self.dtype if dtype is None else dtype)
         limit = _most_gathered.get()
         if copy is False or not limit:
             raise TypeError(f"{_DISTRIBUTED}, and DistArray.gather_up_to(size) lets numpy call it")
@@ -478,12 +539,25 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     @property
     def real(self) -> DistArray:
         """The real parts."""
-        return call(np.real, self)
+        return self._part(np.real)
 
     @property
     def imag(self) -> DistArray:
         """The imaginary parts."""
-        return call(np.imag, self)
+        return self._part(np.imag)
+
+    def _part(self, function: Any) -> DistArray:
+        """Return the real or imaginary parts, which needs no messages.
+
+        Ranks do not compare it: a check whether an array follows a Protocol of `typing` reads all
+        attributes, in an order that differs between processes.
+        """
+        calls = self.own_comm.calls
+        was_inside, calls.is_inside = calls.is_inside, True
+        try:
+            return call(function, self)
+        finally:
+            calls.is_inside = was_inside
 
     def transpose(self, *axes: Any) -> DistArray:
         """Return the tensor with its dimensions in another order. Nothing moves."""
@@ -588,77 +662,6 @@ class Link(NamedTuple):
     shares: bool = False  # whether the elements that are read are in the memory of the tensor
 
 
-class View(DistArray):
-    """Elements of another tensor: a slice, a transpose, a reshape, or several of these.
-
-    On several ranks these elements may be on other ranks than in the other tensor, its base, so a
-    view usually has a copy of them. What is written into it goes to the base. The base counts such
-    changes, on all ranks alike, and a view that has missed one reads the base again when it is
-    used next.
-
-    Parameters
-    ----------
-    array : DistArray
-        The tensor that it is made of. If it is a view, its own base becomes the base.
-    link : Link
-        How it depends on that tensor.
-    key : object
-        The key that selects it there, if a key does.
-    """
-
-    def __init__(self, array: DistArray, link: Link, key: Any = "no key") -> None:
-        values = link.read(array)
-        self._dtype = values.dtype
-        self.layout = values.layout
-        self.own_comm = values.own_comm
-        self.base = array
-        self.key = key
-        self.links: tuple[Link, ...] = (link,)
-        if isinstance(array, View):
-            self.base = array.base
-            self.key = "no key of the base"
-            self.links = (*array.links, link)
-        self.shares = all(each.shares for each in self.links)
-        self._hold(values)
-
-    @property
-    def local(self) -> Array:
-        """This rank's block, which all ranks read together after the base has changed."""
-        self._update()
-        return super().local
-
-    @property
-    def _is_current(self) -> bool:
-        return self._changes == self.base._changes
-
-    def _update(self) -> None:
-        if self._is_given_away or self._is_current:
-            return
-        values = self.base
-        for link in self.links:
-            values = link.read(values)
-        self._hold(values)
-
-    def _hold(self, values: DistArray) -> None:
-        """Have these elements, which are those of the base now."""
-        self._local = values.local
-        self._changes = self.base._changes
-        if not self.shares and isinstance(self._local, np.ndarray):
-            self._local.flags.writeable = False  # what is written there would be lost
-
-    def write(self, values: DistArray) -> None:
-        """Replace all elements, in the base."""
-        write_into_base(self, values)
-        self.base._count_change()
-        self._hold(values)
-
-    def __repr__(self) -> str:
-        # No rank waits for others here: programs often print on one rank only.
-        if self._is_current or self.is_alone():
-            return super().__repr__()
-        return f"DistArray(changed since it was read, shape={self.shape}, dtype={self.dtype})"
-
-
 def write_into_base(view: Any, values: DistArray) -> None:
     """Replace the elements of a view in its base, and in the views between the two."""
     *links, last_link = view.links
@@ -680,16 +683,16 @@ def writing(array: DistArray) -> Iterator[DistArray]:
 
     All ranks call it.
     """
-    if isinstance(array, View) and not array.shares:
+    if array.is_view and not array.shares:
         check_writable(array)
         changed = array.copy()
         yield changed
-        array.write(changed)
+        array._write(changed)
         return
     try:
         yield array
     finally:
-        base = array.base if isinstance(array, View) else array
+        base = array.base if array.is_view else array
         base._count_change()
 
 

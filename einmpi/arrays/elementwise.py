@@ -61,7 +61,7 @@ def on_blocks(
         require_same_arrays(comm, where, plain_arrays)
 
     layout = common_layout(np.broadcast_shapes(*shapes), tensors)
-    blocks = [_needed_block(value, layout, comm) for value in values]
+    blocks = [needed_block(value, layout, comm) for value in values]
     if fails_by_value and layout.bound:  # every rank has all of a tensor without dimensions
         computed = raise_alike(comm, ValueError, lambda: function(*in_one_memory(blocks)))
     else:
@@ -93,7 +93,7 @@ def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
     return with_other_dimensions(result, shape, dimension_of)
 
 
-def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
+def needed_block(value: Any, result: Layout, comm: Comm) -> Any:
     """Return the part of an operand that this rank's block of the result needs."""
     if isinstance(value, Number):
         return value

@@ -25,7 +25,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.process.environment import current_date, software_versions
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.schedule.layout import Layout
+from einmpi.schedule.layout import Layout, digits_along
 from einmpi.schedule.regions import Region
 from einmpi.version import __version__
 
@@ -101,6 +101,8 @@ class ArrayRecord:
         ranks read the block of a view together after its tensor has changed. Views do not see what
         is written into the block of their tensor; they see `x[...] = ...`.
         """
+        if self.links:
+            self._update()
         if self._local is None:
             raise _given_away_error()
         return self._local
@@ -176,6 +178,20 @@ class ArrayRecord:
         None on a rank that holds no block.
         """
         return self.layout.block(self.own_comm.rank)
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The lengths of the pieces that each dimension is cut into, as Dask's arrays have them."""
+        mesh = self.layout.mesh
+        found = []
+        for dimension in range(self.ndim):
+            runs: set[tuple[int, int]] = set()
+            axes = self.layout.axes_of(dimension)
+            for digits in digits_along(mesh, axes, mesh.digits(0)):
+                runs |= set(self.layout.runs(dimension, digits))
+            lengths = [stop - start for start, stop in sorted(runs)]
+            found.append(tuple(lengths) or (0,))
+        return tuple(found)
 
     @property
     def host(self) -> Array:

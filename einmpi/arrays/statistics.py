@@ -176,7 +176,12 @@ percentile = partial(of_percentages, quantile)
 
 
 def sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
-    """Return the elements sorted along a dimension, and the dimension."""
+    """Return the elements sorted along a dimension, and the dimension.
+
+    As in numpy, a tuple may name it, if there is no other in it.
+    """
+    if axis is not None and np.size(axis) == 1:
+        axis = np.ravel(axis)[0]
     if axis is not None and not isinstance(axis, int | np.integer):
         raise TypeError("quantiles of a DistArray are along one axis, or of all elements")
     if axis is None:

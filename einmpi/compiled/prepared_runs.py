@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.creation import block_of
-from einmpi.arrays.dist_array import DistArray, View
+from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import KNOWN, abort_on_divergence, all_say, is_checking
 from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import is_array, kind_of, outline_of
@@ -281,7 +281,7 @@ def take_donated(
         if isinstance(array, DistArray):
             donated[id(array)] = array
     for name, used in given.items():
-        if id(used) in donated or isinstance(used, View):
+        if id(used) in donated or (isinstance(used, DistArray) and used.is_view):
             given[name] = DistArray(used.local, used.layout, used.own_comm)
     for array in donated.values():
         array._give_away()
@@ -311,7 +311,7 @@ def _overwritable(names: Collection[str], given: Mapping[str, Any]) -> set[str]:
     found = set()
     for name in names:
         array = given.get(name)
-        if not isinstance(array, DistArray) or isinstance(array, View):
+        if not isinstance(array, DistArray) or array.is_view:
             continue
         own: Any = array.local
         if is_device_array(own):
