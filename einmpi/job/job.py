@@ -269,10 +269,11 @@ def program_job(
         tensors[spec.name] = spec.shape or (), spec.dtype or ""
     items = statements(source)
     known = {*tensors, *sizes, *(item.name for item in items)}
-    for name in values_in(items).intersection(NUMBERS_OF_STEPS).difference(known):
-        tensors[name] = (), "int64"  # a loop gives it, or a call
+    if any(name in text for name in NUMBERS_OF_STEPS):
+        for name in values_in(items).intersection(NUMBERS_OF_STEPS).difference(known):
+            tensors[name] = (), "int64"  # a loop gives it, or a call
     types = parameter_types(specs)
-    graphs = build_graphs(source, tensors, sizes, outputs, parameters=types)
+    graphs = build_graphs(source, tensors, sizes, outputs, items=items, parameters=types)
     return Job(
         title="",
         path="",
