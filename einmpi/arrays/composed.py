@@ -301,6 +301,8 @@ def copyto(target: Any, source: Any, /, casting: Any = "same_kind", where: Any =
     dtype = np.result_type(target, source) if isinstance(source, Number) else source.dtype
     if not np.can_cast(dtype, target.dtype, casting):
         raise TypeError(f"cannot convert to {target.dtype} with casting={casting!r}")
+    if isinstance(source, Number):
+        source = np.asarray(source).astype(target.dtype)
     target[...] = source if where is True else np.where(where, source, target)
 
 

@@ -123,7 +123,7 @@ def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal
         "follow",
         *_COMMON_KEYS,
     )
-    entry.table(dict.fromkeys([*GENERATED_KEYS, *file_keys]))
+    entry.table(dict.fromkeys([*GENERATED_KEYS, *_COMMON_KEYS, *file_keys]))
     if "random" in given and "file" in given:
         raise entry.wrong(f"input {name} has both random and file", "one of the two")
     if "random" not in given and "file" not in given:

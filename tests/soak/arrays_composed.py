@@ -41,7 +41,7 @@ _PLAIN = {
         "np.lib.stride_tricks.sliding_window_view({v}, {size}).copy()"
     ),
     "union1d": "np.union1d({v}, {w})",
-    "unravel_index": "np.unravel_index(np.argsort({v}), (5, 100))[1]",
+    "unravel_index": "np.unravel_index(np.argsort({v}, kind='stable'), (5, 100))[1]",
 }
 # What rounds, or sums in another order: a multiple of the slack of a sum of products.
 _ROUNDED = {
