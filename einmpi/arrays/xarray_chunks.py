@@ -119,7 +119,8 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
 
     def store(self, *data: Any, **options: Any) -> None:
         """Refuse to write: the ranks would all create the same file."""
-        raise NotImplementedError("one rank writes what compute() returns, or DistArray.to_zarr()")
+        allowed = "one rank that writes what compute() returns, or DistArray.to_zarr()"
+        raise InputError("xarray", "all ranks would create the same file", allowed)
 
     # ---- functions of blocks --------------------------------------------------------------------
 
