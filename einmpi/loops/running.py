@@ -386,8 +386,8 @@ class LoopRun:
             return False
         self.agree(own_failure)
         numbers = {name: value[()] for name, value in row.items()}
-        own = together(self.comm, lambda: bool(on_step(number, numbers)))
-        return any(self.comm.allgather_text("stop" if own else ""))
+        goes_on = together(self.comm, lambda: not on_step(number, numbers))
+        return self.comm.lowest(int(goes_on)) == 0
 
     @property
     def values_decide(self) -> bool:
