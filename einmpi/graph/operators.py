@@ -237,13 +237,25 @@ register_operation(
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Return powers; numpy has none of integers with a negative exponent.
+    """Return powers as the kernels compute them, where numpy differs or refuses."""
+    is_integer = np.result_type(base, exponent).kind == "i"
+    if is_integer and np.any(np.less(exponent, 0)):
+        return _integer_powers(base, exponent)
+    powers = np.power(base, exponent)
+    is_half = np.equal(exponent, 0.5)
+    if powers.dtype.kind != "f" or not np.any(is_half):
+        return powers
+    # Where one exponent 0.5 serves many bases numpy takes square roots: nan of -inf and -0.0 of
+    # -0.0, where the powers, here as in kernels, are inf and 0.0.
+    is_special = np.equal(base, -np.inf) | np.equal(base, 0)
+    return np.where(is_half & is_special, np.abs(base), powers).astype(powers.dtype)
+
+
+def _integer_powers(base: Any, exponent: Any) -> Any:
+    """Return powers of integers with some negative exponents, which numpy refuses.
 
     1 / x**n without its fraction is 1 for x = 1, 1 or −1 for x = −1, and else 0.
     """
-    is_integer = np.result_type(base, exponent).kind == "i"
-    if not is_integer or not np.any(np.less(exponent, 0)):
-        return np.power(base, exponent)
     powers = np.asarray(np.power(base, np.maximum(exponent, 0)))
     sign = np.where(np.bitwise_and(exponent, 1) == 1, -1, 1)
     inverse = np.where(np.equal(base, -1), sign, np.equal(base, 1))

@@ -462,6 +462,26 @@ def test_constants_take_the_dtype_beside_them(dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("exponent", ["0.5", "h", "w[i]"])
+def test_powers_of_one_half_are_no_roots_of_special_numbers(exponent, dtype):
+    """IEEE 754 and the array API say inf and 0.0, where the roots are nan and -0.0."""
+    half = np.full(5, 0.5, dtype)
+    given = {
+        "x": np.array([-np.inf, -0.0, 4, -1, np.inf], dtype),
+        "h": np.array(0.5, dtype),
+        "w": half,
+    }
+    used = {name: given[name] for name in "xhw" if name in "x" + exponent}
+    einsum, kind, operands = vertex(f"Z[i] = x[i] ** {exponent}", used)
+    for powers in (
+        compute(einsum, kind, operands),
+        reference.evaluate_einsum(einsum, operands, kind),
+    ):
+        np.testing.assert_array_equal(powers, [np.inf, 0, 2, np.nan, np.inf])
+        assert not np.signbit(powers[1])
+
+
 def test_what_is_not_supported():
     def supported(op, dtypes, *args):
         node = Call(op, (Arg(0), *args))
