@@ -96,7 +96,12 @@ def plan(
         from einmpi.loops.arrival import plan_loops  # it imports much that others do not need
 
         return plan_loops(job, ranks, options)
-    return make_plan(job.graph, ranks, options(job))
+    of_job = options(job)
+    if of_job.stored:
+        from einmpi.compiled.stored_inputs import plan_with_files
+
+        return plan_with_files(job.graph, ranks, of_job)
+    return make_plan(job.graph, ranks, of_job)
 
 
 @takes_settings

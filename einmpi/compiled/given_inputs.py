@@ -249,6 +249,7 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         given=layouts,
         mesh=mesh,
         files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
+        stored={name: form for name, form in options.stored.items() if name not in given_names},
     )
 
 

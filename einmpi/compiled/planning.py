@@ -13,6 +13,7 @@ from einmpi.comm.base import Comm, even_nodes, sharing_nodes
 from einmpi.compiled.given_inputs import GivenArray, InputKind, Kinds, with_inputs
 from einmpi.compiled.inputs import Blocks
 from einmpi.compiled.running import Workplace
+from einmpi.compiled.stored_inputs import plan_with_files
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.specs import InputSpec
@@ -20,7 +21,6 @@ from einmpi.job.job import Job
 from einmpi.job.settings import compared_settings
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
 from einmpi.log import LOGGER
-from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import FittedInputs, Options, Plan
 from einmpi.runtime.cpu.backend import NumpyBackend
@@ -245,7 +245,8 @@ class Planning:
         settings = {}
         for name, usual in vars(Options()).items():
             value = getattr(self.options, name)
-            if value != usual and name != "pin_places":  # files may have other paths on each node
+            # Files may have other paths on each node; how they are stored is compared by itself.
+            if value != usual and name not in ("pin_places", "stored"):
                 settings[name] = value
         if self.options.machine is not None:
             settings["machine"] = self.options.machine.digest
@@ -281,7 +282,7 @@ class Planning:
             given = dict(kinds)
             loaded = tuple(name for name in self.options.may_stay if name not in given)
             options = self.residents.with_layouts(options, loaded)
-        plan = make_plan(self.job.graph, self.comm.size, options)
+        plan = plan_with_files(self.job.graph, self.comm.size, options)
         if self.options.fitting and plan.fitted is None:
             plan = replace(plan, fitted=self._fitted_by_others(plan, kinds))
         return plan

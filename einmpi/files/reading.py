@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -19,10 +18,11 @@ from einmpi.files.datasets import Dataset, Reader, check_unchanged
 from einmpi.files.formats import find, open_reader
 from einmpi.files.specs import InputSpec, Range
 from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.eingraph import StoredForm
 from einmpi.process.startup import LOADING_GENERATORS, first_use
 from einmpi.schedule.layout import Layout, on_one_rank
 from einmpi.schedule.regions import Box, Region, boxes, sides
-from einmpi.schedule.shared_reads import Bounds, shared_read, suits_single_ranks
+from einmpi.schedule.shared_reads import Bounds, shared_read
 from einmpi.special_functions import special_function
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -56,22 +56,15 @@ class Reading:
         self.is_number = not dataset.selected_shape
         if self.is_number:  # it is read as a vector of one element
             self.target = target.reshape(1)
-        chunks, first = _chunks_of_tensor(dataset)
         if dataset.fortran:  # with its dimensions reversed it is stored like any other
-            layout = _reversed(layout)
             self.ranges = self.ranges[::-1]
-            first.reverse()
             self.region = region[::-1]
             self.place = place[::-1]
             self.target = target.T
         self.spans: Sides = []
         for runs, places in zip(self.region, self.place, strict=True):
             self.spans.append(sides(runs, places))
-        itemsize = dataset.dtype.itemsize
-        stored = (itemsize, chunks, first)
-        self.shared = None
-        if 0 not in layout.bound and not suits_single_ranks(layout, *stored):
-            self.shared = shared_read(layout, *stored)
+        self.shared = shared_read(layout, stored_form(dataset))
         self.reader: Reader | None = None
         self.pending: Future[Any] | None = None
         self.failure: Exception | None = None  # the first of this rank
@@ -322,34 +315,23 @@ def _as_one_run(pieces: list[Array], *arrays: Array | None) -> Array | None:
     return None
 
 
-def _chunks_of_tensor(dataset: Dataset) -> tuple[tuple[int, ...] | None, list[int]]:
-    """Return the chunks in dimensions and indices of the tensor, and where in them it begins.
+def stored_form(dataset: Dataset) -> StoredForm:
+    """Return how a tensor is stored, in its own dimensions and indices.
 
     With steps this is only about right, which decides how fast a file is read, and nothing else.
     """
-    chunks = []
+    chunks: list[int] = []
     first = []
     for dimension, selected in enumerate(dataset.ranges()):
         if not selected.dropped:
             first.append(selected.first // selected.step)
             if dataset.chunks is not None:
                 chunks.append(max(1, dataset.chunks[dimension] // selected.step))
+    itemsize = dataset.dtype.itemsize
     if not first:
-        return None, [0]
-    return (tuple(chunks) if dataset.chunks is not None else None), first
-
-
-def _reversed(layout: Layout) -> Layout:
-    """Return the layout of the tensor with its dimensions in the opposite order."""
-    last = len(layout.bound) - 1
-    cuts: list[int | None] = []
-    for cut in layout.cuts:
-        if cut is None:
-            cuts.append(None)
-        else:
-            cuts.append(last - cut)
-    splits = tuple((axis, last - dimension) for axis, dimension in layout.splits)
-    return replace(layout, bound=layout.bound[::-1], cuts=tuple(cuts), splits=splits)
+        return StoredForm(itemsize, None, (0,))
+    in_chunks = None if dataset.chunks is None else tuple(chunks)
+    return StoredForm(itemsize, in_chunks, tuple(first), dataset.fortran)
 
 
 # ---- generate ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, einsum_type, element_text
 from einmpi.graph.scalar import Element, Scalar
+
+
+class StoredForm(NamedTuple):
+    """How the elements of an input lie in its file."""
+
+    itemsize: int
+    chunks: tuple[int, ...] | None  # None: in one piece
+    first: tuple[int, ...]  # where in the chunks the tensor begins
+    is_reversed: bool = False  # the first dimension varies fastest
 
 
 @dataclass(frozen=True)

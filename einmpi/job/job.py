@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import numpy as np
 
 from einmpi.arguments import named_values
 from einmpi.errors import InputError
-from einmpi.files.reading import decoded_bytes
+from einmpi.files.formats import find
+from einmpi.files.reading import decoded_bytes, is_missing, stored_form
 from einmpi.files.specs import InputSpec, OutputSpec
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, StoredForm
 from einmpi.graph.scalar import unique
 from einmpi.job.batches import Batches
 from einmpi.job.loop import NUMBERS_OF_STEPS, Loop, StepProgram, numbers_of_steps
@@ -223,8 +224,19 @@ def options_of(job: Job, nodes: int = 1, **settings: Any) -> Options:
         machine=machine_of(job),
         overlap=job.overlap == MODES[0],
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
+        stored={} if job.loop is not None else _stored_forms(used_inputs),
         pin_places=places,
     )
+
+
+def _stored_forms(inputs: Iterable[InputSpec]) -> dict[str, StoredForm]:
+    """Return how inputs are stored that every run reads from their files."""
+    found = {}
+    for spec in inputs:
+        is_read = spec.file is not None and not spec.resident and not is_missing(spec)
+        if is_read and spec.rows is None:
+            found[spec.name] = stored_form(find(spec))
+    return found
 
 
 def machine_of(job: Job) -> Machine | None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple
 
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import StoredForm, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.late import late
 from einmpi.planner.chains import CHAIN_BLOCK_BYTES, OPERATIONS_OF_A_BYTE
@@ -151,6 +151,8 @@ class Plan(Cuts):
     overlapped: tuple[str, ...] = ()  # vertices computed while tensors move between nodes
     overlap: int = 0  # bytes of the peak that are used only for that
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
+    # input → bytes of it that one rank reads for another, because of how its file is stored
+    passed_on: Mapping[str, int] = field(default_factory=dict)
     recomputed: Recomputed | None = None  # None if every tensor is computed once
     shared: SharedInputs | None = None  # None if no other program keeps inputs of this one
     fitted: FittedInputs | None = None  # None if the limit decides about no input
@@ -391,6 +393,8 @@ class Options:
     machine: Machine | None = None
     weights: Weights | None = None  # of the times of this machine in a search
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
+    # Those of them that are read once for each run, if their files exist.
+    stored: Mapping[str, StoredForm] = field(default_factory=dict)
     # tensor → where the job file prescribes its parts; the others come from the argument `pin`
     pin_places: Mapping[str, str] = field(default_factory=dict)
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise, zip_longest
 from math import prod
 from typing import TypeAlias
 
+from einmpi.graph.eingraph import StoredForm
 from einmpi.schedule.layout import Layout, digits_along, rank_of
 from einmpi.schedule.regions import Region, Runs, whole
 
@@ -32,6 +33,7 @@ MIN_CELL_BYTES = 64 * 2**10
 MAX_CELL_BYTES = 4 * 2**20
 CELLS_PER_RANK = 8
 ROUND_BYTES = 16 * 2**20  # what a rank reads at a time
+MOST_CELLS_COUNTED = 2**15  # to predict what ranks read for each other
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,58 @@ class SharedRead:
         return found
 
 
-def shared_read(
-    layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
-) -> SharedRead:
-    """Divide a stored tensor among the ranks of a layout."""
-    grid = grid_of(layout.bound, itemsize, chunks, first, layout.mesh.ranks)
-    return SharedRead(grid, layout, max(1, ROUND_BYTES // (prod(grid.cell) * itemsize)))
+def shared_read(layout: Layout, stored: StoredForm) -> SharedRead | None:
+    """Divide a stored tensor among the ranks of a layout; None if each reads its own block."""
+    if stored.is_reversed:  # with its dimensions reversed it is stored like any other
+        layout = _reversed(layout)
+        stored = stored._replace(first=stored.first[::-1], is_reversed=False)
+    if 0 in layout.bound or suits_single_ranks(layout, stored):
+        return None
+    grid = grid_of(layout.bound, *stored[:3], layout.mesh.ranks)
+    return SharedRead(grid, layout, max(1, ROUND_BYTES // (prod(grid.cell) * stored.itemsize)))
+
+
+def _reversed(layout: Layout) -> Layout:
+    """Return the layout of the tensor with its dimensions in the opposite order."""
+    last = len(layout.bound) - 1
+    cuts: list[int | None] = []
+    for cut in layout.cuts:
+        if cut is None:
+            cuts.append(None)
+        else:
+            cuts.append(last - cut)
+    splits = tuple((axis, last - dimension) for axis, dimension in layout.splits)
+    return replace(layout, bound=layout.bound[::-1], cuts=tuple(cuts), splits=splits)
+
+
+def bytes_passed_on(layout: Layout, stored: StoredForm) -> int:
+    """Return how many bytes of a stored tensor are read by one rank for another.
+
+    Of very many cells, every rank is taken to need an average part of those that it reads.
+    """
+    read = shared_read(layout, stored)
+    if read is None:
+        return 0
+    elements = prod(layout.bound)
+    received = elements * len(_first_ranks(layout))
+    if read.grid.cells > MOST_CELLS_COUNTED:
+        return (received - received // layout.mesh.ranks) * stored.itemsize
+    for rank in range(read.ranks):
+        own = read.layout.region(layout.mesh.digits(rank))
+        cells = range(
+            read.grid.cells * rank // read.ranks, read.grid.cells * (rank + 1) // read.ranks
+        )
+        for cell in cells:
+            received -= _elements_within(own, read.grid.bounds(cell))
+    return received * stored.itemsize
+
+
+def _elements_within(region: Region, bounds: Bounds) -> int:
+    """Return how many elements of a region lie within these bounds."""
+    elements = 1
+    for runs, (first, last) in zip(region, bounds, strict=True):
+        elements *= sum(max(0, min(stop, last) - max(start, first)) for start, stop in runs)
+    return elements
 
 
 def holders(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
@@ -181,20 +229,18 @@ def holders(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
             yield rank, tuple(runs for _, runs in combination)
 
 
-def suits_single_ranks(
-    layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
-) -> bool:
+def suits_single_ranks(layout: Layout, stored: StoredForm) -> bool:
     """Return whether each rank may read its own block.
 
     It may if no two ranks need the same elements, and blocks are whole chunks or long runs.
     """
     if len(_first_ranks(layout)) > 1:
         return False
-    if chunks is None:
-        return _shortest_run(layout) * itemsize >= LONG_RUN_BYTES
-    for dimension, chunk in enumerate(chunks):
+    if stored.chunks is None:
+        return _shortest_run(layout) * stored.itemsize >= LONG_RUN_BYTES
+    for dimension, chunk in enumerate(stored.chunks):
         for start, _, _ in _owners(layout, dimension):
-            if start > 0 and (start + first[dimension]) % chunk != 0:
+            if start > 0 and (start + stored.first[dimension]) % chunk != 0:
                 return False
     return True
 

@@ -395,7 +395,10 @@ def test_a_damaged_chunk_ends_all_ranks(tmp_path):
         file.seek(offset)
         file.write(b"1")
     with open("job.toml", "w") as file:
-        file.write("program = 'Z[i] = sum(A[i,j])'\ninputs.A = 'x.h5:/A'\n")
+        file.write(
+            "program = 'Z[i] = sum(A[i,j])'\n"
+            "inputs.A = { file = 'x.h5', dataset = '/A', parts = [3, 1] }\n"
+        )
     done = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=tmp_path)
     said = [line for line in done.stderr.splitlines() if "einmpi: error" in line]
     assert done.returncode != 0 and len(said) == 1

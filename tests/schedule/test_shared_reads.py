@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einmpi.graph.eingraph import StoredForm
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule import shared_reads
 from einmpi.schedule.layout import Layout, split_further
@@ -108,25 +109,23 @@ def test_cells_are_whole_chunks():
 def test_which_layouts_let_ranks_read_alone():
     mesh, long = Mesh(4), shared_reads.LONG_RUN_BYTES // 8
     rows, columns = Layout(mesh, (8, 4 * long), (0, 0)), Layout(mesh, (8, 4 * long), (1, 1))
-    assert suits_single_ranks(rows, 8, None, (0, 0)) and suits_single_ranks(
-        columns, 8, None, (0, 0)
-    )
-    assert not suits_single_ranks(columns, 4, None, (0, 0))  # half as many bytes in a run
-    assert not suits_single_ranks(
-        Layout(mesh, (8, 4 * long), (0, None)), 8, None, (0, 0)
-    )  # two want the same
-    assert suits_single_ranks(rows, 8, (2, 5), (0, 0)) and not suits_single_ranks(
-        rows, 8, (3, 5), (0, 0)
-    )
-    assert not suits_single_ranks(rows, 8, (2, 5), (1, 0))  # the rows begin within a chunk
-    assert suits_single_ranks(Layout(Mesh(1), (8,), ()), 8, (3,), (1,))
+    replicas = Layout(mesh, (8, 4 * long), (0, None))
+    in_one_piece = StoredForm(8, None, (0, 0))
+    assert suits_single_ranks(rows, in_one_piece)
+    assert suits_single_ranks(columns, in_one_piece)
+    assert not suits_single_ranks(columns, StoredForm(4, None, (0, 0)))  # half the bytes in a run
+    assert not suits_single_ranks(replicas, in_one_piece)  # two want the same
+    assert suits_single_ranks(rows, StoredForm(8, (2, 5), (0, 0)))
+    assert not suits_single_ranks(rows, StoredForm(8, (3, 5), (0, 0)))
+    assert not suits_single_ranks(rows, StoredForm(8, (2, 5), (1, 0)))  # they begin in a chunk
+    assert suits_single_ranks(Layout(Mesh(1), (8,), ()), StoredForm(8, (3,), (1,)))
 
 
 def test_thousands_of_ranks_take_little_time():
     """A rank looks at its own cells only: 4096 ranks, both dimensions cut 64 times."""
     mesh = Mesh(4096)
     layout = Layout(mesh, (40960, 40960), tuple(axis % 2 for axis in range(12)))
-    made = shared_read(layout, 8, None, (0, 0))
+    made = shared_read(layout, StoredForm(8, None, (0, 0)))
     going = made.cells_to_send(1234, 0)
     assert sum(
         prod(sum(b - a for a, b in runs) for runs in region)

@@ -146,6 +146,8 @@ def totals(plan: Plan, full: bool = False) -> list[Note]:
     if plan.fitted is not None and (plan.fitted.kept or plan.fitted.loaded):
         notes.append(("resident", _fitted(plan, plan.fitted)))
     notes.append(("moved", _moved(plan)))
+    if plan.passed_on:
+        notes.append(("loading", _passed_on(plan)))
     notes += loop_notes(plan)
     if not plan.knows_nodes:
         notes.append(("nodes", one_level(plan)))
@@ -172,6 +174,20 @@ def _shared(shared: SharedInputs) -> str:
         more = f"{show_count(shared.words_more)} {plural(shared.words_more, 'word')}"
         text += f"; with other layouts {more} less would move"
     return text
+
+
+def _passed_on(plan: Plan) -> str:
+    """Return what one rank reads for another, and which chunks would suit the plan."""
+    found = []
+    for name, nbytes in plan.passed_on.items():
+        text = f"{show_bytes(nbytes)} of {name} are read by one rank for another"
+        bound = plan.graph[name].bound
+        parts = plan.mesh.parts(plan.loaded(name), range(len(bound)))
+        if all(extent % count == 0 for extent, count in zip(bound, parts, strict=True)):
+            blocks = [extent // count for extent, count in zip(bound, parts, strict=True)]
+            text += f", nothing if its file had chunks of {'×'.join(map(str, blocks))}"
+        found.append(text)
+    return "; ".join(found)
 
 
 def _fitted(plan: Plan, fitted: FittedInputs) -> str:
@@ -403,6 +419,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    if plan.passed_on:
+        data["bytes_shuffled_loading"] = dict(plan.passed_on)
     if plan.shared is not None:
         data["shared"] = {
             "inputs": list(plan.shared.names),
