@@ -176,6 +176,8 @@ def _aggregate_guards(reader: ExpressionReader, argument: ast.expr, scope: Scope
     An index in it counts if a condition holds for any of their values: so there is one sum in
     where(x[i] > 0, sum[j](y[k[j]]), 0), and not one for each i.
     """
+    if not reader.guards:
+        return
     names = {part.id for part in ast.walk(argument) if isinstance(part, ast.Name)}
     kept: list[Guard] = []
     foreign: list[str] = []

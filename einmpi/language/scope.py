@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, TypeAlias
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.indices import Reach
 from einmpi.language.macros import binds_labels, called_name
-from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
+from einmpi.language.syntax import (
+    Declaration,
+    Source,
+    Statement,
+    children,
+    entries,
+    statements,
+)
 
 
 @dataclass(frozen=True)
@@ -111,17 +118,17 @@ def _collect(
     binders: tuple[Binder, ...] = (),
 ) -> list[_Entry]:
     """Append all indices of tensors in `node`, and return the list."""
-    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    below: Sequence[ast.AST] = children(node)
     if isinstance(node, ast.Call):
         name, brackets = called_name(node) or ("", None)
         if brackets is not None or name == "where" or binds_labels(name):
-            children = ()
+            below = ()
             for position, argument in enumerate(node.args):
                 is_branch = name == "where" and position > 0
                 around = (*binders, (brackets, argument)) if binds_labels(name) else binders
                 _collect(argument, known, found, guarded or is_branch, around)
     elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-        children = ()
+        below = ()
         parts = entries(node.slice)
         bound = known[node.value.id].bound if node.value.id in known else ()
         for position, part in enumerate(parts):
@@ -129,7 +136,7 @@ def _collect(
             found.append(_Entry(part, extent, node, guarded, binders))
             if not isinstance(part, ast.Name):
                 _collect(part, known, found, guarded, binders)
-    for child in children:
+    for child in below:
         _collect(child, known, found, guarded, binders)
     return found
 
@@ -267,16 +274,16 @@ def values_in(items: Iterable[Statement | Declaration]) -> set[str]:
 
 
 def _mark(node: ast.AST, numbers: set[str]) -> None:
-    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    below: Sequence[ast.AST] = children(node)
     match node:
         case ast.Call(func=ast.Subscript(slice=labels), args=args):
             numbers = numbers.difference(_listed(labels))
-            children = args
+            below = args
         case ast.Subscript(slice=ast.Tuple(elts=parts)):
             parts[:] = [_marked(part, numbers) for part in parts]
         case ast.Subscript(slice=part):
             node.slice = _marked(part, numbers)
-    for child in children:
+    for child in below:
         _mark(child, numbers)
 
 

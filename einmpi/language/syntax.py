@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.garbage import without_garbage_search
 
 MAX_DEPTH = 200  # levels of an expression
 MAX_STATEMENTS = 20_000  # of a program: more would take minutes to plan
@@ -23,6 +24,8 @@ _DEPTH = f"at most {MAX_DEPTH} levels"
 _DEPTH_HINT = "split it into several statements"
 # Python's parser, which in 3.11 fails at times if several threads use it.
 PYTHON_PARSER = threading.Lock()
+# Fields of nodes that hold contexts, operators and names.
+_FIELDS_OF_NO_NODE = frozenset({"ctx", "op", "ops", "id"})
 # One character for one, so that columns do not shift.
 _GLYPHS = str.maketrans({"←": "=", "×": "*"})
 _INTEGER_OPS = {
@@ -168,8 +171,25 @@ def _check(source: Source, statement: ast.stmt, indentation: Sequence[int]) -> N
         if depth + levels > MAX_DEPTH:
             what = "this expression is nested too deeply"
             raise InputError(source.at(statement), what, _DEPTH, _DEPTH_HINT)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             waiting.append((child, depth + levels))
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node, without contexts and operators.
+
+    Those are most of what Python's own function yields, and long programs are walked often.
+    """
+    found: list[ast.AST] = []
+    for name in node._fields:
+        if name in _FIELDS_OF_NO_NODE:
+            continue
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found.extend([item for item in value if isinstance(item, ast.AST)])
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def _too_deep_line(text: str) -> int:
@@ -184,6 +204,7 @@ def _too_deep_line(text: str) -> int:
     return 1
 
 
+@without_garbage_search
 def statements(source: Source) -> list[Statement | Declaration]:
     """Return the statements and declarations of a program."""
     return [_statement(source, node) for node in parse(source)]

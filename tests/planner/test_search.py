@@ -28,6 +28,7 @@ from einmpi.planner.mesh import Mesh, groupings
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import repeated_layers, vertices_alike
 from einmpi.planner.search import search
+from einmpi.planner.solving import elimination
 from einmpi.planner.solving.elimination import (
     Limits,
     Memo,
@@ -150,6 +151,32 @@ def test_the_largest_join_is_known_before_any_is_made(data):
     assert (largest_join(sizes, scopes, limit) > limit) == (largest > limit)
     widest = max((prod(sizes[variable] for variable in scope) for scope in scopes), default=1)
     assert largest >= widest
+
+
+@pytest.mark.parametrize("can_be_joined", [True, False])
+def test_the_work_of_ordering_grows_linearly_with_the_readers_of_a_tensor(
+    can_be_joined, monkeypatch
+):
+    """The readers are a chain, as layers are, and all of them share a table with one variable."""
+
+    def factors_multiplied(readers: int) -> int:
+        count = 0
+
+        def counting_prod(numbers: list[int]) -> int:
+            nonlocal count
+            count += len(numbers)
+            return prod(numbers)
+
+        monkeypatch.setattr(elimination, "prod", counting_prod)
+        scopes = [(0, reader) for reader in range(1, readers + 1)]
+        scopes += list(itertools.pairwise(range(1, readers + 1)))
+        sizes = [3] * (readers + 1)
+        tables = [Table(scope, np.eye(3, dtype=np.int64), 0) for scope in scopes]
+        found = minimize(sizes, tables, limits=Limits(27 if can_be_joined else 26))
+        assert found.exact == can_be_joined
+        return count
+
+    assert factors_multiplied(2000) < 2.1 * factors_multiplied(1000)
 
 
 # ---- against enumeration ----------------------------------------------------------------------
@@ -549,6 +576,7 @@ from einmpi.planner.factor import factor
 from einmpi.planner.repetition import repeated_layers
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.search import search
+from einmpi.planner.solving import elimination
 from einmpi.planner.solving.solver import Solver
 text = "; ".join(f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 6))
 layers = einmpi.program(text, x0=(8, 64), **{f"W{k}": (64, 64) for k in range(1, 6)}).graph

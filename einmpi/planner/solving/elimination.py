@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 
 CHUNK_CELLS = 1 << 18  # joined at a time, so that they stay in the cache
 JOIN_OVERHEAD_CELLS = 3000  # cells that take as long as the fixed part of a join
+MOST_NEIGHBOURS = 40  # of a variable whose table could be joined within any limit
+TOO_MANY_CELLS = 1 << MOST_NEIGHBOURS
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,15 @@ class _Order:
         heapq.heapify(self.queue)
 
     def joined_cells(self, variable: int) -> int:
-        """Return the size of the table that eliminating this variable would make."""
-        return prod([self.sizes[other] for other in self.neighbours[variable]])
+        """Return the size of the table that eliminating this variable would make.
+
+        All sizes are two or more. So it is not counted for many neighbours: a tensor may have
+        thousands of readers, and is asked about whenever one of them is eliminated.
+        """
+        neighbours = self.neighbours[variable]
+        if len(neighbours) > MOST_NEIGHBOURS:
+            return TOO_MANY_CELLS
+        return prod([self.sizes[other] for other in neighbours])
 
     def scope(self, variable: int) -> tuple[int, ...]:
         """Return the variables that share a table with this one."""
