@@ -20,13 +20,13 @@ X = np.random.default_rng(2).standard_normal((6, 5))
 def plans(monkeypatch):
     """Count the plans that are made."""
     made = []
-    make_plan = planning.make_plan
+    plan_with_files = planning.plan_with_files
 
     def counting(graph, ranks, options):
         made.append(graph.outputs)
-        return make_plan(graph, ranks, options)
+        return plan_with_files(graph, ranks, options)
 
-    monkeypatch.setattr(planning, "make_plan", counting)
+    monkeypatch.setattr(planning, "plan_with_files", counting)
     return made
 
 

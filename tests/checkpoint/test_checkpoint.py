@@ -28,6 +28,7 @@ from einmpi.checkpoint.resume import Checkpoints, prepare
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import planning
 from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.stored_inputs import plan_with_files
 from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.graph.rewrite import needed, rest
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
@@ -56,10 +57,10 @@ def planned_once(monkeypatch):
     def plan(graph, ranks, options):
         key = str(graph), ranks, repr(options)
         if key not in known:
-            known[key] = make_plan(graph, ranks, options)
+            known[key] = plan_with_files(graph, ranks, options)
         return known[key]
 
-    monkeypatch.setattr(planning, "make_plan", plan)
+    monkeypatch.setattr(planning, "plan_with_files", plan)
 
 
 class Killed(BaseException):

@@ -187,7 +187,7 @@ def test_a_run_on_a_terminal(ranks):
         "-n",
         str(ranks),
         "--set",
-        "s=1000",
+        "s=2000",  # the bar appears after 0.2 s
     ]
     status, shown = on_terminal(command, 90)
     assert status == 0

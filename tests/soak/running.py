@@ -25,10 +25,10 @@ from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import planning
 from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.stored_inputs import plan_with_files
 from einmpi.job.job import with_settings
 from einmpi.kernels.cpu import dispatch
 from einmpi.loops.running import LoopRun
-from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.sharing import inputs as sharing
 from einmpi.schedule.lower import lower
@@ -506,14 +506,14 @@ def planned_once() -> Iterator[None]:
         key = (repr(graph), ranks, repr(options))
         with lock:
             if key not in plans:
-                plans[key] = make_plan(graph, ranks, options)
+                plans[key] = plan_with_files(graph, ranks, options)
             return plans[key]
 
-    planning.make_plan = plan_once
+    planning.plan_with_files = plan_once
     try:
         yield
     finally:
-        planning.make_plan = make_plan
+        planning.plan_with_files = plan_with_files
 
 
 def _last_lines(error: BaseException) -> str:
