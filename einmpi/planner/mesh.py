@@ -137,6 +137,19 @@ def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(digits))
 
 
+@lru_cache(maxsize=256)
+def members_along(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks with the digit 0 on all other axes; the digit of the last axis is fastest.
+
+    Other ranks that differ on these axes only are as far from each other.
+    """
+    ranks = np.zeros(1, int)
+    for axis in axes:
+        along_axis = np.arange(mesh.factors[axis]) * prod(mesh.factors[axis + 1 :])
+        ranks = (ranks[:, None] + along_axis).ravel()
+    return tuple(ranks.tolist())
+
+
 @cache
 def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ...]:
     windows: list[tuple[int, ...]] = []

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.scalar import Const, IndexEntries, Scalar
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, most_needed, shares_of
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.moves import collection
+from einmpi.schedule.moves import group_of, moves_of, sent_and_received
 from einmpi.schedule.regions import Region, Runs, locate
 from einmpi.schedule.transfers import Moves
+
+
+@dataclass(frozen=True)
+class _NeededBlocks:
+    """What each rank needs of a tensor, in place of a layout."""
+
+    mesh: Mesh
+    needed: Needed
+    state: tuple[str | None, ...]
+
+    @property
+    def bound(self) -> tuple[int, ...]:
+        return self.needed.bound
+
+    def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
+        """Return the indices of a dimension that the rank with these digits needs."""
+        axes = axes_of_labels(self.needed.labels(dimension), self.state)
+        return self.needed.runs(
+            dimension, shares_of(self.mesh, self.needed, dimension, axes, digits)
+        )
+
+    def axes_of(self, dimension: int) -> tuple[int, ...]:
+        """Return the axes on whose digits these indices depend."""
+        axes = axes_of_labels(self.needed.labels(dimension), self.state)
+        return tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
 
 
 def halo_moves(
@@ -23,27 +49,20 @@ def halo_moves(
     There are no moves if every rank has all it needs in its block already.
     """
     mesh = source.mesh
+    digits = mesh.digits(rank)
+    stored = source.region(digits)
     if is_inside(mesh, needed, source.cuts, state):
-        return None, source.region(mesh.digits(rank))
-    wanted: list[Region] = []
-    for other in range(mesh.ranks):
-        wanted.append(_needed_region(source, needed, state, mesh.digits(other)))
+        return None, stored
+    wanted = _NeededBlocks(mesh, needed, tuple(state))
+    own = tuple(wanted.runs(dimension, digits) for dimension in range(len(needed.bound)))
+    axes = source.cutting_axes()
+    group, me = group_of(mesh, axes, rank)
+    sends, receives = sent_and_received(source, source, wanted, axes, rank)
     most = most_needed(mesh, needed, state)
     max_elements = max(source.max_elements() * mesh.ranks, most)
-    moves = collection(source, wanted, rank, max_elements)
+    moves = moves_of(group, me, sends, receives, False, max_elements)
     largest_block = max(source.max_elements(), most)
-    return replace(moves, largest_block=largest_block, is_halo=True), wanted[rank]
-
-
-def _needed_region(
-    source: Layout, needed: Needed, state: Sequence[str | None], digits: Sequence[int]
-) -> Region:
-    region = []
-    for dimension in range(len(needed.bound)):
-        axes = axes_of_labels(needed.labels(dimension), state)
-        shares = shares_of(source.mesh, needed, dimension, axes, digits)
-        region.append(needed.runs(dimension, shares))
-    return tuple(region)
+    return replace(moves, largest_block=largest_block, is_halo=True), own
 
 
 def index_in_region(

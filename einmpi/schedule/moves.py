@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Mesh, members_along
 from einmpi.planner.moving.volume import axes_factors, replicas_share
 from einmpi.schedule.layout import (
     PARTIAL,
@@ -112,18 +112,8 @@ def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...
     for axis in axes:
         first -= digits[axis] * prod(mesh.factors[axis + 1 :])
         place = place * mesh.factors[axis] + digits[axis]
-    group = tuple([first + distance for distance in _distances(mesh, tuple(axes))])
+    group = tuple([first + distance for distance in members_along(mesh, tuple(axes))])
     return group, place
-
-
-@lru_cache(maxsize=64)
-def _distances(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how far the members of a group along these axes are from the first of them."""
-    members = np.zeros(1, int)
-    for axis in axes:
-        along_axis = np.arange(mesh.factors[axis]) * prod(mesh.factors[axis + 1 :])
-        members = (members[:, None] + along_axis).ravel()
-    return tuple(members.tolist())
 
 
 def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
@@ -146,7 +136,7 @@ def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) 
     pieces = _by_member(axes, middle, digits, lambda d, runs: locate(runs, stored[d]))
     unchanged = _unchanged_dimensions((middle, source), axes, source)
     receives = [pieces[me]] * len(group)
-    moves = _moves(group, me, pieces, receives, False, source.max_elements())
+    moves = moves_of(group, me, pieces, receives, False, source.max_elements())
     return replace(moves, unchanged=unchanged)
 
 
@@ -159,10 +149,31 @@ def exchange(
     """
     mesh = target.mesh
     group, me = group_of(mesh, axes, rank)
-    digits = mesh.digits(rank)
+    sends, receives = sent_and_received(source, middle, target, axes, rank)
+    # Where the target is not cut along these axes, all members need the same elements.
+    gathering = [axis for axis in axes if target.cuts[axis] is None]
+    same_to_all = len(gathering) == len(axes)
+    copies = ranks_along(mesh, gathering)
+    max_elements = max(middle.max_elements() * copies, target.max_elements())
+    moves = moves_of(group, me, sends, receives, same_to_all, max_elements)
+    largest_block = max(source.max_elements(), target.max_elements())
+    unchanged = _unchanged_dimensions((source, middle, target), axes, target)
+    return replace(moves, largest_block=largest_block, unchanged=unchanged)
+
+
+def sent_and_received(
+    source: Layout, middle: Blocks, target: Blocks, axes: tuple[int, ...], rank: int
+) -> tuple[list[Region | None], list[Region | None]]:
+    """Return what a rank sends to each member of its group along some axes, and what it receives.
+
+    A member has the elements of `middle`, at their places in its block of `source`, and needs those
+    of `target`.
+    """
+    digits = source.mesh.digits(rank)
     stored = source.region(digits)
-    held = middle.region(digits)
-    wanted = target.region(digits)
+    dimensions = range(len(source.bound))
+    held = [middle.runs(dimension, digits) for dimension in dimensions]
+    wanted = [target.runs(dimension, digits) for dimension in dimensions]
 
     def place_to_send(dimension: int, theirs: Runs) -> Runs:
         return locate(intersect(held[dimension], theirs), stored[dimension])
@@ -171,16 +182,7 @@ def exchange(
         return locate(intersect(theirs, wanted[dimension]), wanted[dimension])
 
     sends = _by_member(axes, target, digits, place_to_send)
-    receives = _by_member(axes, middle, digits, place_to_receive)
-    # Where the target is not cut along these axes, all members need the same elements.
-    gathering = [axis for axis in axes if target.cuts[axis] is None]
-    same_to_all = len(gathering) == len(axes)
-    copies = ranks_along(mesh, gathering)
-    max_elements = max(middle.max_elements() * copies, target.max_elements())
-    moves = _moves(group, me, sends, receives, same_to_all, max_elements)
-    largest_block = max(source.max_elements(), target.max_elements())
-    unchanged = _unchanged_dimensions((source, middle, target), axes, target)
-    return replace(moves, largest_block=largest_block, unchanged=unchanged)
+    return sends, _by_member(axes, middle, digits, place_to_receive)
 
 
 def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
@@ -193,7 +195,9 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     wanted = target.region(digits)
     receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
     sends = [receives[me]] * len(group)
-    moves = _moves(group, me, sends, receives, same_to_all=True, max_elements=target.max_elements())
+    moves = moves_of(
+        group, me, sends, receives, same_to_all=True, max_elements=target.max_elements()
+    )
     unchanged = _unchanged_dimensions((held, target), axes, target)
     return replace(moves, own=None, unchanged=unchanged)
 
@@ -308,7 +312,7 @@ def collection(
         found = _by_member(axes, source, source.mesh.digits(like), place_to_receive)
         for member, region in zip(group, found, strict=True):
             receives[member] = region
-    return _moves(
+    return moves_of(
         tuple(range(len(wanted))),
         rank,
         sends,
@@ -318,7 +322,7 @@ def collection(
     )
 
 
-def _moves(
+def moves_of(
     group: tuple[int, ...],
     me: int,
     sends: list[Region | None],

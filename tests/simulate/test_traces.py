@@ -150,11 +150,11 @@ def test_parts_of_a_large_message_follow_one_another():
 
 def test_ranks_share_what_is_the_same_for_all():
     """Layouts are made once, and index sets once for ranks that have the same, not for each."""
+    from einmpi.planner.mesh import members_along
     from einmpi.planner.moving.halo import intersect, share
     from einmpi.schedule.lower import _layout, _pieces, lower
     from einmpi.schedule.moves import (
         _combinations,
-        _distances,
         _unchanged_dimensions,
         middle_layout,
     )
@@ -168,7 +168,7 @@ def test_ranks_share_what_is_the_same_for_all():
         _pieces,
         middle_layout,
         _combinations,
-        _distances,
+        members_along,
         _combined,
         _unchanged_dimensions,
     )

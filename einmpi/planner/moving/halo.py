@@ -18,7 +18,7 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Mesh, members_along
 from einmpi.planner.states import named
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def _all_digits(mesh: Mesh, axes: Collection[int]) -> Iterator[tuple[int, ...]]:
 Axes = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)
 
-MOST_RANKS_COUNTED = 32  # for the tables of the search; a plan itself is counted on all ranks
+MOST_RANKS_COUNTED = 32  # for the tables of the search
 HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
 
 
@@ -544,6 +544,64 @@ def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(k * step % ranks for k in range(most)))
 
 
+# Counts that depend on the digits of a rank on some axes, as an array with an axis for each axis of
+# the mesh: of length 1 where the digit makes no difference.
+_ByDigits: TypeAlias = Ints
+
+
+def halo_words_of_plan(
+    mesh: Mesh, needed: Needed, cuts: Sequence[int], state: Sequence[int]
+) -> tuple[int, int]:
+    """Return the same as `halo_words` for one layout and one state, counted on all ranks."""
+    label_state = named(state, [label for label, _ in needed.extents])
+    wanted: list[_ByDigits] = []
+    kept: list[_ByDigits] = []
+    kept_on_node: list[_ByDigits] = []
+    for dimension in range(len(needed.bound)):
+        label_axes = axes_of_labels(needed.labels(dimension), label_state)
+        reading = tuple(sorted({axis for _, axes in label_axes for axis in axes}))
+        ranks = members_along(mesh, reading)
+        lengths = _needed_lengths(mesh, needed, dimension, label_axes, ranks)
+        wanted.append(_by_digits(mesh, reading, lengths))
+        cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
+        between = tuple(axis for axis in cutting if axis < mesh.node_axes)
+        for source, counts in ((cutting, kept), (between, kept_on_node)):
+            axes = tuple(sorted({*reading, *source}))
+            ranks = members_along(mesh, axes)
+            table = _kept_counts(mesh, needed, dimension, [label_axes], [source], ranks)
+            counts.append(_by_digits(mesh, axes, table[0, 0]))
+    needed_words = _sum_over_ranks(mesh, wanted)
+    received = needed_words - _sum_over_ranks(mesh, kept)
+    return received, needed_words - _sum_over_ranks(mesh, kept_on_node)
+
+
+def _by_digits(mesh: Mesh, axes: Axes, counts: Ints) -> _ByDigits:
+    """Return counts of the ranks along some axes as an array by their digits."""
+    shape = [length if axis in axes else 1 for axis, length in enumerate(mesh.factors)]
+    return counts.reshape(shape)
+
+
+def _sum_over_ranks(mesh: Mesh, counts: Iterable[_ByDigits]) -> int:
+    """Return the sum, over all ranks, of the product of these counts.
+
+    Counts are multiplied only if they depend on the same axes. The sum over an axis is taken as
+    soon as one array depends on it, so that no array is larger than these axes make it.
+    """
+    total = 1
+    arrays = list(counts)
+    for axis, length in enumerate(mesh.factors):
+        depending = [array for array in arrays if array.shape[axis] > 1]
+        if not depending:
+            total *= length
+            continue
+        arrays = [array for array in arrays if array.shape[axis] == 1]
+        product = depending[0]
+        for array in depending[1:]:
+            product = product * array
+        arrays.append(product.sum(axis=axis, keepdims=True))
+    return total * prod(int(array.sum()) for array in arrays)
+
+
 def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
     """Return a bound on the elements that a rank needs, the same for all ranks."""
     return prod(most_needed_bound(mesh, needed, state))
@@ -551,9 +609,11 @@ def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
 
 def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> tuple[int, ...]:
     """Return how many indices of each dimension a rank needs at most."""
-    ranks = tuple(range(mesh.ranks))
     bound = []
     for dimension in range(len(needed.bound)):
-        axes = axes_of_labels(needed.labels(dimension), state)
-        bound.append(int(_needed_lengths(mesh, needed, dimension, axes, ranks).max()))
+        label_axes = axes_of_labels(needed.labels(dimension), state)
+        ranks = members_along(
+            mesh, tuple(sorted({axis for _, axes in label_axes for axis in axes}))
+        )
+        bound.append(int(_needed_lengths(mesh, needed, dimension, label_axes, ranks).max()))
     return tuple(bound)

@@ -15,7 +15,13 @@ from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import HALO_NEIGHBOURS, Needed, halo_words, indices_by_digits
+from einmpi.planner.moving.halo import (
+    HALO_NEIGHBOURS,
+    Needed,
+    halo_words,
+    halo_words_of_plan,
+    indices_by_digits,
+)
 from einmpi.planner.paper import Cost
 
 # ---- volume --------------------------------------------------------------------------------------
@@ -190,7 +196,11 @@ def halo_flow(
     most_ranks: int,
 ) -> Flow:
     """Return the words that ranks need by index arithmetic and do not have, for all pairs."""
-    total, between = halo_words(mesh, needed, layouts, states, most_ranks)
+    return _among_neighbours(*halo_words(mesh, needed, layouts, states, most_ranks))
+
+
+def _among_neighbours(total: Any, between: Any) -> Flow:
+    """Return the flow of words that ranks receive, of which some come from other nodes."""
     inside = np.where(total > 0, HALO_NEIGHBOURS, 1)
     nodes = np.where(between > 0, HALO_NEIGHBOURS, 1)
     return Flow(total, between, inside * nodes, nodes)
@@ -286,8 +296,7 @@ def traffic(
     turns: list[Turn] = []
     if needed is not None:
         assert sources is not None, "what is read with index arithmetic has a layout"
-        table = halo_flow(mesh, needed, [sources], [targets], mesh.ranks)
-        flow = Flow(*(amounts.item() for amounts in table))
+        flow = _among_neighbours(*halo_words_of_plan(mesh, needed, sources, targets))
     else:
         elements = prod(bound)
         axes = tuple(zip(mesh.factors, sources or targets, targets, strict=True))
