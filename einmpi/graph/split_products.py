@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from random import Random
+from typing import TypeAlias
 
 import numpy as np
 
@@ -323,12 +325,33 @@ def _cast(factor: Scalar, dtype: str) -> Scalar:
     return Call(dtype, (factor,))
 
 
+# ---- the order of a product ----------------------------------------------------------------------
+
+
+Path: TypeAlias = list[tuple[int, ...]]
+_Labels: TypeAlias = frozenset[int]
+
+MOST_FACTORS = 16  # of a product whose best order is searched by dynamic programming
+FEW_FACTORS = 9  # with so few it is quick, however many labels they share
+# Otherwise it is quick if each factor shares labels with about four others. In all cases tried it
+# took at most a quarter of a second.
+MOST_NEIGHBOURS = 4
+# Greedy orders with random prices, for the products that are left: at most so many, and of large
+# products fewer, so that a search joins about as many pairs.
+MOST_TRIALS = 128
+MOST_FACTORS_OF_ALL_TRIALS = 1 << 13
+WEIGHTS_OF_OPERANDS = (1, 2, 4)  # in halves of their elements
+LEAST_RANDOM_FACTOR = 64
+SPREADS_OF_PRICES = (96, 256, 2048, 16384)  # greatest random factors
+
+
 def contraction_order(
     factors: Sequence[Sequence[str]], output: Sequence[str], extent: Mapping[str, int]
-) -> list[tuple[int, ...]]:
-    """Return opt_einsum's pairs of positions.
+) -> Path:
+    """Return pairs of positions.
 
-    Each pair is taken out of the list of factors, and their product is added at its end.
+    Each pair is taken out of the list of factors, and their product is added at its end. A label
+    that only one factor has is in the output.
     """
     if len(factors) == 2:
         return [(0, 1)]
@@ -344,10 +367,57 @@ def contraction_order(
 
 @lru_cache(maxsize=1024)  # layers repeat
 def _order_of_numbered(
-    inputs: tuple[frozenset[int], ...], output: frozenset[int], sizes: tuple[int, ...]
-) -> list[tuple[int, ...]]:
-    """Return opt_einsum's pairs of positions; labels are numbers, and `sizes` has their extents."""
-    from opt_einsum import paths  # slow to import, and few programs need it
+    inputs: tuple[_Labels, ...], output: _Labels, sizes: tuple[int, ...]
+) -> Path:
+    """Return the order with fewest operations among those found, the first one of equal ones.
 
-    pairs = paths.auto(list(inputs), output, dict(enumerate(sizes)), None)
-    return [tuple(pair) for pair in pairs]
+    Labels are numbers, and `sizes` has their extents.
+    """
+    from opt_einsum import path_random, paths  # slow to import, and few programs need it
+
+    extent = dict(enumerate(sizes))
+
+    def operations(order: Path) -> int:
+        count, _ = path_random.ssa_path_compute_cost(order, list(inputs), output, extent)
+        return int(count)
+
+    # Up to four factors this is the best order, outer products included.
+    found = [paths.linear_to_ssa(paths.auto(list(inputs), output, extent))]
+    if _is_quick(inputs):
+        best = paths.dynamic_programming(list(inputs), output, extent)
+        found.append(paths.linear_to_ssa(best))
+    elif len(inputs) > FEW_FACTORS:
+        for trial in range(min(MOST_TRIALS, MOST_FACTORS_OF_ALL_TRIALS // len(inputs))):
+            # A generator of its own: ranks may be threads of one process.
+            weight = WEIGHTS_OF_OPERANDS[trial % len(WEIGHTS_OF_OPERANDS)]
+            spread = SPREADS_OF_PRICES[trial // len(WEIGHTS_OF_OPERANDS) % len(SPREADS_OF_PRICES)]
+            price = _Price(Random(trial), weight, spread)
+            found.append(paths.ssa_greedy_optimize(list(inputs), output, extent, None, price))
+    fewest = min(found, key=operations)
+    return [tuple(pair) for pair in paths.ssa_to_linear(fewest)]
+
+
+def _is_quick(inputs: Sequence[_Labels]) -> bool:
+    """Return whether dynamic programming over all connected sets of factors is quick."""
+    if len(inputs) <= FEW_FACTORS:
+        return True
+    neighbours = 0
+    for number, labels in enumerate(inputs):
+        neighbours += sum(not labels.isdisjoint(other) for other in inputs[:number])
+    return len(inputs) <= MOST_FACTORS and 2 * neighbours <= MOST_NEIGHBOURS * len(inputs)
+
+
+class _Price:
+    """What a pair of factors costs in a greedy order: the elements it adds, times a random number.
+
+    All in whole numbers, as a product may have more elements than a float can count.
+    """
+
+    def __init__(self, random: Random, weight: int, spread: int) -> None:
+        self.random = random
+        self.weight = weight
+        self.spread = spread
+
+    def __call__(self, product: int, left: int, right: int, *_: object) -> int:
+        added = 2 * product - self.weight * (left + right)
+        return added * self.random.randint(LEAST_RANDOM_FACTOR, self.spread)
