@@ -238,6 +238,8 @@ register_operation(
 
 def _power(base: Any, exponent: Any) -> Any:
     """Return powers as the kernels compute them, where numpy differs or refuses."""
+    if isinstance(exponent, int | float) and exponent >= 0 and exponent != 0.5:
+        return np.power(base, exponent)  # by far the most, and at once
     is_integer = np.result_type(base, exponent).kind == "i"
     if is_integer and np.any(np.less(exponent, 0)):
         return _integer_powers(base, exponent)
