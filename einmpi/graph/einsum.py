@@ -15,6 +15,12 @@ from einmpi.errors import OperationError
 from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
+from einmpi.graph.forms.scan_blocks import (
+    BlockedScan,
+    BlockTotals,
+    recognise_blocked_scan,
+    recognise_totals,
+)
 from einmpi.graph.index_arithmetic import arithmetic_labels, major_label
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
@@ -34,12 +40,6 @@ from einmpi.graph.scalar import (
     unique,
     walk,
     with_gathers,
-)
-from einmpi.graph.scan_blocks import (
-    BlockedScan,
-    BlockTotals,
-    recognise_blocked_scan,
-    recognise_totals,
 )
 from einmpi.graph.segments import Pick, Segments, find_pick, find_segments, used_labels
 

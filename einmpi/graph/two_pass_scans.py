@@ -14,14 +14,14 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, Scan, make_einsum
-from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, unlike
-from einmpi.graph.scan_blocks import (
+from einmpi.graph.forms.scan_blocks import (
     Blocks,
     block_before,
     place_in_block,
     position_up_to,
     value_up_to,
 )
+from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, unlike
 
 
 def can_be_blocked(vertex: Vertex, count: int) -> bool:

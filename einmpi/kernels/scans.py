@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.forms.scan_blocks import BlockedScan, BlockTotals
 from einmpi.graph.scalar import Number
-from einmpi.graph.scan_blocks import BlockedScan, BlockTotals
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,6 +17,7 @@ from einmpi.kernels.cpu.distance import row_blocks, rows_of, spread
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
+from einmpi.kernels.cpu.symmetric import prepare_symmetric
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
     WeightedDifference,
@@ -187,9 +189,11 @@ def _prepare_loops(
 ) -> PreparedCall:
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
-    if einsum.calls() >= min_compiled and compiled.supports_compiled_loops(einsum, dtypes):
-        return compiled.prepare_by_compiled_loops(einsum, operands, out, index, threads)
-    return broadcast.prepare_by_broadcasting(einsum, operands, out, index)
+    is_compiled = einsum.calls() >= min_compiled
+    if not is_compiled or not compiled.supports_compiled_loops(einsum, dtypes):
+        return prepare_symmetric(einsum, operands, out, index, broadcast.prepare_by_broadcasting)
+    prepare = partial(compiled.prepare_by_compiled_loops, threads=threads)
+    return prepare_symmetric(einsum, operands, out, index, prepare)
 
 
 def _factor_dtype(contraction: Contraction, operands: Sequence[Array]) -> np.dtype[Any]:

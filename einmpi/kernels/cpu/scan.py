@@ -10,7 +10,7 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES, computed_dtype
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scan_blocks import BlockTotals
+from einmpi.graph.forms.scan_blocks import BlockTotals
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import PreparedCall
 from einmpi.kernels.scans import find_scan, has_whole_blocks, scanned_dimension

@@ -1,0 +1,1 @@
+"""Forms of EinSums that are computed in ways of their own, and how they are recognised."""

@@ -1,0 +1,123 @@
+"""Symmetric results, such as distances of the points of one set: one half is computed, in tiles of
+rows up to the diagonal, and copied to the other half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import prod
+
+import numpy as np
+
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.forms.symmetry import Swap, find_swap
+from einmpi.kernels.operands import Array, part_of_array
+from einmpi.kernels.prepared import PreparedCall, address_of
+
+# With t tiles, (t + 1) / 2t of the work is done. Shorter tiles are slower than that gains.
+MOST_TILES = 8
+MIN_ROWS = 128  # of a tile
+MIN_SUMMED = 32  # values for each element of the result: fewer take no longer than the copy
+
+Prepare = Callable[[EinSum, Sequence[Array], Array, Mapping[str, Array]], PreparedCall]
+
+
+def prepare_symmetric(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    prepare: Prepare,
+) -> PreparedCall:
+    """Prepare an EinSum by half of its work, if its result is symmetric and that takes less time.
+
+    `prepare` prepares an EinSum without regard to symmetry. On arrays that are stored like these,
+    but of which others are the same, everything is computed.
+    """
+    whole = prepare(einsum, operands, out, index)
+    swap = _swap_worth_using(einsum, operands, index)
+    if swap is None:
+        return whole
+    halves = _prepare_halves(einsum, operands, out, index, prepare, swap)
+    same = _same_arrays(operands)
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        chosen = halves if _same_arrays(operands) == same else whole
+        chosen(operands, out)
+
+    return compute
+
+
+def _same_arrays(operands: Sequence[Array]) -> list[int]:
+    """Return for each operand the first one that is the same array."""
+    stored: list[Hashable] = []
+    for array in operands:
+        stored.append((address_of(array), array.shape, array.strides, array.dtype))
+    return list(map(stored.index, stored))
+
+
+def _swap_worth_using(
+    einsum: EinSum, operands: Sequence[Array], index: Mapping[str, Array]
+) -> Swap | None:
+    if einsum.calls() < MIN_SUMMED * prod(einsum.bound):
+        return None
+    unsigned = any(array.dtype.kind == "u" for array in operands)
+    swap = find_swap(einsum, _same_arrays(operands), unsigned)
+    if swap is None:
+        return None
+    for first, second in swap:
+        if not np.array_equal(index.get(first, ()), index.get(second, ())):
+            return None
+    return swap if einsum.extent[swap[0][0]] >= 2 * MIN_ROWS else None
+
+
+def _prepare_halves(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    prepare: Prepare,
+    swap: Swap,
+) -> PreparedCall:
+    """Prepare the rows of each tile up to the diagonal, and the copy of what lies before it."""
+    rows, columns = swap[0]
+    extent = einsum.extent[rows]
+    tiles = min(MOST_TILES, extent // MIN_ROWS)
+    partner = dict(chain(swap, (pair[::-1] for pair in swap)))
+    mirror = [einsum.output.index(partner.get(label, label)) for label in einsum.output]
+    boxes = []
+    calls = []
+    for tile in range(tiles):
+        start = extent * tile // tiles
+        stop = extent * (tile + 1) // tiles
+        box = {rows: slice(start, stop), columns: slice(0, stop)}
+        extents = einsum.extent | {rows: stop - start, columns: stop}
+        positions = dict(index)
+        for label in box:
+            if label in einsum.labels_as_numbers:
+                positions[label] = index.get(label, np.arange(extent))[box[label]]
+        part = replace(einsum, extents=tuple(extents.items()))
+        boxes.append(box)
+        calls.append(prepare(part, *_parts(einsum, operands, out, box), positions))
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        for box, call in zip(boxes, calls, strict=True):
+            call(*_parts(einsum, operands, out, box))
+            before = {rows: box[rows], columns: slice(0, box[rows].start)}
+            after = {rows: before[columns], columns: before[rows]}
+            below = part_of_array(out, einsum.output, before)
+            part_of_array(out, einsum.output, after)[...] = below.transpose(mirror)
+
+    return compute
+
+
+def _parts(
+    einsum: EinSum, operands: Sequence[Array], out: Array, box: Mapping[str, slice]
+) -> tuple[list[Array], Array]:
+    """Return views of the operands and of the output at some indices of two labels."""
+    views = []
+    for array, entries in zip(operands, einsum.operands, strict=True):
+        labels = [entry if isinstance(entry, str) else "" for entry in entries]
+        views.append(part_of_array(array, labels, box))
+    return views, part_of_array(out, einsum.output, box)
