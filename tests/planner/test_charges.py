@@ -22,7 +22,7 @@ def best_of_scipy(charging: Charging) -> float:
     parts = len(charging.parts)
     rows, most = [], []
     for number, part in enumerate(charging.parts):
-        for copies, moved, spare in zip(*part.ways, strict=True):
+        for copies, moved, spare in zip(*part.ways[:3], strict=True):
             row = np.zeros(parts + charging.charges)
             row[number] = 1
             for charge, count in zip(part.charges, copies, strict=True):
@@ -87,7 +87,8 @@ def test_the_ways_to_cut_a_product_of_matrices():
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(4, 5), B=(5, 6)).graph
     ways = ways_to_cut(graph["Z"].computed_einsum, 24, 2)
     rows = {
-        tuple(map(int, (*copies, moved, spare))) for copies, moved, spare in zip(*ways, strict=True)
+        tuple(map(int, (*copies, moved, spare)))
+        for copies, moved, spare in zip(*ways[:3], strict=True)
     }
     assert rows == {(0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 24, 0), (1, 1, 0, 1)}
 
@@ -96,7 +97,8 @@ def test_a_label_is_cut_into_no_more_parts_than_it_has_indices():
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(3, 1), B=(1, 1)).graph
     ways = ways_to_cut(graph["Z"].computed_einsum, 3, 4)
     rows = {
-        tuple(map(int, (*copies, moved, spare))) for copies, moved, spare in zip(*ways, strict=True)
+        tuple(map(int, (*copies, moved, spare)))
+        for copies, moved, spare in zip(*ways[:3], strict=True)
     }
     assert rows == {(1, 3, 0, 1), (3, 3, 0, 3)}
 

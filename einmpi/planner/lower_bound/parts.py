@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 
 MOST_WAYS = 1 << 17  # with more, nothing is known of a vertex
 MOST_WORDS = 1 << 62  # of a sum that fits into 64 bits, with a sign
+ROOT_OF_FRACTIONS = 1 << 15
+FRACTIONS = ROOT_OF_FRACTIONS**2  # of a copy
 
 
 class Ways(NamedTuple):
@@ -38,6 +40,8 @@ class Ways(NamedTuple):
     copies: Ints  # of each operand, a column each: how many more than one the ranks need together
     words: Ints  # of partial results that are moved
     spare: Ints  # copies of the result, more than one, that ranks have computed themselves
+    # Beside whole copies, these fractions of one, rounded down; None where there are only whole.
+    fractions: Ints | None = None
 
 
 class Role(NamedTuple):
@@ -71,12 +75,16 @@ def _ways(
     roles: tuple[tuple[Role, tuple[int, ...]], ...], operands: int, elements: int, ranks: int
 ) -> Ways:
     if count_of_ways(ranks, len(roles) + 1) > MOST_WAYS:
-        # No way asks for less than this one.
-        return Ways(np.zeros((1, operands), np.int64), np.zeros(1, np.int64), np.array([ranks - 1]))
+        return least_ways(operands, ranks)
     grid = grids(ranks, [part_counts(extents, ranks) for _, extents in roles])
     ways = ways_of_grid(grid, [role for role, _ in roles], operands, elements)
-    distinct = np.unique(np.column_stack(ways), axis=0)
+    distinct = np.unique(np.column_stack(ways[:3]), axis=0)
     return Ways(distinct[:, :operands], distinct[:, operands], distinct[:, operands + 1])
+
+
+def least_ways(operands: int, ranks: int) -> Ways:
+    """Return a single way, which asks for no more than any other."""
+    return Ways(np.zeros((1, operands), np.int64), np.zeros(1, np.int64), np.array([ranks - 1]))
 
 
 def ways_of_grid(grid: Ints, roles: Sequence[Role], operands: int, elements: int) -> Ways:

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.planner.lower_bound.halos import not_charged, readings_of, ways_with_halos
 from einmpi.planner.lower_bound.parts import (
+    FRACTIONS,
     MOST_WAYS,
     MOST_WORDS,
     Charges,
@@ -168,10 +170,22 @@ def _moved(part: Part, charged: Sequence[Any] | Floats, words: npt.NDArray[Any])
     copies but one.
     """
     moved = words - sum(charged[charge] for charge in part.charges_for_result) * part.ways.spare
-    for charge, copies in zip(part.charges, part.ways.copies.T, strict=True):
-        if charge is not None:
-            moved = moved + charged[charge] * copies
+    fractions = part.ways.fractions
+    for operand, charge in enumerate(part.charges):
+        if charge is None:
+            continue
+        moved = moved + charged[charge] * part.ways.copies[:, operand]
+        if fractions is not None:
+            moved = moved + _fraction_of(charged[charge], fractions[:, operand])
     return moved
+
+
+def _fraction_of(charge: Any, fractions: Ints) -> Any:
+    """Return these fractions of a charge, rounded down if it is a whole number."""
+    if isinstance(charge, float):
+        return charge * (fractions / FRACTIONS)
+    high, low = divmod(charge, FRACTIONS)  # whose products fit into 64 bits
+    return high * fractions + low * fractions // FRACTIONS
 
 
 class _Program:
@@ -194,9 +208,12 @@ class _Program:
         part = self.charging.parts[number]
         column = np.zeros(self.rows)
         column[number] = 1
-        for charge, copies in zip(part.charges, part.ways.copies[way].tolist(), strict=True):
+        copies = part.ways.copies[way].astype(np.float64)
+        if part.ways.fractions is not None:
+            copies += part.ways.fractions[way] / FRACTIONS
+        for charge, number_of_copies in zip(part.charges, copies.tolist(), strict=True):
             if charge is not None:
-                column[self.parts + charge] -= copies
+                column[self.parts + charge] -= number_of_copies
         for charge in part.charges_for_result:
             column[self.parts + charge] += part.ways.spare[way]
         return column
@@ -369,6 +386,7 @@ class _Unit(NamedTuple):
     result: str
     reads: tuple[Read, ...]
     ways: Ways
+    free: frozenset[Read]  # those that charge nothing
 
 
 def lower_bound_words(
@@ -428,10 +446,6 @@ def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterato
     """
     units = list(_units(graph, ranks))
     free = set(resident)
-    for vertex in graph.computed:
-        for operand, name in enumerate(vertex.inputs):
-            if vertex.computed_einsum.has_arithmetic(operand):
-                free.add(name)  # a vertex may need only a part of it
     made = {unit.result for unit in units}
     free |= {vertex.name for vertex in graph.computed if vertex.name not in made}
     if _rows(units) > MOST_ROWS:
@@ -483,15 +497,23 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
             reader_of[name] = reader
     product_of = {reader: vertices[name] for name, reader in reader_of.items()}
     for name, vertex in vertices.items():
+        readings = readings_of(graph, vertex)
+        free = {(name, operand) for operand in not_charged(vertex, readings)}
         if name in product_of:
             product = product_of[name]
             operand = vertex.inputs.index(product.name)
             others = [read for read in _reads(vertex) if read[1] != operand]
+            for each in (product, vertex):  # whose copies are counted as those of blocks
+                free |= {(each.name, at) for at in not_charged(each, [None] * len(each.inputs))}
             ways = joint_ways(product.computed_einsum, vertex.computed_einsum, operand, ranks)
-            yield _Unit(name, (*_reads(product), *others), ways)
+            yield _Unit(name, (*_reads(product), *others), ways, frozenset(free))
         elif name not in reader_of:
-            ways = ways_to_cut(vertex.computed_einsum, vertex.elements, ranks)
-            yield _Unit(name, _reads(vertex), ways)
+            einsum = vertex.computed_einsum
+            if any(reading is not None for reading in readings):
+                ways = ways_with_halos(einsum, readings, vertex.elements, ranks)
+            else:
+                ways = ways_to_cut(einsum, vertex.elements, ranks)
+            yield _Unit(name, _reads(vertex), ways, frozenset(free))
 
 
 def _reads(vertex: Vertex) -> tuple[Read, ...]:
@@ -513,8 +535,8 @@ def _joined(
         charges: list[int | None] = []
         for reader, operand in unit.reads:
             charge = None
-            name = graph[reader].inputs[operand]
-            if name not in free:
+            name = _tensor(graph, (reader, operand))
+            if name not in free and (reader, operand) not in unit.free:
                 model = alike.get(reader, reader), operand
                 charge = numbers.setdefault(model, len(numbers))
                 charges_for.setdefault(name, []).append(charge)

@@ -1,0 +1,259 @@
+"""What ranks need at least of a tensor that is read with index arithmetic, such as u[i+1].
+
+docs/lower_bound.md, "Halos", has the argument."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.index_arithmetic import affine_of
+from einmpi.graph.scalar import Call, Const, IndexEntries, Scalar
+from einmpi.planner.lower_bound.parts import (
+    MOST_WAYS,
+    MOST_WORDS,
+    ROOT_OF_FRACTIONS,
+    Ints,
+    Ways,
+    count_of_ways,
+    grids,
+    least_ways,
+    part_counts,
+    role_of,
+    ways_of_grid,
+)
+from einmpi.planner.moving.halo import needed_of
+
+MOST_ELEMENTS = 1 << 42  # of a tensor whose fractions of a copy are computed in 64 bits
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The indices of a dimension: stride · major label + minor label + an offset.
+
+    The offset goes from `first` to `last`, as operands that read the tensor differ in it. Without a
+    minor label, its extent is 1. Labels that count backwards are turned round.
+    """
+
+    extent: int  # of the dimension
+    wraps: bool  # the index is taken modulo the extent
+    major: str
+    major_extent: int
+    stride: int
+    minor: str | None
+    minor_extent: int
+    first: int
+    last: int
+
+    def indices(self, parts: Mapping[str, Ints]) -> Ints:
+        """Return how many indices all parts of the labels need together, or fewer."""
+        majors = parts[self.major]
+        if self.wraps:
+            return self._indices_of_ring(majors)
+        minors = np.ones_like(majors) if self.minor is None else parts[self.minor]
+        # A sum of two sets has at least as many elements as both together, less one.
+        width = self.last - self.first
+        sums = minors * self.major_extent + majors * self.minor_extent
+        found = sums + majors * minors * (width - 1)
+        window = self.minor_extent + width
+        if window >= self.stride:  # without gaps between the windows
+            windows = self.stride * self.major_extent + majors * (window - self.stride)
+            found = np.where(minors == 1, np.maximum(found, windows), found)
+        end = self.stride * (self.major_extent - 1) + self.minor_extent + self.last
+        for outside in (-self.first, end - self.extent):
+            # So many parts reach the indices outside of the tensor, the nearest of them first.
+            for depth in range(1, max(0, outside) + 1):
+                found = found - np.minimum(majors, depth) * np.minimum(minors, depth)
+        least: Ints = np.maximum(found, 0)
+        return least
+
+    def _indices_of_ring(self, parts: Ints) -> Ints:
+        """Return the same where the dimension is a ring: it has an end only if it is not cut.
+
+        A part leaves out at least a quarter of the ring, since parts consist of equal blocks.
+        """
+        width = self.last - self.first
+        if 4 * width > self.extent:
+            return np.full_like(parts, self.extent)
+        return np.where(parts == 1, self.extent, self.extent + parts * width)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How all operands of a vertex together read a tensor, of which one index is arithmetic."""
+
+    elements: int
+    reaches: tuple[Reach, ...]  # of each dimension
+    is_box: bool  # whether the corners are read: all dimensions at their ends together
+
+    @property
+    def labels(self) -> frozenset[str | None]:
+        """The labels on which its indices depend."""
+        return frozenset(label for each in self.reaches for label in (each.major, each.minor))
+
+    def needed(self, parts: Mapping[str, Ints], others: Ints) -> Ints:
+        """Return the elements that all ranks need, or fewer, for each way to cut the vertex.
+
+        `others` are how many ranks have the same indices of the tensor.
+        """
+        reached = [reach.indices(parts) for reach in self.reaches]
+        if self.is_box:
+            return others * prod(reached)
+        # A star: what a rank would need with one of the offsets, and arms in each dimension.
+        cores = []
+        for reach in self.reaches:
+            offset = max(reach.first, min(0, reach.last))
+            cores.append(replace(reach, first=offset, last=offset).indices(parts))
+        total: Ints = np.asarray(prod(cores))
+        for dimension, (reach_of_all, core) in enumerate(zip(reached, cores, strict=True)):
+            beside = prod(cores[:dimension]) * prod(cores[dimension + 1 :])
+            total = total + np.maximum(reach_of_all - core, 0) * beside
+        return others * total
+
+
+def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:
+    """Return how a vertex reads tensors with index arithmetic, for the first operand of each.
+
+    None for all other operands, and where it is not known what a rank needs at least.
+    """
+    found: list[Reading | None] = []
+    for operand, name in enumerate(vertex.inputs):
+        bound = graph[name].bound
+        is_first = vertex.inputs.index(name) == operand
+        if not is_first or needed_of(vertex, name, bound) is None:
+            found.append(None)
+            continue
+        einsum = vertex.computed_einsum
+        indices = [
+            index
+            for index, tensor in zip(einsum.operands, vertex.inputs, strict=True)
+            if tensor == name
+        ]
+        found.append(_reading(tuple(indices), bound, einsum.extents))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _reading(
+    indices: tuple[IndexEntries, ...], bound: tuple[int, ...], extents: tuple[tuple[str, int], ...]
+) -> Reading | None:
+    reaches = []
+    corners = []  # for each dimension with several offsets: the first and the last
+    offsets = []  # for each dimension: that of each operand
+    for dimension, extent in enumerate(bound):
+        each = [_reach(index[dimension], extent, dict(extents)) for index in indices]
+        known = [reach for reach in each if reach is not None]
+        if len(known) < len(each):
+            return None
+        firsts = [reach.first for reach in known]
+        wraps = any(reach.wraps for reach in known)
+        joined = replace(known[0], first=min(firsts), last=max(firsts), wraps=wraps)
+        for reach in known:
+            if replace(joined, first=reach.first, last=reach.last, wraps=reach.wraps) != reach:
+                return None  # operands read it along other labels
+        if wraps and (joined.minor or joined.stride > 1 or joined.major_extent != extent):
+            return None
+        reaches.append(joined)
+        offsets.append(firsts)
+        corners.append({joined.first, joined.last})
+    labels = [label for reach in reaches for label in (reach.major, reach.minor) if label]
+    if len(set(labels)) < len(labels) or 0 in bound:
+        return None
+    read = set(zip(*offsets, strict=True))
+    is_box = all(corner in read for corner in itertools.product(*corners))
+    return Reading(prod(bound), tuple(reaches), is_box)
+
+
+def _reach(entry: str | Scalar, extent: int, extents: Mapping[str, int]) -> Reach | None:
+    """Return what one index reaches; None if it is of another form, such as a square."""
+    inner, wraps = _inside(entry, extent)
+    affine = affine_of(inner)
+    if affine is None or not 1 <= len(affine.terms) <= 2:
+        return None
+    offset = affine.constant
+    terms = sorted(affine.terms, key=lambda term: -abs(term[1]))
+    for label, factor in terms:
+        if factor < 0:
+            offset += factor * (extents[label] - 1)
+    (major, stride), *others = terms
+    minor = others[0][0] if others else None
+    if others and abs(others[0][1]) != 1:
+        return None
+    if others and abs(stride) == 1 and extents[others[0][0]] > extents[major]:
+        major, minor = others[0][0], major
+    if wraps:
+        offset = (offset + extent // 2) % extent - extent // 2  # the nearer way round
+    minor_extent = 1 if minor is None else extents[minor]
+    return Reach(
+        extent, wraps, major, extents[major], abs(stride), minor, minor_extent, offset, offset
+    )
+
+
+def _inside(entry: str | Scalar, extent: int) -> tuple[str | Scalar, bool]:
+    """Return an index without what keeps it inside of its dimension, and whether it wraps."""
+    match entry:
+        case Call("maximum", (inner, Const(0))):
+            return _inside(inner, extent)
+        case Call("minimum", (inner, Const(last))) if last == extent - 1:
+            return _inside(inner, extent)
+        case Call("%", (inner, Const(divisor))) if divisor == extent:
+            return inner, True
+    return entry, False
+
+
+@lru_cache(maxsize=256)
+def ways_with_halos(
+    einsum: EinSum, readings: tuple[Reading | None, ...], elements: int, ranks: int
+) -> Ways:
+    """Return the ways to cut a vertex that reads tensors with index arithmetic.
+
+    What is not known of an operand counts as nothing: only those with a reading may charge, and
+    those that are read as blocks.
+    """
+    labels = einsum.labels
+    if count_of_ways(ranks, len(labels) + 1) > MOST_WAYS:
+        return least_ways(len(einsum.operands), ranks)
+    grid = grids(ranks, [part_counts([extent], ranks) for _, extent in einsum.extents])
+    roles = [role_of(einsum, label) for label in labels]
+    ways = ways_of_grid(grid, roles, len(einsum.operands), elements)
+    copies = ways.copies.copy()
+    fractions = np.zeros_like(copies)
+    parts = dict(zip(labels, grid.T, strict=False))
+    for operand, reading in enumerate(readings):
+        if reading is None:
+            continue
+        others = grid[:, -1].copy()
+        for label in labels:
+            if label not in reading.labels:
+                others *= parts[label]
+        copies[:, operand] = 0
+        if ranks * reading.elements > MOST_WORDS or reading.elements > MOST_ELEMENTS:
+            continue
+        more = np.maximum(reading.needed(parts, others) - reading.elements, 0)
+        copies[:, operand], rest = np.divmod(more, reading.elements)
+        for _ in range(2):  # half the bits at a time, so that products fit into 64 bits
+            digits, rest = np.divmod(rest * ROOT_OF_FRACTIONS, reading.elements)
+            fractions[:, operand] = fractions[:, operand] * ROOT_OF_FRACTIONS + digits
+    return Ways(copies, ways.words, ways.spare, fractions)
+
+
+def not_charged(vertex: Vertex, readings: Sequence[Reading | None]) -> Iterator[int]:
+    """Yield the operands that charge nothing, as index arithmetic reads their tensors.
+
+    Of operands that read the same tensor, the first charges for all.
+    """
+    einsum = vertex.computed_einsum
+    with_arithmetic = set()
+    for operand, name in enumerate(vertex.inputs):
+        if einsum.has_arithmetic(operand):
+            with_arithmetic.add(name)
+    for operand, name in enumerate(vertex.inputs):
+        if name in with_arithmetic and readings[operand] is None:
+            yield operand
