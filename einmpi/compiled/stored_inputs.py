@@ -10,8 +10,7 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph, StoredForm
 from einmpi.planner.machine import BETWEEN
 from einmpi.planner.make_plan import MOST_VERTICES_TO_TRY, SHARE_WORTH_A_SEARCH, make_plan
-from einmpi.planner.mesh import Mesh, place
-from einmpi.planner.paper import divisors
+from einmpi.planner.mesh import Mesh, divisors, place
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import price_of
 from einmpi.planner.strategies import DEFAULT_STRATEGY

@@ -159,7 +159,7 @@ def is_plain(expression: Scalar) -> bool:
 # Lists of labels: projecting extents onto them (paper, section 3), joining them, new names.
 
 
-# i·p stays below 2**53 for every index i and 4096 ranks: exact in any arithmetic of the planner.
+# i·p stays below 2**59 for every index i and 2**20 ranks: it fits into 64 bits.
 MAX_EXTENT = 2**39
 MAX_LABELS = 64  # of one EinSum, and dimensions of a tensor: numpy's limit
 # Bytes of a tensor, and values of ⊗ that one rank computes, stay below it: they fit into 64 bits.

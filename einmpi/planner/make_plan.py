@@ -17,8 +17,7 @@ from einmpi.graph.split_gathers import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.late import late
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
-from einmpi.planner.mesh import Mesh, prime_factors
-from einmpi.planner.paper import divisors
+from einmpi.planner.mesh import Mesh, divisors, prime_factors
 from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
@@ -121,7 +120,7 @@ def _time(plan: Plan) -> int:
     return plan.total.time // plan.mesh.ranks
 
 
-MAX_RANKS = 4096
+MAX_RANKS = 2**20
 LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
 MOST_DIVISORS_LISTED = 12
 

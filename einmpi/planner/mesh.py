@@ -11,9 +11,8 @@ from math import gcd, prod
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.paper import divisors
-
 Grouping = tuple[tuple[int, ...], ...]  # axes of a mesh, in groups
+Masks = npt.NDArray[np.int64]  # sets of axes
 
 
 @cache
@@ -29,6 +28,15 @@ def prime_factors(number: int) -> tuple[int, ...]:
     if number > 1:
         factors.append(number)
     return tuple(reversed(factors))
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number in rising order."""
+    found = {1}
+    for prime in prime_factors(number):
+        found |= {divisor * prime for divisor in found}
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True)
@@ -199,16 +207,14 @@ def _places(factors: tuple[int, ...], extent: int) -> dict[int, tuple[int, ...]]
     return places
 
 
-@cache
-def allowed_masks(
-    factors: tuple[int, ...], extent: int, across_windows: bool = False
+def may_cut(
+    factors: tuple[int, ...], extent: int, masks: Masks, across_windows: bool = False
 ) -> npt.NDArray[np.bool_]:
-    """Return for every set of axes, as a bit mask, whether it may cut a label of this extent.
+    """Return for sets of axes, given as bit masks, whether each may cut a label of this extent.
 
     Axes of several windows are allowed only `across_windows`, if they slice different digits of
     the same numbers.
     """
-    masks = np.arange(1 << len(factors))
     allowed: npt.NDArray[np.bool_] = masks == 0
     for window in _windows(factors, extent):
         if across_windows:
@@ -237,8 +243,15 @@ def _axes_of_digits(
 
 @cache
 def _mixes_windows(factors: tuple[int, ...], extent: int) -> bool:
-    across = allowed_masks(factors, extent, True)
-    return bool((across & ~allowed_masks(factors, extent)).any())
+    """Return whether two axes of different windows slice different digits of the same numbers."""
+    windows = _windows(factors, extent)
+    window_of = {axis: number for number, window in enumerate(windows) for axis in window}
+    for window in windows:
+        axes_of_digits = _axes_of_digits(factors, extent, window)
+        for some, others in itertools.combinations(axes_of_digits, 2):
+            if len({window_of[axis] for axis in (*some, *others)}) > 1:
+                return True
+    return False
 
 
 def divided(count: int, parts: int) -> Iterator[list[tuple[int, int]]]:
@@ -296,33 +309,64 @@ def place(mesh: Mesh, extents: Sequence[int], parts: Sequence[int]) -> tuple[int
 
 @cache
 def _place(mesh: Mesh, extents: tuple[int, ...], parts: tuple[int, ...]) -> tuple[int, ...]:
-    axes = range(len(mesh.factors))
-    # A set of axes is a bit mask. `products[mask]` is the product of its axes' lengths.
-    masks = np.arange(1 << len(mesh.factors))
-    products = np.ones_like(masks)
-    for axis, factor in enumerate(mesh.factors):
-        products[masks >> axis & 1 == 1] *= factor
+    cuts = [gcd(count, mesh.ranks) for count in parts]
+    state = _state_with(mesh, extents, cuts)
+    if state is None:
+        kept = [1] * len(cuts)
+        for label, most in enumerate(cuts):
+            for cut in reversed(divisors(most)):  # the last one is 1, which is always possible
+                kept[label] = cut
+                state = _state_with(mesh, extents, kept)
+                if state is not None:
+                    break
+    assert state is not None
+    return state
 
-    # Forwards: the sets of axes that the labels up to each one can use together.
-    own_of: list[dict[int, int]] = []  # per label: axes used so far → those of this label
-    used = masks[:1]
-    for extent, count in zip(extents, parts, strict=True):
-        for cut in reversed(divisors(gcd(count, mesh.ranks))):
-            own = masks[allowed_masks(mesh.factors, extent) & (products == cut)]
-            i, j = np.nonzero(used[:, None] & own == 0)  # pairs of sets without a common axis
-            if len(i):
-                together = used[i] | own[j]
-                own_of.append(dict(zip(together.tolist(), own[j].tolist(), strict=True)))
-                used = np.unique(together)
-                break
 
-    # Backwards: read off the axes of each label.
+def _state_with(mesh: Mesh, extents: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...] | None:
+    """Return a state that cuts each label into just so many parts; None if there is none.
+
+    The axes are given away one after another. What is known of those before is how many parts each
+    label still lacks: so the sets of axes, of which there may be a million, are not looked at one
+    by one. The first axes are taken if there is a choice, and the last label has the first ones.
+    """
+    labels = [label for label, cut in enumerate(cuts) if cut > 1]
+    windows = [mesh.windows(extents[label]) for label in labels]
+    # The parts that each label lacks → axes as bit masks: all that are used, then those of each
+    # label, the last one first.
+    wanted = tuple(cuts[label] for label in labels)
+    found = {wanted: (0,) * (1 + len(labels))}
+    for axis, length in enumerate(mesh.factors):
+        beginning = []  # the labels of which a window begins here
+        inside = []
+        for number, windows_of_label in enumerate(windows):
+            if any(axis == min(window) for window in windows_of_label):
+                beginning.append(number)
+            if any(axis in window for window in windows_of_label):
+                inside.append(number)
+        before = found
+        found = {}
+        for lacking, masks in before.items():
+            # A label that is cut in an earlier window only in part cannot be cut further.
+            if any(1 < lacking[number] < wanted[number] for number in beginning):
+                continue
+            choices = [(lacking, masks)]
+            for number in inside:
+                if lacking[number] % length == 0:
+                    fewer = list(lacking)
+                    fewer[number] //= length
+                    more = list(masks)
+                    more[0] |= 1 << axis
+                    more[-1 - number] |= 1 << axis
+                    choices.append((tuple(fewer), tuple(more)))
+            for key, value in choices:
+                found[key] = min(value, found.get(key, value))
+    masks_found = found.get((1,) * len(labels))
+    if masks_found is None:
+        return None
     state = [len(extents)] * len(mesh.factors)
-    remaining = int(used[0])
-    for label in reversed(range(len(extents))):
-        own_axes = own_of[label][remaining]
-        for axis in axes:
-            if own_axes >> axis & 1:
+    for label, mask in zip(labels, reversed(masks_found), strict=False):
+        for axis in range(len(mesh.factors)):
+            if mask >> axis & 1:
                 state[axis] = label
-        remaining &= ~own_axes
     return tuple(state)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import unique
+from einmpi.planner.mesh import divisors
 
 # ---- viable --------------------------------------------------------------------------------------
 #
@@ -71,12 +72,6 @@ def fullest(extents: Extents, ranks: int) -> Parts:
         parts.append(cut)
         left //= cut
     return tuple(parts)
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number in rising order."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 @cache

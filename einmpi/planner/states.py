@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.mesh import Mesh, allowed_masks
+from einmpi.planner.mesh import Mesh, may_cut
 
 Symbols = npt.NDArray[np.int64]  # a row for each choice, a column for each group of axes
 
@@ -108,7 +108,7 @@ def choices(
         for column, group in enumerate(groups):
             group_mask = sum(1 << axis for axis in group)
             masks += (rows[:, column] == symbol) * group_mask
-        fits &= allowed_masks(mesh.factors, extent, across_windows)[masks]
+        fits &= may_cut(mesh.factors, extent, masks, across_windows)
     return rows[fits]
 
 

@@ -488,8 +488,8 @@ BAD_ARGUMENTS = {
         "einmpi: the following arguments are required: -n/-np/--ranks; see einmpi plan --help",
     ),
     "too many ranks": (
-        ["plan", CHAIN, "-n", "5000"],
-        "ranks: 5000 ranks requested; expected an integer from 1 to 4096",
+        ["plan", CHAIN, "-n", "1048577"],
+        "ranks: 1048577 ranks requested; expected an integer from 1 to 1048576",
     ),
     "missing file": (
         ["jobs/none.toml"],

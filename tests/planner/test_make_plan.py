@@ -403,7 +403,7 @@ def test_a_plan_equals_itself():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"ranks": True}, "ranks: True ranks requested; expected an integer from 1 to 4096"),
+        ({"ranks": True}, "ranks: True ranks requested; expected an integer from 1 to 1048576"),
         (
             {"ranks": 4, "memory": 2.5},
             "memory: '2.5' has no unit; "
@@ -517,8 +517,11 @@ def test_the_plan_command(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("-n", "0"), "ranks: 0 ranks requested; expected an integer from 1 to 4096"),
-        (("-n", "4097"), "ranks: 4097 ranks requested; expected an integer from 1 to 4096"),
+        (("-n", "0"), "ranks: 0 ranks requested; expected an integer from 1 to 1048576"),
+        (
+            ("-n", "1048577"),
+            "ranks: 1048577 ranks requested; expected an integer from 1 to 1048576",
+        ),
         (
             ("-n", "two"),
             "einmpi: argument -n/-np/--ranks: invalid int value: 'two'; see einmpi plan --help",

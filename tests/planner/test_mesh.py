@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from plan_oracle import owned_indices
 
 from einmpi.planner.memory import longest_share
-from einmpi.planner.mesh import Mesh, allowed_masks, groupings, prime_factors
+from einmpi.planner.mesh import Mesh, divisors, groupings, may_cut, prime_factors
 from einmpi.planner.moving.halo import share
 
 MANY_RANKS = (*range(1, 300), 1000, 4095, 4096)
@@ -19,9 +21,20 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 30, 50, 64)
 SOME_RANKS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 30, 36)  # where the shares of all ranks are looked at
 
 
+def fits_one_window(mesh: Mesh, extent: int, axes: Sequence[int]) -> bool:
+    return any(set(axes) <= set(window) for window in mesh.windows(extent))
+
+
 def subsets(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for count in range(len(items) + 1):
         yield from itertools.combinations(items, count)
+
+
+def allowed_masks(
+    factors: tuple[int, ...], extent: int, across_windows: bool = False
+) -> npt.NDArray[np.bool_]:
+    """Whether each set of axes, as a bit mask, may cut a label of this extent."""
+    return may_cut(factors, extent, np.arange(1 << len(factors)), across_windows)
 
 
 def test_prime_factors_multiply_to_the_ranks_largest_first():
@@ -30,6 +43,12 @@ def test_prime_factors_multiply_to_the_ranks_largest_first():
         assert prod(factors) == ranks
         assert all(f > 1 and all(f % d for d in range(2, f)) for f in factors)
         assert list(factors) == sorted(factors, reverse=True)
+
+
+def test_divisors_of_many_numbers_and_of_a_million():
+    for number in MANY_RANKS:
+        assert divisors(number) == tuple(d for d in range(1, number + 1) if number % d == 0)
+    assert divisors(2**20) == tuple(2**exponent for exponent in range(21))
 
 
 def test_axes_are_the_prime_factors_taking_turns():
@@ -86,7 +105,7 @@ def test_axes_may_cut_a_label_together_when_they_are_in_one_window(ranks):
         allowed = allowed_masks(mesh.factors, extent)
         assert len(allowed) == 2 ** len(axes)
         for chosen in subsets(axes):
-            fits = not chosen or any(set(chosen) <= set(window) for window in mesh.windows(extent))
+            fits = not chosen or fits_one_window(mesh, extent, chosen)
             assert allowed[sum(1 << axis for axis in chosen)] == fits
 
 
@@ -95,11 +114,13 @@ def test_axes_of_several_windows_cut_a_label_into_almost_equal_parts(ranks):
     """No rank is without indices, ranks share them out, and runs and longest shares agree."""
     mesh = Mesh(ranks)
     for extent in EXTENTS:
+        across = False
         allowed = allowed_masks(mesh.factors, extent, True)
         assert (allowed >= allowed_masks(mesh.factors, extent)).all()
         for axes in subsets(range(len(mesh.factors))):
             if not axes or not allowed[sum(1 << axis for axis in axes)]:
                 continue
+            across = across or not fits_one_window(mesh, extent, axes)
             parts = prod(mesh.factors[axis] for axis in axes)
             shares = [owned_indices(mesh, extent, axes, rank) for rank in range(ranks)]
             assert all(shares)
@@ -111,6 +132,7 @@ def test_axes_of_several_windows_cut_a_label_into_almost_equal_parts(ranks):
                 cuts = tuple((axis, mesh.digits(rank)[axis]) for axis in axes)
                 runs = share(mesh, extent, cuts)
                 assert [i for start, stop in runs for i in range(start, stop)] == [*shares[rank]]
+        assert mesh.mixes_windows([extent]) == across
 
 
 def test_a_window_that_begins_as_an_earlier_one_slices_the_same_digits():

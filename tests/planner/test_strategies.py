@@ -313,6 +313,16 @@ def test_fit_drops_cuts_of_aggregated_labels_first(
     assert fit(matmul(1000, 1000, 1000), parts, ranks) == expected
 
 
+def test_a_million_ranks_are_shared_out_without_looking_at_every_set_of_axes() -> None:
+    assert fit(matmul(2**20, 2**20, 2**20), (1024, 1024, 1), 2**20) == (1024, 1024, 1)
+    assert fit(matmul(2**20, 2**20, 2**20), (1024, 1024, 1024), 2**20) == (1024, 1024, 1)
+    # Of a label of 30 indices, windows have four axes; of one of two indices they have one.
+    assert fit(elementwise(30, 2, 10**7), (16, 2, 2**17), 2**20) == (16, 2, 2**15)
+    # The windows are 4·4·4·4·4 axes, and 6·6·6·2: four labels cannot have four windows.
+    extents = (16, 16, 64, 64, 64)
+    assert fit(elementwise(*extents), (16, 16, 64, 64, 64), 2**20) == (16, 16, 64, 64, 1)
+
+
 def held(extents: tuple[int, ...], parts: tuple[int, ...], ranks: int) -> bool:
     """Return whether axes of the mesh, in one window for each label, make these parts."""
     mesh = Mesh(ranks)

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.factor import Edge, Factored, factor
-from einmpi.planner.mesh import divided, prime_factors
-from einmpi.planner.paper import divisors
+from einmpi.planner.mesh import divided, divisors, prime_factors
 from einmpi.planner.solving.elimination import Table, largest_join, minimize
 
 # ---- ways ----------------------------------------------------------------------------------------
