@@ -9,9 +9,11 @@ from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
+
 from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.regions import Region, Runs, shape, share, split
+from einmpi.schedule.regions import Region, Runs, length, shape, share, split
 from einmpi.units import counted
 
 # For each axis of the mesh: the dimension that it cuts, None where its ranks all hold the same, or
@@ -52,6 +54,29 @@ class Layout:
         for axis in splitting:
             which = which * self.mesh.factors[axis] + digits[axis]
         return split(found, ranks_along(self.mesh, splitting), which)
+
+    def runs_along(
+        self, dimension: int, axes: Sequence[int], digits: Sequence[int]
+    ) -> Iterator[Runs]:
+        """Yield the indices of a dimension on ranks that differ on these axes only.
+
+        The last axis is the fastest. Where thousands of ranks divide a few indices among them,
+        only those that get one are looked at.
+        """
+        cutting, splitting = self._axes[dimension]
+        if not axes or not set(axes) <= set(splitting):
+            for changed in digits_along(self.mesh, axes, digits):
+                yield self.runs(dimension, changed)
+            return
+        found = share(self.mesh, self.bound[dimension], tuple((a, digits[a]) for a in cutting))
+        pieces = ranks_along(self.mesh, splitting)
+        count = length(found)
+        with_indices = list(range(pieces))
+        if count < pieces:
+            with_indices = [((place + 1) * pieces - 1) // count for place in range(count)]
+        nonempty = {which: split(found, pieces, which) for which in with_indices}
+        for which in _numbers_along(self.mesh, splitting, axes, digits):
+            yield nonempty.get(which, ())
 
     def region(self, digits: Sequence[int]) -> Region:
         """Return the elements that the rank with these digits holds."""
@@ -143,6 +168,21 @@ def digits_along(
         for axis, value in zip(axes, values, strict=True):
             changed[axis] = value
         yield tuple(changed)
+
+
+def _numbers_along(
+    mesh: Mesh, numbered: Sequence[int], axes: Sequence[int], digits: Sequence[int]
+) -> list[int]:
+    """Return for ranks that differ on some axes which combination of digits each one has.
+
+    The combinations are those on the `numbered` axes, which these axes are among.
+    """
+    numbers = np.zeros(1, np.int64)
+    stride = {axis: ranks_along(mesh, numbered[k + 1 :]) for k, axis in enumerate(numbered)}
+    for axis in axes:
+        numbers = (numbers[:, None] + stride[axis] * np.arange(mesh.factors[axis])).ravel()
+    first = sum(digits[axis] * stride[axis] for axis in numbered if axis not in axes)
+    return (numbers + first).tolist()
 
 
 def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ See docs/planner.md. Every element that a rank receives has exactly one sender.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -368,12 +368,23 @@ def _by_member(
     for dimension in range(len(blocks.bound)):
         changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
         found: list[Runs] = []  # for each combination of digits on the changing axes
-        for changed in digits_along(mesh, changing, digits):
-            found.append(place(dimension, blocks.runs(dimension, changed)))
+        for runs in _runs_along(blocks, dimension, changing, digits):
+            found.append(place(dimension, runs) if runs else ())
         which = _combinations(mesh, tuple(axes), tuple(changing))
         columns.append([found[k] for k in which])
     assert columns, "a number is moved as a vector of one element"
     return [region if all(region) else None for region in zip(*columns, strict=True)]
+
+
+def _runs_along(
+    blocks: Blocks, dimension: int, axes: Sequence[int], digits: Sequence[int]
+) -> Iterator[Runs]:
+    """Yield the indices of a dimension on ranks that differ on these axes only."""
+    if isinstance(blocks, Layout):
+        yield from blocks.runs_along(dimension, axes, digits)
+    else:
+        for changed in digits_along(blocks.mesh, axes, digits):
+            yield blocks.runs(dimension, changed)
 
 
 @lru_cache(maxsize=64)

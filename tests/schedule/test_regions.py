@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from plan_oracle import axes_of, layouts, owned
 
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Layout, even_layout, split_further
+from einmpi.schedule import layout
+from einmpi.schedule.layout import Layout, digits_along, even_layout, split_further
 from einmpi.schedule.regions import (
     boxes,
     chunks,
@@ -147,6 +148,31 @@ def test_boxes_copy_each_element_to_its_place(pairs):
     np.testing.assert_array_equal(block, expected[np.ix_(*map(indices, outer))])
 
 
+def check_runs_along(dealt: Layout, axes: list[int]) -> None:
+    """Compare the indices of ranks that differ on some axes with those of each rank."""
+    last = dealt.mesh.digits(dealt.mesh.ranks - 1)
+    for dimension in range(len(dealt.bound)):
+        found = list(dealt.runs_along(dimension, axes, last))
+        ranks = digits_along(dealt.mesh, axes, last)
+        assert found == [dealt.runs(dimension, digits) for digits in ranks]
+
+
+def test_of_a_million_ranks_only_those_are_looked_at_that_get_something(monkeypatch):
+    asked = []
+
+    def counting_split(runs, pieces, which):
+        asked.append(which)
+        return split(runs, pieces, which)
+
+    monkeypatch.setattr(layout, "split", counting_split)
+    mesh = Mesh(2**20)
+    axes = range(20)
+    dealt = split_further(mesh, (3,), (None,) * 20, axes)
+    found = list(dealt.runs_along(0, axes, mesh.digits(0)))
+    assert len(asked) == 3 and len(found) == 2**20
+    assert [runs for runs in found if runs] == [((0, 1),), ((1, 2),), ((2, 3),)]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_split_blocks_hold_every_element_once(ranks):
     mesh = Mesh(ranks)
@@ -156,16 +182,19 @@ def test_split_blocks_hold_every_element_once(ranks):
             free = [axis for axis, cut in enumerate(plain) if cut is None]
             held = np.zeros(bound, int)
             dealt = split_further(mesh, bound, plain, free)
+            check_runs_along(dealt, free)
+            check_runs_along(dealt, free[1:])
+            check_runs_along(dealt, list(range(len(mesh.factors)))[::-1])
             for rank in range(ranks):
                 region = dealt.block(rank)
                 held[np.ix_(*map(indices, region))] += 1
                 assert elements(region) <= dealt.max_elements()
             np.testing.assert_array_equal(held, 1)
             owners = np.zeros(bound, int)
-            layout = Layout(mesh, bound, plain)
+            stored = Layout(mesh, bound, plain)
             for rank in range(ranks):
-                if layout.owns(rank):
-                    owners[np.ix_(*map(indices, layout.block(rank)))] += 1
+                if stored.owns(rank):
+                    owners[np.ix_(*map(indices, stored.block(rank)))] += 1
             np.testing.assert_array_equal(owners, 1)
 
 

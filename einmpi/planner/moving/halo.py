@@ -81,17 +81,15 @@ def _runs_of_blocks(
     mesh: Mesh, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
 ) -> tuple[Ints, Ints]:
     """Return the blocks with the given digits as runs: their starts and their stops."""
-    blocks = prod(mesh.factors[axis] for axis in window)
     digit = dict(digits)
-    selected = np.arange(blocks)
-    unit = blocks  # how many blocks in a row have the same digit on the current axis
-    for axis in window:
+    last = max(map(window.index, digit))  # all digits of the axes after it are selected
+    starts = np.zeros(1, np.int64)
+    unit = prod(mesh.factors[axis] for axis in window)  # blocks in a row with the digits so far
+    for axis in window[: last + 1]:
         unit //= mesh.factors[axis]
-        if axis in digit:
-            selected = selected[selected // unit % mesh.factors[axis] == digit[axis]]
-    is_first = np.diff(selected, prepend=-2) > 1
-    is_last = np.diff(selected, append=blocks + 2) > 1
-    return selected[is_first], selected[is_last] + 1
+        selected = [digit[axis]] if axis in digit else range(mesh.factors[axis])
+        starts = (starts[:, None] + unit * np.array(selected)).ravel()
+    return starts, starts + unit
 
 
 @lru_cache(maxsize=4096)
