@@ -18,6 +18,7 @@ from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.late import late
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, divisors, prime_factors
+from einmpi.planner.pairs import best_pairing, in_pairs
 from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
@@ -120,6 +121,7 @@ def _time(plan: Plan) -> int:
     return plan.total.time // plan.mesh.ranks
 
 
+MOST_IN_PAIRS = 4  # symmetric results, those that move most: each is planned once more
 MAX_RANKS = 2**20
 LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
 MOST_DIVISORS_LISTED = 12
@@ -270,7 +272,34 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
     if plan.recomputed is not None:
         written = without_copies(written, plan.recomputed.copies)
     gathers = [vertex.name for vertex in written.computed if _moves_for_gathers(plan, vertex)]
-    return _in_better_form(plan, gathers, partial(with_picked_gathers, written), plan_of)
+    plan = _in_better_form(plan, gathers, partial(with_picked_gathers, written), plan_of)
+    return _with_pairs(plan, options, tables)
+
+
+def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
+    """Return the plan with symmetric results in pairs of blocks where that costs less.
+
+    The bound is that of the graph as it was: it holds for pairs of blocks, too.
+    """
+    if plan.recomputed is not None or plan.spilled:
+        return plan
+    names = [vertex.name for vertex in plan.graph.computed if vertex.recurrence is None]
+    names.sort(key=lambda name: -plan.bills[name].nbytes)
+    for name in names[:MOST_IN_PAIRS]:
+        pairing = best_pairing(plan.graph, plan.graph[name], plan.mesh)
+        if pairing is None or pairing.words >= plan.bills[name].words.total:
+            continue
+        form, start = in_pairs(plan.graph, plan, pairing)
+        planning = Planning(form, plan.mesh, plan.ranks, replace(options, start=start), tables)
+        try:
+            other = planning.plan()
+        except InputError:  # it needs more memory
+            continue
+        if (other.spilled, price_of(other)) < (plan.spilled, price_of(plan)):
+            notes = {**plan.notes, **other.notes, name: pairing.note}
+            bound = min(plan.lower_bound, other.words_predicted)
+            plan = replace(other, notes=notes, lower_bound=bound, kind="gap")
+    return plan
 
 
 def _may_move_less(plan: Plan) -> bool:

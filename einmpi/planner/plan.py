@@ -395,6 +395,8 @@ class Options:
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
     # Those of them that are read once for each run, if their files exist.
     stored: Mapping[str, StoredForm] = field(default_factory=dict)
+    # Where a search begins: the labels or dimensions that axes cut, of vertices and of tensors.
+    start: Cuts | None = None
     # tensor → where the job file prescribes its parts; the others come from the argument `pin`
     pin_places: Mapping[str, str] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored
+from einmpi.planner.lower_bound.symmetric import bound_with_pairs
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
@@ -345,6 +346,7 @@ class Planning:
         bound = words
         if not fewest_words:
             bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
+        bound = bound_with_pairs(graph, self.mesh.ranks, self.resident, bound)
         partitionings = self.search.partitionings
         if not partitionings or cut.copies:
             partitionings = {}

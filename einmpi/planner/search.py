@@ -16,6 +16,7 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine, Prices
+from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh, groupings, place
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import (
@@ -452,6 +453,8 @@ class CutSearch:
             self.start = self.placed(self.prescribed)
             for number, state in self.fixed.items():
                 self.start[number] = state
+        elif self.options.start is not None:
+            self.start = self.started(self.options.start)
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
@@ -478,6 +481,15 @@ class CutSearch:
         for number, variable in enumerate(self.problem.variables):
             uncut = (1,) * len(variable.extents)
             states.append(place(self.mesh, variable.extents, parts.get(number, uncut)))
+        return states
+
+    def started(self, start: Cuts) -> States:
+        """Return states with the cuts that are given; what has none is not cut."""
+        states = Solver(self.problem, self.mesh).uncut()
+        for number, variable in enumerate(self.problem.variables):
+            known = start.states if variable.kind == "vertex" else start.layouts
+            if variable.name in known:
+                states[number] = start.symbols(variable.kind, variable.name)
         return states
 
     @cached_property

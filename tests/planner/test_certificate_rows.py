@@ -27,7 +27,7 @@ HOLDS = {
     "stencil7": (),
     "conv2d": (),
     "heat": (),
-    "syrk": (),
+    "syrk": ("bound",),
     "llama-resident": ("words",),
     "llama-memory": ("words",),
     "random": ("words",),

@@ -1,0 +1,350 @@
+"""Symmetric results as pairs of blocks: each pair of blocks of rows is computed once, by a rank
+that has both, and copied to its mirror image.
+
+A rank has the blocks a + r for r in a difference cover R: every difference of two blocks occurs
+among them. So for each distance d one pair of blocks at that distance meets on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
+
+from einmpi.graph.arithmetic import call
+from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
+from einmpi.graph.einsum import make_einsum, reopen
+from einmpi.graph.forms.symmetry import find_swap
+from einmpi.graph.scalar import Const, Element, Index, Names, Scalar, rebuild, unlike
+
+# The smallest difference covers of 1, 2, 3, … blocks, each without the 0 that it begins with:
+# of 7 blocks it is 0, 1, 3. They were found by trying all sets in order of their size.
+_COVERS = (
+    ";1;1;1 2;1 2;1 3;1 3;1 2 4;1 2 4;1 2 5;1 2 5;1 3 7;1 3 9;1 2 3 7;1 2 3 7;1 2 5 8;1 2 4 12;"
+    "1 2 5 11;1 2 6 9;1 2 3 6 10;1 4 14 16;1 2 3 7 11;1 2 3 7 11;1 2 3 7 15;1 2 3 8 12;"
+    "1 2 5 9 15;1 2 5 13 22;1 4 15 20 22;1 2 3 4 9 14;1 2 3 4 9 19;1 3 8 12 18;1 2 3 7 11 19;"
+    "1 2 3 6 16 27;1 2 3 7 12 20;1 2 3 8 12 21;1 2 5 12 14 20;1 2 4 10 15 22;1 2 3 4 8 14 23;"
+    "1 2 4 13 18 33;1 2 3 4 9 14 24;1 2 3 4 9 15 25;1 2 3 4 9 15 25;1 2 3 4 10 15 26;"
+    "1 2 3 6 16 27 38;1 2 3 5 12 18 26;1 2 3 6 18 25 38;1 2 3 5 16 22 40;1 2 5 9 20 26 36;"
+    "1 2 5 24 33 36 44;1 3 8 17 28 32 38;1 2 5 11 18 30 38;1 2 3 4 6 14 21 30;1 2 3 4 7 21 29 44;"
+    "1 2 3 4 9 15 21 31;1 2 3 4 6 19 26 47;1 2 3 4 11 16 33 39;1 3 13 32 36 43 52;"
+    "1 2 3 7 21 33 37 50;1 2 3 6 13 21 35 44;1 2 4 9 15 25 30 42;1 2 3 7 15 25 36 45;"
+    "1 2 4 10 32 39 46 51;1 2 6 8 20 38 41 54;1 2 5 14 16 34 42 59"
+)
+MOST_BLOCKS = 64
+
+
+@cache
+def difference_cover(blocks: int) -> tuple[int, ...]:
+    """Return the fewest numbers whose differences, modulo `blocks`, are all numbers below it."""
+    return (0, *map(int, _COVERS.split(";")[blocks - 1].split()))
+
+
+@cache
+def pairs_by_distance(blocks: int) -> tuple[tuple[int, int], ...]:
+    """Return for each distance up to half of the blocks two members of the cover that have it.
+
+    Where that is possible one of them is 0: one of the two mirror images is then where a rank
+    needs it.
+    """
+    cover = difference_cover(blocks)
+    found = []
+    for distance in range(blocks // 2 + 1):
+        possible = []
+        for first in cover:
+            second = (first + distance) % blocks
+            if second in cover:
+                possible.append((first, second))
+        found.append(min(possible, key=lambda pair: (0 not in pair, pair)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the rows of a symmetric result are divided into blocks, and these into pieces.
+
+    Blocks are consecutive rows if ranks cut them. Otherwise each rank has a piece of all blocks,
+    and pieces are consecutive rows: piece 0 of all blocks, then piece 1 of all blocks, …
+    """
+
+    rows: int
+    blocks: int
+    pieces: tuple[int, ...]  # the lengths of the labels that number the pieces of a block
+    pieces_first: bool
+
+    @property
+    def parts(self) -> int:
+        """The number of pieces of all blocks."""
+        return self.blocks * prod(self.pieces)
+
+    @property
+    def fetched(self) -> tuple[int, ...]:
+        """The blocks after its own that a rank fetches: none if it has a piece of all blocks."""
+        return (0,) if self.pieces_first else difference_cover(self.blocks)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """For each distance the two blocks after its own of which a rank computes the pair."""
+        if self.pieces_first:
+            return tuple((0, distance) for distance in range(self.blocks // 2 + 1))
+        return pairs_by_distance(self.blocks)
+
+    @property
+    def longest(self) -> int:
+        """The rows of the longest piece."""
+        return -(-self.rows // self.parts)
+
+    def start(self, part: Scalar) -> Scalar:
+        """Return the first row of a piece, given its number."""
+        if self.rows % self.parts == 0:
+            return _times(part, self.longest)
+        return _over(_plus(_times(part, self.rows), self.parts - 1), self.parts)
+
+    def row(self, block: Scalar, pieces: Sequence[Scalar], place: Scalar) -> Scalar:
+        """Return the row at a place of a piece; in a piece that is shorter, the last row."""
+        digits = list(zip(self.pieces, pieces, strict=True))
+        digits.insert(len(digits) if self.pieces_first else 0, (self.blocks, block))
+        part: Scalar = Const(0)
+        for length, digit in digits:
+            part = digit if part == Const(0) else call("+", _times(part, length), digit)
+        row = call("+", self.start(part), place)
+        if self.rows % self.parts == 0:
+            return row
+        last = _plus(self.start(_plus(part, 1)), -1)
+        return call("minimum", row, last)
+
+    def place(self, row: Scalar) -> tuple[Scalar, list[Scalar], Scalar]:
+        """Return the block and the piece of a row, and its place there."""
+        if self.rows % self.parts == 0:
+            part = _over(row, self.longest)
+            place = _modulo(row, self.longest)
+        else:
+            part = _over(_times(row, self.parts), self.rows)
+            place = call("-", row, self.start(part))
+        lengths = list(self.pieces)
+        lengths.insert(len(lengths) if self.pieces_first else 0, self.blocks)
+        digits: list[Scalar] = []
+        below = self.parts
+        for length in lengths:
+            below //= length
+            digit = _over(part, below)
+            digits.append(digit if not digits else _modulo(digit, length))
+        block = digits.pop(-1 if self.pieces_first else 0)
+        return block, digits, place
+
+
+def _plus(value: Scalar, more: int) -> Scalar:
+    return call("+", value, Const(more)) if more else value
+
+
+def _times(value: Scalar, factor: int) -> Scalar:
+    return call("*", value, Const(factor)) if factor != 1 else value
+
+
+def _over(value: Scalar, divisor: int) -> Scalar:
+    return call("//", value, Const(divisor)) if divisor != 1 else value
+
+
+def _modulo(value: Scalar, divisor: int) -> Scalar:
+    return call("%", value, Const(divisor)) if divisor != 1 else Const(0)
+
+
+def paired_labels(graph: EinGraph, vertex: Vertex) -> tuple[str, str] | None:
+    """Return the two labels of a symmetric aggregate that can be computed by pairs of blocks.
+
+    None if it cannot. No operand may have both labels, and neither is used as a number.
+    """
+    einsum = vertex.einsum
+    if einsum is None or not einsum.aggregated or vertex.recurrence is not None:
+        return None
+    if einsum.has_special_form or einsum.is_pass_of_scan:
+        return None
+    unsigned = any(graph[name].dtype.startswith("u") for name in vertex.inputs)
+    swap = find_swap(einsum, vertex.inputs, unsigned)
+    if swap is None or len(swap) > 1 or not set(swap[0]).isdisjoint(einsum.labels_as_numbers):
+        return None
+    for index in einsum.operands:
+        if sum(entry in swap[0] for entry in index) > 1:
+            return None
+    return swap[0]
+
+
+@dataclass(frozen=True)
+class InPairs:
+    """A graph in which a symmetric vertex is computed by pairs of blocks."""
+
+    graph: EinGraph
+    added: tuple[Vertex, ...]
+    block: str  # the label of the blocks, in all vertices that are added
+    pieces: tuple[str, ...]  # the labels of the pieces of a block
+
+
+def with_pairs_of_blocks(graph: EinGraph, name: str, division: Division) -> InPairs:
+    """Return the graph in which a symmetric vertex is computed by pairs of blocks."""
+    vertex = graph[name]
+    labels = paired_labels(graph, vertex)
+    assert labels is not None, f"{name} is not symmetric"
+    writer = _Writer(graph, vertex, labels, division)
+    written = writer.written()
+    vertices: list[Vertex] = []
+    for each in graph.vertices:
+        vertices += written if each.name == name else [each]
+    changed = EinGraph(tuple(vertices), graph.outputs)
+    return InPairs(changed, tuple(written[:-1]), writer.block, writer.sides[0][:-1])
+
+
+@dataclass
+class _Writer:
+    """Writes the vertices that compute one symmetric vertex, the last of them."""
+
+    graph: EinGraph
+    vertex: Vertex
+    labels: tuple[str, str]
+    division: Division
+    vertices: list[Vertex] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.einsum = self.vertex.computed_einsum
+        self.known = dict(self.graph.by_name)
+        self.taken = Names(self.known)
+        used = self.einsum.labels
+        division = self.division
+        self.block = unlike("block", used)
+        self.distance = unlike("distance", used)
+        self.extent = self.einsum.extent
+        self.extent.update({self.block: division.blocks, self.distance: division.blocks})
+        sides = []  # the labels of both rows: those of their pieces, and of their places there
+        for which in self.labels:
+            side = []
+            for number, length in enumerate((*division.pieces, division.longest)):
+                side.append(unlike(f"{which}_{number}", used))
+                self.extent[side[-1]] = length
+            sides.append(tuple(side))
+        self.sides = tuple(sides)
+        self.others = [label for label in self.einsum.output if label not in self.labels]
+
+    def written(self) -> list[Vertex]:
+        """Return the vertices in the order in which they are computed."""
+        fetched = self.fetched_rows()
+        at_distance: dict[int, Element] = {}
+        for distance, pair in enumerate(self.division.pairs):
+            product = self.pair_of_blocks(distance, pair, fetched)
+            for away, first, mirrored in (
+                (distance, pair[0], False),
+                (-distance % self.division.blocks, pair[1], True),
+            ):
+                if away not in at_distance:
+                    at_distance[away] = self.at_its_row(product, first, mirrored)
+        self.result(self.joined(at_distance))
+        return self.vertices
+
+    def fetched_rows(self) -> dict[tuple[Element, int], Vertex]:
+        """Add vertices that fetch the rows of blocks, one for each tensor and member of R."""
+        first, _ = self.labels
+        side = self.sides[0]
+        *pieces, place = map(Index, side)
+        found: dict[tuple[Element, int], Vertex] = {}
+        for name, index in zip(self.vertex.inputs, self.einsum.operands, strict=True):
+            if first not in index:
+                continue
+            element = Element(name, index)
+            labels = [self.block, *side, *_others(index, self.labels)]
+            for member in self.division.fetched:
+                where = self.division.row(self.shifted(member), pieces, place)
+                at_row = tuple(where if entry == first else entry for entry in index)
+                copy = self.added("rows", labels, Element(name, at_row))
+                found[element, member] = copy
+        return found
+
+    def pair_of_blocks(
+        self, distance: int, pair: tuple[int, int], fetched: Mapping[tuple[Element, int], Vertex]
+    ) -> Vertex:
+        """Add the vertex that computes all pairs of blocks at some distance."""
+        swapped = dict(zip(self.labels, reversed(self.labels), strict=True))
+
+        def leaf(node: Scalar) -> Scalar:
+            if not isinstance(node, Element):
+                return node
+            for label, member, side in zip(self.labels, pair, self.sides, strict=True):
+                if label in node.index:
+                    original = node
+                    if label != self.labels[0]:  # the partner of this operand was fetched
+                        index = tuple(swapped.get(str(entry), entry) for entry in node.index)
+                        original = Element(node.tensor, index)
+                    others = _others(node.index, self.labels)
+                    if member in self.division.fetched:
+                        copy = fetched[original, member]
+                        return Element(copy.name, (self.block, *side, *others))
+                    copy = fetched[original, 0]
+                    return Element(copy.name, (self.shifted(member), *side, *others))
+            return node
+
+        expression = rebuild(reopen(self.einsum, self.vertex.inputs), leaf)
+        output = [self.block, *self.sides[0], *self.sides[1], *self.others]
+        return self.added(f"pairs_{distance}", output, expression, aggregates=True)
+
+    def at_its_row(self, pairs: Vertex, member: int, mirrored: bool) -> Element:
+        """Return what ranks have of the pairs at a distance, by the block of their first row.
+
+        Pairs that another rank has computed are brought by a vertex of their own.
+        """
+        one, two = self.sides
+        plain = (self.block, *one, *two, *self.others)
+        index = (*two, *one, *self.others) if mirrored else plain[1:]
+        if member == 0:
+            return Element(pairs.name, (self.block, *index))
+        moved = Element(pairs.name, (self.shifted(self.division.blocks - member), *index))
+        return Element(self.added("moved", plain, moved).name, plain)
+
+    def joined(self, at_distance: Mapping[int, Element]) -> Vertex:
+        """Add the vertex that has the blocks at all distances."""
+        *distances, last = sorted(at_distance)
+        expression: Scalar = at_distance[last]
+        for distance in reversed(distances):
+            is_here = call("==", Index(self.distance), Const(distance))
+            expression = call("where", is_here, at_distance[distance], expression)
+        one, two = self.sides
+        output = [self.block, *one[:-1], self.distance, one[-1], *two, *self.others]
+        return self.added("blocks", output, expression)
+
+    def result(self, joined: Vertex) -> None:
+        """Add the vertex itself, which reads each element at its place in a block."""
+        block, pieces, place = self.division.place(Index(self.labels[0]))
+        other_block, other_pieces, other_place = self.division.place(Index(self.labels[1]))
+        blocks = self.division.blocks
+        distance = _modulo(call("-", _plus(other_block, blocks), block), blocks)
+        side = (*pieces, distance, place)
+        index = (block, *side, *other_pieces, other_place, *self.others)
+        einsum, inputs = make_einsum(
+            self.einsum.output, Element(joined.name, index), None, (), self.extent
+        )
+        made = make_vertex(
+            self.vertex.name, einsum, inputs, self.known, self.vertex.origin, self.vertex.places
+        )
+        self.vertices.append(made)
+
+    def shifted(self, member: int) -> Scalar:
+        """Return the block so many places after that of a rank."""
+        if member == 0:
+            return Index(self.block)
+        return _modulo(_plus(Index(self.block), member), self.division.blocks)
+
+    def added(
+        self, stem: str, output: Sequence[str], expression: Scalar, aggregates: bool = False
+    ) -> Vertex:
+        """Add and return a vertex that the program does not know."""
+        aggregation = self.einsum.aggregation if aggregates else None
+        aggregated = self.einsum.aggregated if aggregates else ()
+        einsum, inputs = make_einsum(output, expression, aggregation, aggregated, self.extent)
+        name = self.taken.take_new(f"{self.vertex.name}_{stem}")
+        vertex = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
+        vertex = replace(vertex, is_auxiliary=True)
+        self.known[name] = vertex
+        self.vertices.append(vertex)
+        return vertex
+
+
+def _others(index: Sequence[str | Scalar], labels: Sequence[str]) -> list[str]:
+    """Return the labels of an index, each once, but for these."""
+    return [str(entry) for entry in dict.fromkeys(index) if entry not in labels]

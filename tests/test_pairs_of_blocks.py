@@ -1,0 +1,270 @@
+"""Symmetric results by pairs of blocks on several ranks: values, bytes moved, memory, bounds."""
+
+import itertools
+
+import numpy as np
+import pytest
+from distributed import run_on_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi_helpers import needs_mpirun, run_mpi
+
+import einmpi
+from einmpi.errors import InputError
+from einmpi.graph.forms.pairs import (
+    MOST_BLOCKS,
+    Division,
+    difference_cover,
+    paired_labels,
+    pairs_by_distance,
+    with_pairs_of_blocks,
+)
+from einmpi.kernels.reference import evaluate
+from einmpi.planner import pairs
+from einmpi.planner.lower_bound.symmetric import words_of_pairs
+from einmpi.planner.strategies import STRATEGIES
+
+GRAM = "C[i,k] = sum(A[i,j] * A[k,j])"
+DISTANCES = "C[i,k] = max(abs(A[i,j] - A[k,j]))"
+
+
+@pytest.mark.parametrize("blocks", range(1, MOST_BLOCKS + 1))
+def test_covers_have_all_differences(blocks):
+    cover = difference_cover(blocks)
+    assert cover[0] == 0
+    assert {(one - other) % blocks for one in cover for other in cover} == set(range(blocks))
+    for distance, (first, second) in enumerate(pairs_by_distance(blocks)):
+        assert {first, second} <= set(cover)
+        assert (second - first) % blocks == distance
+
+
+def test_covers_are_small():
+    sizes = {7: 3, 8: 4, 13: 4, 16: 5, 21: 5, 31: 6, 32: 7, 57: 8, 64: 9}
+    assert {blocks: len(difference_cover(blocks)) for blocks in sizes} == sizes
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(1, 4), max_size=2),
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from(
+        [
+            GRAM,
+            DISTANCES,
+            "C[b,k,i] = sum(T[i,b,j] * w[j] * T[k,b,j] + T[k,b,j] * w[j] * T[i,b,j])",
+            "C[i,k] = sum(A[i,j] * A[k,j] * (B[i,j] + B[k,j]))",
+            "C[i,k] = any(A[j,i] < A[j,k])",
+        ]
+    ),
+)
+def test_every_division_gives_the_same_values(blocks, pieces, more, pieces_first, text):
+    division = Division(blocks * int(np.prod(pieces)) + more, blocks, tuple(pieces), pieces_first)
+    n = division.rows
+    first = (3, n) if "A[j,i]" in text else (n, 3)
+    shapes = {"A": first, "B": first, "T": (n, 2, 3), "w": (3,)}
+    rng = np.random.default_rng(n)
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items() if name in text}
+    graph = einmpi.program(text, **arrays).graph
+    if paired_labels(graph, graph["C"]) is None:
+        assert "any" in text or "T" in text
+        return
+    form = with_pairs_of_blocks(graph, "C", division)
+    wanted = evaluate(graph, arrays)["C"]
+    np.testing.assert_array_equal(evaluate(form.graph, arrays)["C"], wanted)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Let small results be computed by pairs, too."""
+    monkeypatch.setattr(pairs, "MIN_BYTES", 0)
+
+
+def by_numpy(text, a):
+    if text == GRAM:
+        return a @ a.T
+    return abs(a[:, None] - a[None]).max(-1)
+
+
+@pytest.mark.parametrize("text", [GRAM, DISTANCES])
+@pytest.mark.parametrize("ranks", [2, 3, 5, 7, 12, 13, 16])
+@pytest.mark.parametrize("shape", [(104, 130), (150, 33), (48, 500)])
+def test_values_and_bytes(small, text, ranks, shape):
+    a = np.random.default_rng(0).standard_normal(shape)
+    job = einmpi.program(text, A=a)
+    done = run_on_threads(job, ranks, {"A": a})
+    np.testing.assert_allclose(done.outputs["C"], by_numpy(text, a), rtol=1e-12, atol=1e-12)
+    assert done.moved == done.plan.bytes_predicted
+
+
+PROGRAMS = {
+    "covariance": """
+        M[i] = sum(X[b,i]) / 160
+        C[i,k] = sum((X[b,i] - M[i]) * (X[b,k] - M[k])) / 159
+        Y[i] = sum(C[i,k] * v[k])
+    """,
+    "kernel matrix": """
+        D[i,k] = sum((X[i,b] - X[k,b])**2)
+        Y[i] = sum(exp(-D[i,k] / 100) * v[k])
+    """,
+    "batch": "Y[b,i,k] = max(T[b,i,j] * T[b,k,j])",
+    "integers": "Y[i,k] = sum(N[i,j] * N[k,j])",
+}
+SHAPES = {"X": (160, 120), "v": (120,), "T": (3, 120, 20), "N": (120, 90)}
+
+
+def inputs_of(text):
+    rng = np.random.default_rng(1)
+    arrays = {name: rng.standard_normal(SHAPES[name]) for name in SHAPES if f"{name}[" in text}
+    if "D[i,k]" in text:
+        arrays["v"] = rng.standard_normal(160)
+    if "N" in arrays:
+        arrays["N"] = rng.integers(-99, 99, SHAPES["N"])
+    return arrays
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 16])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_around_it(small, name, ranks):
+    arrays = inputs_of(PROGRAMS[name])
+    job = einmpi.program(PROGRAMS[name], **arrays)
+    done = run_on_threads(job, ranks, arrays)
+    assert done.moved == done.plan.bytes_predicted
+    wanted = einmpi.reference(job, arrays)["Y"]
+    np.testing.assert_allclose(done.outputs["Y"], wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ranks", [3, 7])
+def test_gradients_go_through_it(small, ranks):
+    a = np.random.default_rng(0).standard_normal((98, 210))
+    job = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])\nloss = sum(C[i,k]**2)", A=a)
+    gradient = einmpi.grad(job, "loss", ["A"])
+    done = run_on_threads(gradient, ranks, {"A": a})
+    assert done.moved == done.plan.bytes_predicted
+    (found,) = [array for array in done.outputs.values() if array.shape == a.shape]
+    np.testing.assert_allclose(found, 4 * a @ a.T @ a, rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("divisor", [2, 3])
+def test_memory_limits_hold(small, divisor):
+    a = np.random.default_rng(0).standard_normal((98, 210))
+    job = einmpi.program(GRAM, A=a)
+    limit = einmpi.plan(job, ranks=7).peak // divisor
+    try:
+        done = run_on_threads(job, 7, {"A": a}, memory=limit)
+    except InputError:
+        return
+    assert max(done.peaks) <= limit
+    np.testing.assert_allclose(done.outputs["C"], a @ a.T, rtol=1e-12, atol=1e-12)
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_under_mpirun(ranks):
+    code = """
+import numpy as np, einmpi
+from mpi4py import MPI
+a = np.random.default_rng(0).standard_normal((1000, 1200))
+job = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])", A=a)
+c = einmpi.run(job, {"A": a})["C"].gather()
+plan = einmpi.plan(job, ranks=MPI.COMM_WORLD.size)
+assert "pairs of" in plan.notes["C"], plan.notes
+np.testing.assert_allclose(c, a @ a.T, rtol=1e-12, atol=1e-9)
+"""
+    done = run_mpi(ranks, code)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- words and bounds ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ranks", "words", "bound"),
+    [
+        (8192, 8192, 2, 52_399_872, 26_158_284),
+        (8192, 8192, 4, 134_217_728, 59_120_817),
+        (8192, 8192, 7, 172_612_476, 91_887_086),
+        (8192, 8192, 8, 201_326_592, 100_651_007),
+        (8192, 8192, 13, 247_911_429, 136_014_637),
+        (8192, 8192, 16, 276_824_064, 152_975_768),
+        (8192, 8192, 52, 357_101_952, 275_037_098),
+        (8192, 8192, 64, 427_819_008, 301_961_215),
+        (8192, 8192, 256, 699_400_192, 538_460_870),
+        (8192, 8192, 1024, 1_114_636_288, 913_880_672),
+        (8192, 1024, 16, 50_331_648, 25_163_775),
+        (8192, 1024, 64, 117_440_512, 58_716_159),
+        (1024, 65536, 16, 9_277_440, 7_823_863),
+        (1024, 65536, 64, 37_610_496, 32_965_111),
+    ],
+)
+def test_words_and_bounds_of_products_with_the_transpose(rows, columns, ranks, words, bound):
+    plan = einmpi.plan(einmpi.program(GRAM, A=(rows, columns)), ranks=ranks)
+    assert plan.words_predicted <= words
+    assert bound <= plan.lower_bound <= plan.words_predicted
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ranks"), [(3, 2, 2), (4, 1, 2), (4, 1, 3), (4, 2, 2), (3, 4, 3), (5, 1, 5)]
+)
+def test_no_division_of_all_terms_moves_less_than_the_bound(rows, columns, ranks):
+    """All ways to give each rank equally many terms: every element is stored once before."""
+    terms = [(i, k, j) for i in range(rows) for k in range(i) for j in range(columns)]
+    each = len(terms) // ranks
+    assert each * ranks == len(terms)
+
+    def words_of(mine):
+        read = {(i, j) for i, _, j in mine} | {(k, j) for _, k, j in mine}
+        return len(read) + len({(i, k) for i, k, _ in mine})
+
+    def least(left, ranks_left):
+        if ranks_left == 0:
+            return 0
+        first, *others = left  # one rank has the first term that is left
+        found = []
+        for more in itertools.combinations(others, each - 1):
+            rest = [term for term in others if term not in more]
+            found.append(words_of((first, *more)) + least(rest, ranks_left - 1))
+        return min(found)
+
+    stored = rows * columns + rows * (rows - 1) // 2
+    assert words_of_pairs(rows, columns, ranks) <= least(terms, ranks) - stored
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(
+        [
+            GRAM,
+            DISTANCES,
+            "C[i,k] = sum(A[i,j] * A[k,j])\nZ[i,l] = sum(C[i,k] * B[k,l])",
+            "C[i,k] = sum(A[i,j] * A[k,j])\nD[j,l] = sum(A[i,j] * A[i,l])",
+            "X[i,j] = exp(A[i,j])\nC[i,k] = sum(X[i,j] * X[k,j])\nZ[i] = sum(C[i,k])",
+        ]
+    ),
+    st.integers(8, 90),
+    st.integers(1, 400),
+    st.sampled_from([2, 3, 4, 6, 7, 8, 9, 12, 16]),
+)
+def test_no_bound_is_above_any_plan(text, rows, columns, ranks):
+    given_shapes = {"A": (rows, columns), "B": (rows, 5)}
+    shapes = {name: shape for name, shape in given_shapes.items() if f"{name}[" in text}
+    job = einmpi.program(text, **shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "MIN_BYTES", 0)
+        plans = []
+        for strategy in STRATEGIES:
+            try:
+                plans.append(einmpi.plan(job, ranks=ranks, strategy=strategy))
+            except InputError:  # it needs roles
+                continue
+        used = [plan for plan in plans if plan.mesh.ranks == ranks]
+        fewest = min(plan.words_predicted for plan in used)
+        assert max(plan.lower_bound for plan in used) <= fewest
+        again = einmpi.plan(job, ranks=ranks)
+        assert again.digest == plans[list(STRATEGIES).index("eindecomp")].digest
+
+
+def test_small_results_stay_as_they_are():
+    plan = einmpi.plan(einmpi.program(GRAM, A=(100, 100)), ranks=7)
+    assert [vertex.name for vertex in plan.graph.computed] == ["C"]
