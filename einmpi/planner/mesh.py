@@ -330,6 +330,8 @@ def _state_with(mesh: Mesh, extents: Sequence[int], cuts: Sequence[int]) -> tupl
     label still lacks: so the sets of axes, of which there may be a million, are not looked at one
     by one. The first axes are taken if there is a choice, and the last label has the first ones.
     """
+    if mesh.ranks % prod(cuts):
+        return None
     labels = [label for label, cut in enumerate(cuts) if cut > 1]
     windows = [mesh.windows(extents[label]) for label in labels]
     # The parts that each label lacks → axes as bit masks: all that are used, then those of each
