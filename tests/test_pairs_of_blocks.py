@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from bound_cases import is_among
 from distributed import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -259,8 +260,9 @@ def test_no_bound_is_above_any_plan(text, rows, columns, ranks):
             except InputError:  # it needs roles
                 continue
         used = [plan for plan in plans if plan.mesh.ranks == ranks]
-        fewest = min(plan.words_predicted for plan in used)
-        assert max(plan.lower_bound for plan in used) <= fewest
+        for plan, other in itertools.product(used, used):
+            if is_among(other, plan):
+                assert plan.lower_bound <= other.words_predicted
         again = einmpi.plan(job, ranks=ranks)
         assert again.digest == plans[list(STRATEGIES).index("eindecomp")].digest
 

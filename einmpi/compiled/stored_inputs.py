@@ -76,7 +76,7 @@ def _with_notes(plan: Plan, free: Plan) -> Plan:
             notes[name] = f"cut as its file is stored, otherwise {avoided}"
     is_exact = free.kind == "exact" and plan.words_predicted == free.words_predicted
     kind = "exact" if is_exact else "gap"
-    return replace(plan, notes=notes, kind=kind, lower_bound=free.lower_bound)
+    return replace(plan, notes=notes, kind=kind, lower_bound=free.lower_bound, among=free.among)
 
 
 def _bytes_in_all(plan: Plan) -> int:

@@ -298,7 +298,8 @@ def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
         if (other.spilled, price_of(other)) < (plan.spilled, price_of(plan)):
             notes = {**plan.notes, **other.notes, name: pairing.note}
             bound = min(plan.lower_bound, other.words_predicted)
-            plan = replace(other, notes=notes, lower_bound=bound, kind="gap")
+            among = plan.among
+            plan = replace(other, notes=notes, lower_bound=bound, among=among, kind="gap")
     return plan
 
 

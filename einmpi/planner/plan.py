@@ -131,6 +131,7 @@ class Plan(Cuts):
     peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # of certificate: "exact" or "gap"
     lower_bound: int  # words
+    among: str  # the plans that move no less than that, such as "cuts on this mesh"
     paper_cost: int  # words, by the paper's cost model
     notes: Mapping[str, str]  # vertex → where the strategy's rule could not be followed
     resident: tuple[str, ...] = ()  # inputs that are already where they are needed

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored
+from einmpi.planner.lower_bound.pieces import CUTS_OF_MESH, Bound, known_plan
 from einmpi.planner.lower_bound.symmetric import bound_with_pairs
-from einmpi.planner.lower_bound.words import lower_bound_words
+from einmpi.planner.lower_bound.words import best_lower_bound
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
@@ -343,9 +344,10 @@ class Planning:
         # The certificate is about words: a plan with another objective is no lower bound.
         counts_bytes = self.mesh.nodes == 1 and self.prices.machine is None
         fewest_words = exact and counts_bytes and not cut.copies
-        bound = words
+        bound = Bound(words, CUTS_OF_MESH)
         if not fewest_words:
-            bound = lower_bound_words(graph, self.mesh.ranks, self.resident, words)
+            known = known_plan(cut, words, self.options.memory)
+            bound = best_lower_bound(graph, self.mesh.ranks, self.resident, known)
         bound = bound_with_pairs(graph, self.mesh.ranks, self.resident, bound)
         partitionings = self.search.partitionings
         if not partitionings or cut.copies:
@@ -363,8 +365,9 @@ class Planning:
             layouts=cut.layouts,
             bills=costs,
             peak=cut.peak,
-            kind="exact" if words == bound else "gap",
-            lower_bound=bound,
+            kind="exact" if words == bound.words else "gap",
+            lower_bound=bound.words,
+            among=bound.among,
             paper_cost=graph_cost(graph, partitionings),
             notes=self.search.notes,
             resident=self.resident,

@@ -8,10 +8,11 @@ from html import escape
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
+from einmpi.planner.lower_bound.pieces import ALL_CUTS
 from einmpi.planner.machine import FLOPS_PER_BYTE
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import gather_condition, one_level
+from einmpi.planner.text.explain import EXACTNESS, gather_condition, one_level
 from einmpi.planner.text.summary import folded_vertices, note_line, show_cuts, show_layout
 from einmpi.report.graph_picture import (
     REASON_NAMES,
@@ -111,12 +112,12 @@ def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str,
 
 def _certificate(plan: Plan) -> tuple[str, str]:
     if plan.kind == "exact":
-        text = f"no way of cutting this graph on this mesh moves less{gather_condition(plan)}"
-        return "exact", text
+        return "exact", f"{EXACTNESS[plan.among]}{gather_condition(plan)}"
     if not plan.lower_bound:
         return "no bound", "no lower bound on what must be moved is known"
     ratio = plan.words_predicted / plan.lower_bound
-    return f"{ratio:.2f}×", "the lower bound on what must be moved"
+    among = "" if plan.among == ALL_CUTS else f" among {plan.among}"
+    return f"{ratio:.2f}×", f"the lower bound on what must be moved{among}"
 
 
 # ---- tensors -------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from math import prod
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import factor
+from einmpi.planner.lower_bound.pieces import ALL_CUTS, CUTS_OF_MESH
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.plan import Plan
 from einmpi.planner.search import search
 from einmpi.planner.solving.solver import Solver
 
@@ -17,6 +20,22 @@ def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> floa
     found = search(Solver(factor(graph, resident), Mesh(ranks)))
     assert found.exact
     return found.cost / 4
+
+
+def repeated_operations(plan: Plan) -> int:
+    """Operations that a rank does as another one does them."""
+    repeated = 0
+    for vertex in plan.graph.computed:
+        cuts = prod(plan.parts(vertex.name).values())
+        repeated += vertex.operations() * (plan.mesh.ranks // cuts - 1)
+    return repeated
+
+
+def is_among(other: Plan, plan: Plan) -> bool:
+    """Whether the lower bound of a plan holds for another one."""
+    if plan.among in (CUTS_OF_MESH, ALL_CUTS):
+        return True
+    return repeated_operations(other) <= repeated_operations(plan)
 
 
 # (program, shapes, resident): small cases in which a word is easily counted twice.

@@ -76,9 +76,14 @@ def test_a_product_with_two_factors_of_a_tensor_pays_for_copies_of_all_of_them(r
     assert (plan.words_predicted, plan.kind) == (words, "exact")
 
 
-def test_sums_that_do_not_fit_into_64_bits_have_no_bound():
-    graph = einmpi.program("Z[i,k] = sum(A[i,j] * A[j,k])", A=(2**29, 2**29)).graph
-    assert lower_bound_words(graph, 4) == 0
+@pytest.mark.parametrize("ranks", [4, 64, 4096])
+@pytest.mark.parametrize("size", [2**20, 2**28, 2**29])
+def test_sums_that_do_not_fit_into_64_bits_have_a_bound(size, ranks):
+    """As that of small matrices, times the number of elements."""
+    text = "Z[i,k] = sum(A[i,j] * B[j,k])"
+    small = einmpi.program(text, A=(2**13, 2**13), B=(2**13, 2**13)).graph
+    graph = einmpi.program(text, A=(size, size), B=(size, size)).graph
+    assert lower_bound_words(graph, ranks) == lower_bound_words(small, ranks) * (size // 2**13) ** 2
 
 
 # ---- never above a plan -----------------------------------------------------------------------

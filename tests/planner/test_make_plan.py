@@ -451,7 +451,9 @@ def test_json_has_the_keys_of_the_contract():
         "seconds_planning",
         "vertices",
     }
-    assert data["certificate"] == {"kind": "exact", "lower_bound_words": 8294400}
+    among = "cuts on this mesh"
+    certificate = {"kind": "exact", "lower_bound_words": 8294400, "among": among}
+    assert data["certificate"] == certificate
     assert (data["ranks"], data["words_predicted"], data["bytes_predicted"]) == (
         8,
         8294400,

@@ -17,11 +17,13 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import affine_of
 from einmpi.graph.scalar import Call, Const, IndexEntries, Scalar
 from einmpi.planner.lower_bound.parts import (
+    FREE_WORK,
     MOST_WAYS,
     MOST_WORDS,
     ROOT_OF_FRACTIONS,
     Ints,
     Ways,
+    Work,
     count_of_ways,
     grids,
     least_ways,
@@ -210,7 +212,11 @@ def _inside(entry: str | Scalar, extent: int) -> tuple[str | Scalar, bool]:
 
 @lru_cache(maxsize=256)
 def ways_with_halos(
-    einsum: EinSum, readings: tuple[Reading | None, ...], elements: int, ranks: int
+    einsum: EinSum,
+    readings: tuple[Reading | None, ...],
+    elements: int,
+    ranks: int,
+    work: Work = FREE_WORK,
 ) -> Ways:
     """Return the ways to cut a vertex that reads tensors with index arithmetic.
 
@@ -220,9 +226,12 @@ def ways_with_halos(
     labels = einsum.labels
     if count_of_ways(ranks, len(labels) + 1) > MOST_WAYS:
         return least_ways(len(einsum.operands), ranks)
-    grid = grids(ranks, [part_counts([extent], ranks) for _, extent in einsum.extents])
+    every = grids(ranks, [part_counts([extent], ranks) for _, extent in einsum.extents])
+    grid = work.allowed(every)
+    if not len(grid):
+        return least_ways(len(einsum.operands), ranks)
     roles = [role_of(einsum, label) for label in labels]
-    ways = ways_of_grid(grid, roles, len(einsum.operands), elements)
+    ways = ways_of_grid(grid, roles, len(einsum.operands), elements, work)
     copies = ways.copies.copy()
     fractions = np.zeros_like(copies)
     parts = dict(zip(labels, grid.T, strict=False))

@@ -5,7 +5,7 @@ tensor moves the least that these numbers allow for. docs/lower_bound.md has the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, comb, prod
@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.factor import Edge, Factored, factor
+from einmpi.planner.factor import Block, Edge
 from einmpi.planner.mesh import divided, divisors, prime_factors
 from einmpi.planner.solving.elimination import Table, largest_join, minimize
 
@@ -43,6 +42,20 @@ class Ways(NamedTuple):
     fractions: Ints | None = None
 
 
+class Work(NamedTuple):
+    """How much of its work a vertex may repeat, and what that costs."""
+
+    most: int  # times that it is repeated
+    price: int  # words each time
+
+    def allowed(self, grid: Ints) -> Ints:
+        """Return the ways that repeat no more; the last column has who does the same."""
+        return grid[grid[:, -1] - 1 <= self.most]
+
+
+FREE_WORK = Work(MOST_WORDS, 0)  # may be repeated as often as one likes
+
+
 class Role(NamedTuple):
     """What a label does in a vertex. Labels with the same role are cut as if they were one."""
 
@@ -50,7 +63,7 @@ class Role(NamedTuple):
     is_aggregated: bool
 
 
-def ways_to_cut(einsum: EinSum, elements: int, ranks: int) -> Ways:
+def ways_to_cut(einsum: EinSum, elements: int, ranks: int, work: Work = FREE_WORK) -> Ways:
     """Return the ways to cut a vertex whose result has so many elements.
 
     The parts of all labels, times the ranks that compute the same, make up the number of ranks.
@@ -59,7 +72,7 @@ def ways_to_cut(einsum: EinSum, elements: int, ranks: int) -> Ways:
     for label, extent in einsum.extents:
         extents.setdefault(role_of(einsum, label), []).append(extent)
     roles = [(role, tuple(sorted(found))) for role, found in extents.items()]
-    return _ways(tuple(sorted(roles)), len(einsum.operands), elements, ranks)
+    return _ways(tuple(sorted(roles)), len(einsum.operands), elements, ranks, work)
 
 
 def role_of(einsum: EinSum, label: str) -> Role:
@@ -71,12 +84,18 @@ def role_of(einsum: EinSum, label: str) -> Role:
 
 @lru_cache(maxsize=1024)  # layers repeat
 def _ways(
-    roles: tuple[tuple[Role, tuple[int, ...]], ...], operands: int, elements: int, ranks: int
+    roles: tuple[tuple[Role, tuple[int, ...]], ...],
+    operands: int,
+    elements: int,
+    ranks: int,
+    work: Work,
 ) -> Ways:
     if count_of_ways(ranks, len(roles) + 1) > MOST_WAYS:
         return least_ways(operands, ranks)
-    grid = grids(ranks, [part_counts(extents, ranks) for _, extents in roles])
-    ways = ways_of_grid(grid, [role for role, _ in roles], operands, elements)
+    grid = work.allowed(grids(ranks, [part_counts(extents, ranks) for _, extents in roles]))
+    if not len(grid):
+        return least_ways(operands, ranks)
+    ways = ways_of_grid(grid, [role for role, _ in roles], operands, elements, work)
     distinct = np.unique(np.column_stack(ways[:3]), axis=0)
     return Ways(distinct[:, :operands], distinct[:, operands], distinct[:, operands + 1])
 
@@ -86,7 +105,9 @@ def least_ways(operands: int, ranks: int) -> Ways:
     return Ways(np.zeros((1, operands), np.int64), np.zeros(1, np.int64), np.array([ranks - 1]))
 
 
-def ways_of_grid(grid: Ints, roles: Sequence[Role], operands: int, elements: int) -> Ways:
+def ways_of_grid(
+    grid: Ints, roles: Sequence[Role], operands: int, elements: int, work: Work = FREE_WORK
+) -> Ways:
     """Return what each way asks for, given the parts for each role and, last, the repetitions."""
     repeated = grid[:, -1]
     copies = np.repeat(repeated[:, None], operands, axis=1)
@@ -98,7 +119,8 @@ def ways_of_grid(grid: Ints, roles: Sequence[Role], operands: int, elements: int
     # Where partial results are added up, ranks that compute the same share that work, and none of
     # them has a result of its own.
     spare = np.where(partials == 1, repeated - 1, 0)
-    return Ways(copies - 1, elements * (partials - 1), spare)
+    words = elements * (partials - 1) + work.price * (repeated - 1)
+    return Ways(copies - 1, words, spare)
 
 
 def part_counts(extents: Sequence[int], ranks: int) -> frozenset[int]:
@@ -160,7 +182,10 @@ def most_kept(
     they are added up are not among the parts before.
     """
     shape = len(before), len(after)
-    short = [dimension for dimension, extent in enumerate(bound) if extent < ranks]
+    short = []  # and not cut into equal parts
+    for dimension, extent in enumerate(bound):
+        if extent < ranks and any(extent % parts for parts in divisors(ranks) if parts <= extent):
+            short.append(dimension)
     repeated = np.ones(shape, np.int64)
     # Where an axis of some length must turn, a rank keeps no more than the longest share of a
     # dimension along such an axis.
@@ -253,10 +278,11 @@ class PartsEdge:
     edge: Edge
     charge: float  # of the target for a copy, in words
     ranks: int
+    weight: int = 1  # by which all that it moves is multiplied
 
     @property
     def elements(self) -> int:
-        return prod(self.edge.bound)
+        return self.weight * prod(self.edge.bound)
 
     def layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
         """Return the layout that each value of a variable gives the tensor, or needs it in.
@@ -276,13 +302,13 @@ class PartsEdge:
     def charged_to_reader(self, after: Ints) -> Floats:
         """Return what the target pays for all copies but one."""
         copies: Floats = after[:, -2].astype(np.float64)
-        return self.charge * (copies - 1)
+        return self.weight * self.charge * (copies - 1)
 
     def charged_to_maker(self, before: Ints) -> Floats:
         """Return what the source pays for partial results, less what it has computed itself."""
         copies, partials = before[:, -2], before[:, -1]
         spare = np.where(partials == 1, copies - 1, 0)
-        return self.elements * (partials - 1.0) - self.charge * spare
+        return self.elements * (partials - 1.0) - self.weight * self.charge * spare
 
     def words(self, before: Ints, after: Ints) -> Ints:
         """Return what moves at least, for each pair of layouts."""
@@ -293,7 +319,8 @@ class PartsEdge:
             if rows.any():
                 layouts = before[rows, :-1], after[:, :-1]
                 kept[rows] = most_kept(*layouts, self.edge.bound, self.ranks, one_copy)
-        words: Ints = self.elements * (partials[:, None] - 1 + after[:, -2]) - kept
+        moved = self.elements * (partials[:, None] - 1 + after[:, -2])
+        words: Ints = moved - self.weight * kept
         return words
 
 
@@ -356,49 +383,79 @@ class Link:
         self.layout_of[side] = self.layout_of[side][kept]
 
 
-MOST_VARIABLES = 64
 MOST_VALUES = 1 << 15  # of a variable, before those that cost too much are left out
-MOST_CELLS = 1 << 21  # of the tables of all edges together
+MOST_CELLS = 1 << 22  # of the tables of all edges together
+CELLS_OF_TABLES = (1 << 10, 1 << 14)  # those up to so many are made first, then up to so many
 MOST_JOINED = 1 << 19  # cells of a table that elimination makes
 MOST_ROUNDS = 6  # in which costs are passed on
 SMALL_GAIN = 1 / 1000  # of what is still missing: another round is not worth its time
 
 
-class Charges(NamedTuple):
-    """What readers charge for a copy of each tensor, in words."""
+class PartsVariable(NamedTuple):
+    """A variable, and what its values cost beside what moves along edges."""
 
-    of_reads: Mapping[tuple[str, int], float]  # by reader and operand
-    of_tensors: Mapping[str, float]  # of all readers together
+    extents: tuple[int, ...]
+    work: Work = FREE_WORK
+    blocks: tuple[Block, ...] = ()  # what stays in memory: words if it is whole, what cuts it
+
+    def times(self, weight: int) -> PartsVariable:
+        """Return the variable with all costs multiplied."""
+        blocks = tuple((weight * whole, symbols) for whole, symbols in self.blocks)
+        work = self.work._replace(price=weight * self.work.price)
+        return self._replace(work=work, blocks=blocks)
+
+    def words(self, parts: Ints) -> Ints:
+        """Return what each value costs, given the parts of each symbol."""
+        words: Ints = self.work.price * (parts[:, -1] - 1)
+        for whole, symbols in self.blocks:
+            words = words + whole // parts[:, list(symbols)].prod(axis=1)
+        return words
+
+
+class Piece(NamedTuple):
+    """Variables and the edges between them; those of a whole graph, or of some of its layers."""
+
+    variables: tuple[PartsVariable, ...]
+    edges: tuple[PartsEdge, ...]
+
+    def words(self, values: Sequence[Ints]) -> int:
+        """Return what one value of each variable costs: a single row for each."""
+        total = 0
+        for variable, parts in zip(self.variables, values, strict=True):
+            total += int(variable.words(parts)[0])
+        for edge in self.edges:
+            source, target = edge.edge.source, edge.edge.target
+            after = edge.layouts(values[target], edge.edge.target_symbols)
+            if source is None:
+                total += int(edge.words_of_input(after)[0])
+            else:
+                before = edge.layouts(values[source], edge.edge.source_symbols)
+                total += int(edge.words(before, after)[0, 0])
+        return total
 
 
 class _NoPlan(Exception):
     """No plan moves fewer words than the one that is known."""
 
 
-def least_words(
-    graph: EinGraph, ranks: int, resident: Collection[str], charges: Charges, words: int
-) -> int:
-    """Return the words that every plan moves, or less; at most the given words.
+def least_words(piece: Piece, ranks: int, words: int) -> int:
+    """Return what every choice of values costs, or less; at most the given words.
 
-    `words` are those that a known plan moves: only plans with fewer words are looked at. If there
-    are still too many, nothing is known, and 0 is returned.
+    `words` are those of a known choice: only those that cost less are looked at. If there are still
+    too many, what each variable costs on its own is known.
     """
-    if len(graph.computed) > MOST_VARIABLES:
+    sizes = [len(variable.extents) + 1 for variable in piece.variables]
+    if any(count_of_ways(ranks, size) > MOST_VALUES for size in sizes):
         return 0
-    problem = factor(graph, resident)
-    if any(0 in variable.extents for variable in problem.variables):
-        return 0  # nothing can be cut into parts
-    sizes = [len(variable.extents) + 1 for variable in problem.variables]
-    many_values = any(count_of_ways(ranks, size) > MOST_VALUES for size in sizes)
-    too_large = words * len(problem.edges) > MOST_WORDS
-    if len(sizes) > MOST_VARIABLES or many_values or too_large:
+    if any(prod(edge.edge.bound) * ranks > MOST_ELEMENTS for edge in piece.edges):
+        return 0
+    if words * len(piece.edges) > MOST_WORDS:
         return 0
     try:
-        values = _Values(problem, ranks, charges, words)
-        if not values.connect():
-            return 0
-        values.pass_on_costs()
-        return min(words, values.minimum())
+        values = _Values(piece, ranks, words)
+        values.connect()
+        values.pass_on_costs(MOST_ROUNDS)
+        return max(0, min(words, values.minimum()))
     except _NoPlan:
         return words
 
@@ -410,26 +467,34 @@ class _Values:
     two neighbouring variables have together are in their links.
     """
 
-    def __init__(self, problem: Factored, ranks: int, charges: Charges, words: int) -> None:
+    def __init__(self, piece: Piece, ranks: int, words: int) -> None:
         self.words = words
         self.tolerance = 0.001 + 1e-11 * words  # more than all rounding errors together
         self.least = 0.0
+        self.variables = piece.variables
         self.parts: list[Ints] = []
-        for variable in problem.variables:
+        self.costs: list[Floats] = []
+        for variable in piece.variables:
             counts = [part_counts([extent], ranks) for extent in variable.extents]
-            self.parts.append(grids(ranks, counts))
-        self.costs = [np.zeros(len(parts)) for parts in self.parts]
+            parts = variable.work.allowed(grids(ranks, counts))
+            self.parts.append(parts)
+            self.costs.append(variable.words(parts).astype(np.float64))
+        self.cells_left = MOST_CELLS
         self.links: list[Link] = []
         self.links_of: list[list[Link]] = [[] for _ in self.parts]
         self.input_edges: list[PartsEdge] = []
         self.edges: list[tuple[PartsEdge, int, int]] = []  # with source and target
-        for edge in problem.edges:
-            if edge.needed is None:
-                self._add(PartsEdge(edge, _charge(edge, problem, charges), ranks))
+        for edge in piece.edges:
+            self._add(edge)
         for number in range(len(self.parts)):
             self._take_least(number)
         for number in range(len(self.parts)):
             self._leave_out(number)
+
+    @property
+    def known(self) -> int:
+        """What every choice of values costs, as far as it is known."""
+        return ceil(self.least - self.tolerance)
 
     def _add(self, edge: PartsEdge) -> None:
         """Add what the values at the ends of an edge cost each on its own."""
@@ -462,21 +527,36 @@ class _Values:
             for link in self.links_of[variable]:
                 link.leave_out(variable, kept)
 
-    def connect(self) -> bool:
-        """Make the links between the values that are left; return whether they are few enough."""
-        self.links = [Link(*edge, self.parts) for edge in self.edges]
-        if sum(link.cells for link in self.links) > MOST_CELLS:
-            return False
-        for link in self.links:
-            link.fill()
-            for variable in link.ends:
-                self.links_of[variable].append(link)
-        return True
+    def connect(self) -> None:
+        """Make the links between the values that are left: first those with small tables.
 
-    def pass_on_costs(self) -> None:
+        What these cost leaves out values, and makes the other tables smaller. Links that are too
+        large even so are left out: no less moves there than what is charged for it.
+        """
+        waiting = self.edges
+        for most in (*CELLS_OF_TABLES, MOST_CELLS):
+            if not waiting:
+                break
+            links = [Link(*edge, self.parts) for edge in waiting]
+            waiting = []
+            for link in sorted(links, key=lambda link: link.cells):
+                if link.cells <= min(most, self.cells_left):
+                    self.cells_left -= link.cells
+                    self._join(link)
+                else:
+                    waiting.append((link.edge, *link.ends))
+            self.pass_on_costs(rounds=1)
+
+    def _join(self, link: Link) -> None:
+        link.fill()
+        self.links.append(link)
+        for variable in link.ends:
+            self.links_of[variable].append(link)
+
+    def pass_on_costs(self, rounds: int) -> None:
         """Pass costs on along the links, forwards and backwards, until `least` hardly grows."""
         variables = range(len(self.parts))
-        for _ in range(MOST_ROUNDS):
+        for _ in range(rounds):
             before = self.least
             for variable in variables:
                 self._pass_on(variable, forwards=True)
@@ -501,12 +581,16 @@ class _Values:
             self.costs[variable] = np.zeros(len(share))
 
     def minimum(self) -> int:
-        """Return the least words that the values that are left move, or less."""
+        """Return the least words that the values that are left cost, or less."""
         sizes = [len(parts) for parts in self.parts]
-        known = ceil(self.least - self.tolerance)
+        if len(self.links) < len(self.edges):
+            return self.known
         if largest_join(sizes, [link.ends for link in self.links], MOST_JOINED) > MOST_JOINED:
-            return known
+            return self.known
         tables: list[Table] = []
+        for number, (variable, parts) in enumerate(zip(self.variables, self.parts, strict=True)):
+            words = np.minimum(variable.words(parts), self.words)
+            tables.append(Table((number,), words, len(tables)))
         for edge in self.input_edges:
             target = edge.edge.target
             after = edge.layouts(self.parts[target], edge.edge.target_symbols)
@@ -517,12 +601,4 @@ class _Values:
             words = np.minimum(link.words[of_source][:, of_target], self.words)
             tables.append(Table(link.ends, words, len(tables)))
         found = minimize(sizes, tables)
-        return found.cost if found.exact else known
-
-
-def _charge(edge: Edge, problem: Factored, charges: Charges) -> float:
-    """Return what the target of an edge charges for a copy; a layout charges for all readers."""
-    target = problem.variables[edge.target]
-    if target.kind == "tensor":
-        return charges.of_tensors.get(edge.tensor, 0.0)
-    return charges.of_reads.get((target.name, edge.operand), 0.0)
+        return found.cost if found.exact else self.known

@@ -7,11 +7,12 @@ from collections.abc import Collection
 from math import isqrt, prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.lower_bound.pieces import ALL_CUTS, Bound
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.pairs import can_be_paired
 
 
-def bound_with_pairs(graph: EinGraph, ranks: int, resident: Collection[str], bound: int) -> int:
+def bound_with_pairs(graph: EinGraph, ranks: int, resident: Collection[str], bound: Bound) -> Bound:
     """Return a bound of all plans, given one of the plans that cut labels only.
 
     Nothing is counted for symmetric results and what they read, but the words of one of them.
@@ -22,7 +23,7 @@ def bound_with_pairs(graph: EinGraph, ranks: int, resident: Collection[str], bou
     names = {vertex.name for vertex in symmetric}
     least = [_words_of_rest(graph, ranks, resident, names)]
     least += [_words_of_pairs(graph, vertex, ranks, resident) for vertex in symmetric]
-    return min(bound, max(least))
+    return bound if bound.words <= max(least) else Bound(max(least), ALL_CUTS)
 
 
 def _words_of_rest(

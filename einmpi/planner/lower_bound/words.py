@@ -17,20 +17,32 @@ from einmpi.graph.einsum import EinSum
 from einmpi.planner.lower_bound.halos import not_charged, readings_of, ways_with_halos
 from einmpi.planner.lower_bound.parts import (
     FRACTIONS,
+    FREE_WORK,
     MOST_WAYS,
     MOST_WORDS,
-    Charges,
     Ints,
     Role,
     Ways,
+    Work,
     count_of_ways,
     grids,
-    least_words,
+    least_ways,
     most_kept,
     part_counts,
     role_of,
     ways_of_grid,
     ways_to_cut,
+)
+from einmpi.planner.lower_bound.pieces import (
+    ALL_CUTS,
+    MOST_VARIABLES,
+    PRICES_OF_OPERATIONS,
+    REPEATING_NO_MORE,
+    Bound,
+    Charges,
+    KnownPlan,
+    bound_by_groups,
+    bound_of_graph,
 )
 from einmpi.planner.repetition import vertices_alike
 
@@ -347,23 +359,33 @@ def _grids(made: EinSum, read: EinSum, operand: int, ranks: int) -> tuple[Ints, 
 
 
 @lru_cache(maxsize=16)  # layers repeat
-def joint_ways(made: EinSum, read: EinSum, operand: int, ranks: int) -> Ways:
+def joint_ways(
+    made: EinSum,
+    read: EinSum,
+    operand: int,
+    ranks: int,
+    work_of_made: Work = FREE_WORK,
+    work_of_read: Work = FREE_WORK,
+) -> Ways:
     """Return the ways to cut an outer product and its reader, which has it as this operand.
 
     The operands are those of the product, then the others of the reader. The words of a way are
     those of the reader's partial results and those that move of the product.
     """
     making, reading = _grids(made, read, operand, ranks)
+    making, reading = work_of_made.allowed(making), work_of_read.allowed(reading)
+    if not len(making) or not len(reading):
+        return least_ways(len(made.operands) + len(read.operands) - 1, ranks)
     roles = [role_of(made, label) for label in made.output]
-    made_ways = ways_of_grid(making, roles, len(made.operands), 0)
+    made_ways = ways_of_grid(making, roles, len(made.operands), 0, work_of_made)
     index = [str(label) for label in read.operands[operand]]
     roles = [*(role_of(read, label) for label in index), *_other_labels(read, operand)]
-    read_ways = ways_of_grid(reading, roles, len(read.operands), prod(read.bound))
+    read_ways = ways_of_grid(reading, roles, len(read.operands), prod(read.bound), work_of_read)
 
     copies = 1 + read_ways.copies[:, operand]
     needed = np.column_stack([reading[:, : len(made.bound)], copies])
     kept = most_kept(making, needed, made.bound, ranks)
-    words = read_ways.words + prod(made.bound) * copies - kept
+    words = made_ways.words[:, None] + read_ways.words + prod(made.bound) * copies - kept
     columns = []  # copies of each operand, for every pair of ways
     for column in made_ways.copies.T:
         columns.append(np.broadcast_to(column[:, None], kept.shape).ravel())
@@ -398,34 +420,97 @@ def lower_bound_words(
     `words` are those that a known plan moves. If a bound that takes each vertex alone is lower,
     what the vertices move together is looked at, too.
     """
-    fraction = _finest_fraction(graph, ranks)
-    if ranks == 1 or not fraction:
+    if ranks == 1:
         return 0
+    bound, charges = _charged(graph, ranks, resident)
+    if words is None or bound >= words:
+        return bound
+    return max(bound, bound_of_graph(graph, ranks, resident, charges, words))
+
+
+def best_lower_bound(
+    graph: EinGraph, ranks: int, resident: Collection[str], plan: KnownPlan
+) -> Bound:
+    """Return the highest lower bound that is known for a plan.
+
+    If it is below what the plan moves, plans that repeat more operations than this one are left
+    out, and so are those that do not fit into the memory that this one may have.
+    """
+    best = Bound(lower_bound_words(graph, ranks, resident, plan.words), ALL_CUTS)
+    repeated = plan.repeated_operations(graph)
+    divisors: tuple[int, ...] = PRICES_OF_OPERATIONS
+    if not repeated or len(graph.computed) > MOST_VARIABLES:
+        divisors = divisors[:1]
+    for divisor in divisors:
+        if best.words >= plan.words or ranks == 1:
+            break
+        work = _work(graph, repeated, divisor, plan.words)
+        alone, charges = _charged(graph, ranks, resident, work)
+        together = bound_by_groups(graph, ranks, resident, charges, plan, work)
+        found = Bound(max(alone, together) - repeated // divisor, REPEATING_NO_MORE)
+        best = max(best, found, key=lambda bound: bound.words)
+    return best
+
+
+def _work(graph: EinGraph, repeated: int, divisor: int, most_words: int) -> dict[str, Work]:
+    """Return how much of its work each vertex may repeat, if all may repeat so many operations.
+
+    A repeated operation costs 1 / `divisor` words, and nothing if none may be repeated.
+    """
+    work = {}
+    for vertex in graph.computed:
+        operations = vertex.operations()
+        if operations:
+            price = min(operations // divisor, most_words) if repeated else 0
+            work[vertex.name] = Work(repeated // operations, price)
+    return work
+
+
+EVERY_WORK_FREE: Mapping[str, Work] = {}
+
+
+def _charged(
+    graph: EinGraph,
+    ranks: int,
+    resident: Collection[str],
+    work: Mapping[str, Work] = EVERY_WORK_FREE,
+) -> tuple[int, Charges]:
+    """Return the bound that takes each vertex alone, and what readers charge."""
+    scale = _scale_of(graph, ranks, work)
     total = 0
     charged: dict[Read, float] = {}
     of_tensors: dict[str, float] = {}
-    for charging, charge_of in _charging(graph, ranks, resident):
-        charges = charging.best(fraction)
-        total += max(0, charging.bound(charges, fraction))
+    for charging, charge_of in _charging(graph, ranks, resident, work, scale.unit):
+        charges = charging.best(scale.fraction)
+        total += max(0, charging.bound(charges, scale.fraction))
         for read, number in charge_of.items():
-            charged[read] = charges[number] / fraction
+            charged[read] = charges[number] * scale.unit / scale.fraction
             name = _tensor(graph, read)
             of_tensors[name] = of_tensors.get(name, 0.0) + charged[read]
-    bound = -(-total // fraction)  # words are whole numbers
-    if words is None or bound >= words:
-        return bound
-    charges_of_graph = Charges(charged, of_tensors)
-    return max(bound, least_words(graph, ranks, resident, charges_of_graph, words))
+    words = -(-total * scale.unit // scale.fraction)  # words are whole numbers
+    return words, Charges(charged, of_tensors)
 
 
-def _finest_fraction(graph: EinGraph, ranks: int) -> int:
-    """Return how many fractions a word can have; 0 if sums of words would not fit into 64 bits."""
-    largest = max(vertex.elements for vertex in graph.vertices)
+class _Scale(NamedTuple):
+    """How words are counted so that sums fit into 64 bits: in units, each with some fractions."""
+
+    unit: int  # words; amounts are rounded down
+    fraction: int
+
+
+def _scale_of(graph: EinGraph, ranks: int, work: Mapping[str, Work]) -> _Scale:
+    """Return the finest scale in which all sums fit into 64 bits."""
+    largest = ranks * max(vertex.elements for vertex in graph.vertices)
+    for own in work.values():
+        largest = max(largest, own.price * min(own.most, ranks - 1))
     most_operands = max((len(vertex.inputs) for vertex in graph.computed), default=0)
-    # Of two vertices taken as one: all operands, what moves between them, the result, and its
-    # partial results.
-    terms = 2 * most_operands + 3
-    return min(FINEST_FRACTION, MOST_WORDS // max(1, ranks * largest * terms))
+    # Of two vertices taken as one: all operands, what moves between them, the result, its partial
+    # results, and the price of both.
+    terms = 2 * most_operands + 5
+    fractions = MOST_WORDS // max(1, largest * terms)
+    if fractions:
+        return _Scale(1, min(FINEST_FRACTION, fractions))
+    return _Scale(1 << (largest * terms // MOST_WORDS).bit_length(), 1)
 
 
 # Some units of a graph with what they charge, and the number of the charge for each operand.
@@ -437,20 +522,26 @@ def _tensor(graph: EinGraph, read: Read) -> str:
     return graph[reader].inputs[operand]
 
 
-def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterator[_Joined]:
+def _charging(
+    graph: EinGraph,
+    ranks: int,
+    resident: Collection[str],
+    work: Mapping[str, Work] = EVERY_WORK_FREE,
+    unit: int = 1,
+) -> Iterator[_Joined]:
     """Yield the parts of a graph with what they may charge, all at once or piece by piece.
 
     In a large graph, vertices that do the same charge the same. If there are still too many, the
     graph is divided: then nothing is charged for a tensor that another piece computes, nor for an
     input that an earlier piece reads.
     """
-    units = list(_units(graph, ranks))
+    units = list(_units(graph, ranks, work, unit))
     free = set(resident)
     made = {unit.result for unit in units}
     free |= {vertex.name for vertex in graph.computed if vertex.name not in made}
     if _rows(units) > MOST_ROWS:
         alike = vertices_alike(graph, dict.fromkeys(free, "free"))
-        charging, charge_of = _joined(graph, units, free, alike)
+        charging, charge_of = _joined(graph, units, free, alike, unit)
         if len(charging.parts) + charging.charges <= MOST_ROWS:
             yield charging, charge_of
             return
@@ -463,7 +554,7 @@ def _charging(graph: EinGraph, ranks: int, resident: Collection[str]) -> Iterato
             is_input = graph[name].is_input
             if (is_input and name in read_before) or (not is_input and name not in made_here):
                 not_charged.add(name)
-        yield _joined(graph, piece, not_charged, {})
+        yield _joined(graph, piece, not_charged, {}, unit)
         read_before |= read_here
 
 
@@ -485,14 +576,14 @@ def _pieces(units: Sequence[_Unit]) -> Iterator[Sequence[_Unit]]:
     yield units[start:]
 
 
-def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
+def _units(graph: EinGraph, ranks: int, work: Mapping[str, Work], unit: int) -> Iterator[_Unit]:
     """Yield the vertices of a graph; outer products together with their readers."""
     vertices: dict[str, Vertex] = {}
     for vertex in graph.computed:
         if 0 not in (extent for _, extent in vertex.computed_einsum.extents):
             vertices[vertex.name] = vertex
     reader_of = {}
-    for name, reader in outer_products(graph, ranks).items():
+    for name, reader in outer_products(graph, ranks).items() if unit == 1 else ():
         if name in vertices and reader in vertices:
             reader_of[name] = reader
     product_of = {reader: vertices[name] for name, reader in reader_of.items()}
@@ -505,14 +596,24 @@ def _units(graph: EinGraph, ranks: int) -> Iterator[_Unit]:
             others = [read for read in _reads(vertex) if read[1] != operand]
             for each in (product, vertex):  # whose copies are counted as those of blocks
                 free |= {(each.name, at) for at in not_charged(each, [None] * len(each.inputs))}
-            ways = joint_ways(product.computed_einsum, vertex.computed_einsum, operand, ranks)
+            ways = joint_ways(
+                product.computed_einsum,
+                vertex.computed_einsum,
+                operand,
+                ranks,
+                work.get(product.name, FREE_WORK),
+                work.get(name, FREE_WORK),
+            )
             yield _Unit(name, (*_reads(product), *others), ways, frozenset(free))
         elif name not in reader_of:
             einsum = vertex.computed_einsum
+            own = work.get(name, FREE_WORK)
+            own = own._replace(price=own.price // unit)
+            elements = vertex.elements // unit
             if any(reading is not None for reading in readings):
-                ways = ways_with_halos(einsum, readings, vertex.elements, ranks)
+                ways = ways_with_halos(einsum, readings, elements, ranks, own)
             else:
-                ways = ways_to_cut(einsum, vertex.elements, ranks)
+                ways = ways_to_cut(einsum, elements, ranks, own)
             yield _Unit(name, _reads(vertex), ways, frozenset(free))
 
 
@@ -521,7 +622,11 @@ def _reads(vertex: Vertex) -> tuple[Read, ...]:
 
 
 def _joined(
-    graph: EinGraph, units: Sequence[_Unit], free: Collection[str], alike: Mapping[str, str]
+    graph: EinGraph,
+    units: Sequence[_Unit],
+    free: Collection[str],
+    alike: Mapping[str, str],
+    unit_of_words: int,
 ) -> _Joined:
     """Return the parts of some units; those of vertices that are alike have the same charges.
 
@@ -553,5 +658,5 @@ def _joined(
         parts[key] = Part(charges_of_unit, for_result, unit.ways, times + 1)
     limits: dict[Limit, None] = {}
     for name, charged in charges_for.items():
-        limits[Limit(tuple(sorted(charged)), graph[name].elements)] = None
+        limits[Limit(tuple(sorted(charged)), graph[name].elements // unit_of_words)] = None
     return Charging(list(parts.values()), list(limits), len(numbers)), charge_of

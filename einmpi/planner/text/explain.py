@@ -7,6 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
+from einmpi.planner.lower_bound.pieces import (
+    ALL_CUTS,
+    CUTS_OF_MESH,
+    REPEATING_NO_MORE,
+    WITHIN_MEMORY,
+)
 from einmpi.planner.machine import BETWEEN
 from einmpi.planner.memory import FusedChain
 from einmpi.planner.moving.volume import total_bill
@@ -286,12 +292,26 @@ def _peak_memory(plan: Plan) -> str:
     return text
 
 
+# The plans that a certificate is about → what is proven if none of them moves less.
+EXACTNESS = {
+    CUTS_OF_MESH: "no cut of this graph on this mesh moves less",
+    ALL_CUTS: "no cut of this graph moves less, on this mesh or another one",
+    REPEATING_NO_MORE: "no plan that repeats no more operations moves less",
+    WITHIN_MEMORY: "no plan within this memory that repeats no more operations moves less",
+}
+
+
 def _certificate(plan: Plan) -> str:
     """Return how good the plan is proven to be."""
     if plan.kind == "exact":
-        return f"exact: no cut of this graph on this mesh moves less{gather_condition(plan)}"
-    words = f"{show_count(plan.lower_bound)} {plural(plan.lower_bound, 'word')}"
-    return f"lower bound {words}, gap {gap(plan)}"
+        return f"exact: {EXACTNESS[plan.among]}{gather_condition(plan)}"
+    return f"{bound_text(plan)}, gap {gap(plan)}"
+
+
+def bound_text(plan: Plan) -> str:
+    """Return the lower bound, and among which plans if it is not that of all."""
+    text = f"lower bound {show_count(plan.lower_bound)} {plural(plan.lower_bound, 'word')}"
+    return text if plan.among == ALL_CUTS else f"{text} among {plan.among}"
 
 
 def gap(plan: Plan) -> str:
@@ -498,7 +518,11 @@ def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
 
 def certificate_data(plan: Plan) -> dict[str, Any]:
     """Return the certificate as it stands in JSON."""
-    data: dict[str, Any] = {"kind": plan.kind, "lower_bound_words": plan.lower_bound}
+    data: dict[str, Any] = {
+        "kind": plan.kind,
+        "lower_bound_words": plan.lower_bound,
+        "among": plan.among,
+    }
     if plan.gathered:
         data["not_cut"] = list(plan.gathered)
     return data
