@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Grouping = tuple[tuple[int, ...], ...]  # axes of a mesh, in groups
+MOST_AXES_OF_A_TABLE = 12  # of their 4,096 sets all are looked at once
 Masks = npt.NDArray[np.int64]  # sets of axes
 
 
@@ -215,6 +216,22 @@ def may_cut(
     Axes of several windows are allowed only `across_windows`, if they slice different digits of
     the same numbers.
     """
+    if len(factors) <= MOST_AXES_OF_A_TABLE:
+        return _may_cut_table(factors, extent, across_windows)[masks]
+    return _may_cut(factors, extent, masks, across_windows)
+
+
+@cache
+def _may_cut_table(
+    factors: tuple[int, ...], extent: int, across_windows: bool
+) -> npt.NDArray[np.bool_]:
+    """Return for every set of axes whether it may cut a label of this extent."""
+    return _may_cut(factors, extent, np.arange(1 << len(factors)), across_windows)
+
+
+def _may_cut(
+    factors: tuple[int, ...], extent: int, masks: Masks, across_windows: bool
+) -> npt.NDArray[np.bool_]:
     allowed: npt.NDArray[np.bool_] = masks == 0
     for window in _windows(factors, extent):
         if across_windows:

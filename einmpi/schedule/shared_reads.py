@@ -13,7 +13,7 @@ from math import prod
 from typing import TypeAlias
 
 from einmpi.graph.eingraph import StoredForm
-from einmpi.schedule.layout import Layout, digits_along, rank_of
+from einmpi.schedule.layout import Layout, digits_along, rank_of, ranks_along
 from einmpi.schedule.regions import Region, Runs, whole
 
 # The file is cut into cells, which are contiguous there or consist of whole chunks. The ranks get
@@ -144,11 +144,15 @@ class SharedRead:
         start = first + turn * self.cells_per_round
         return range(min(start, last), min(start + self.cells_per_round, last))
 
+    def reader(self, cell: int) -> int:
+        """Return the rank that reads a cell."""
+        return ((cell + 1) * self.ranks - 1) // self.grid.cells
+
     def cells_needed(self, rank: int) -> list[dict[int, list[int]]]:
         """Return, for each round, the cells of which a rank needs a part, by their reader."""
         found: list[dict[int, list[int]]] = [{} for _ in range(self.rounds)]
         for cell in self.grid.touching(self.layout.region(self.layout.mesh.digits(rank))):
-            reader = ((cell + 1) * self.ranks - 1) // self.grid.cells
+            reader = self.reader(cell)
             first = self.grid.cells * reader // self.ranks
             turn = (cell - first) // self.cells_per_round
             found[turn].setdefault(reader, []).append(cell)
@@ -199,14 +203,11 @@ def bytes_passed_on(layout: Layout, stored: StoredForm) -> int:
     if read is None:
         return 0
     elements = prod(layout.bound)
-    received = elements * len(_first_ranks(layout))
+    received = elements * _copies(layout)
     if read.grid.cells > MOST_CELLS_COUNTED:
         return (received - received // layout.mesh.ranks) * stored.itemsize
-    for rank in range(read.ranks):
-        own = read.layout.region(layout.mesh.digits(rank))
-        cells = range(
-            read.grid.cells * rank // read.ranks, read.grid.cells * (rank + 1) // read.ranks
-        )
+    for reader, cells in itertools.groupby(range(read.grid.cells), read.reader):
+        own = read.layout.region(layout.mesh.digits(reader))
         for cell in cells:
             received -= _elements_within(own, read.grid.bounds(cell))
     return received * stored.itemsize
@@ -234,11 +235,15 @@ def suits_single_ranks(layout: Layout, stored: StoredForm) -> bool:
 
     It may if no two ranks need the same elements, and blocks are whole chunks or long runs.
     """
-    if len(_first_ranks(layout)) > 1:
+    if _copies(layout) > 1:
         return False
     if stored.chunks is None:
         return _shortest_run(layout) * stored.itemsize >= LONG_RUN_BYTES
     for dimension, chunk in enumerate(stored.chunks):
+        extent = layout.bound[dimension]
+        parts = ranks_along(layout.mesh, layout.axes_of(dimension))
+        if min(parts, extent) > extent // chunk + 2:  # more parts than chunks that they begin in
+            return False
         for start, _, _ in _owners(layout, dimension):
             if start > 0 and (start + stored.first[dimension]) % chunk != 0:
                 return False
@@ -261,6 +266,11 @@ def _shortest_run(layout: Layout) -> float:
 # A rank's number is the sum of its digits times the strides of their axes. Each dimension depends
 # on the digits of some axes, so it determines a part of the number; `_first_ranks` has the part of
 # the axes on which no dimension depends. The number of a rank is the sum of all parts.
+
+
+def _copies(layout: Layout) -> int:
+    """Return how many ranks have each element."""
+    return layout.mesh.ranks // ranks_along(layout.mesh, layout.cutting_axes())
 
 
 @lru_cache(maxsize=256)

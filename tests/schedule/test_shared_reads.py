@@ -12,7 +12,14 @@ from einmpi.planner.mesh import Mesh
 from einmpi.schedule import shared_reads
 from einmpi.schedule.layout import Layout, split_further
 from einmpi.schedule.regions import indices
-from einmpi.schedule.shared_reads import Grid, SharedRead, grid_of, shared_read, suits_single_ranks
+from einmpi.schedule.shared_reads import (
+    Grid,
+    SharedRead,
+    bytes_passed_on,
+    grid_of,
+    shared_read,
+    suits_single_ranks,
+)
 
 
 @st.composite
@@ -139,3 +146,21 @@ def test_thousands_of_ranks_take_little_time():
         len(cells) == len(set(cells))
         and made.rounds * made.cells_per_round * prod(made.grid.cell) * 4096 >= 40960**2
     )
+
+
+def test_of_a_hundred_thousand_ranks_only_readers_are_looked_at(monkeypatch):
+    """They are fewer than the cells of the file, which has few chunks for so many ranks."""
+    asked = []
+
+    def counting_region(self, digits):
+        asked.append(digits)
+        return region(self, digits)
+
+    region = Layout.region
+    monkeypatch.setattr(Layout, "region", counting_region)
+    mesh = Mesh(2**17)
+    layout = Layout(mesh, (2**17, 64), (0,) * 17)
+    stored = StoredForm(8, (1024, 64), (0, 0))
+    read = shared_read(layout, stored)
+    assert bytes_passed_on(layout, stored) == (2**17 - read.grid.cells) * 64 * 8
+    assert 0 < len(asked) <= read.grid.cells <= 128
