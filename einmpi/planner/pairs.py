@@ -105,7 +105,7 @@ def _axes_of_pieces(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, ...]] | 
 def _words(graph: EinGraph, vertex: Vertex, labels: tuple[str, str], division: Division) -> int:
     """Return what moves: rows for other blocks, partial results of pairs, and pairs to their rows.
 
-    Each pair of blocks is summed once, on the diagonal and halfway around it both of its halves.
+    Each pair of blocks is summed once, but a block on the diagonal has both of its halves.
     """
     einsum = vertex.computed_einsum
     read = set()
@@ -116,16 +116,19 @@ def _words(graph: EinGraph, vertex: Vertex, labels: tuple[str, str], division: D
     distances = division.pairs
     pieces = prod(division.pieces)
     computed = vertex.elements * (division.parts * division.longest) ** 2 // division.rows**2
-    words = (pieces - 1) * computed * len(distances) // blocks
+    block = -(-computed // (2 * blocks))  # half of what all ranks have at one distance
+    halves = 1 if division.halves else 0
+    words = (pieces - 1) * block * (2 * len(distances) - halves)
     if division.pieces_first:
-        return words + computed * (blocks - len(distances)) * (pieces - 1) // (blocks * pieces)
+        away = 2 * (blocks - len(distances)) + halves
+        return words + block * away * (pieces - 1) // pieces
     operands = sum(graph[name].elements for name in read)
     words += (len(division.fetched) - 1) * operands
     in_place = {distance for distance, (first, _) in enumerate(distances) if first == 0}
     for distance, (_, second) in enumerate(distances):
         if second == 0:
             in_place.add(-distance % blocks)
-    return words + computed * (blocks - len(in_place)) // blocks
+    return words + block * (2 * (blocks - len(in_place)) + halves)
 
 
 # ---- the plan ------------------------------------------------------------------------------------

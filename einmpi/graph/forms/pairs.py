@@ -7,7 +7,7 @@ among them. So for each distance d one pair of blocks at that distance meets on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -37,8 +37,14 @@ MOST_BLOCKS = 64
 
 @cache
 def difference_cover(blocks: int) -> tuple[int, ...]:
-    """Return the fewest numbers whose differences, modulo `blocks`, are all numbers below it."""
-    return (0, *map(int, _COVERS.split(";")[blocks - 1].split()))
+    """Return the fewest numbers whose differences, modulo `blocks`, are all numbers below it.
+
+    0 is one of them, and half of an even number of blocks.
+    """
+    cover = (0, *map(int, _COVERS.split(";")[blocks - 1].split()))
+    opposite = [number for number in cover if (number + blocks // 2) % blocks in cover]
+    first = 0 if blocks % 2 else opposite[0]
+    return tuple(sorted((number - first) % blocks for number in cover))
 
 
 @cache
@@ -89,6 +95,12 @@ class Division:
         if self.pieces_first:
             return tuple((0, distance) for distance in range(self.blocks // 2 + 1))
         return pairs_by_distance(self.blocks)
+
+    @property
+    def halves(self) -> bool:
+        """Whether two ranks share each pair halfway around; if not, both compute it."""
+        is_even = self.blocks % 2 == 0
+        return is_even and prod(self.pieces) > 1 and self.longest > 1
 
     @property
     def longest(self) -> int:
@@ -229,6 +241,9 @@ class _Writer:
         fetched = self.fetched_rows()
         at_distance: dict[int, Element] = {}
         for distance, pair in enumerate(self.division.pairs):
+            if self.division.halves and 2 * distance == self.division.blocks:
+                at_distance[distance] = self.halves_of_pairs(pair, fetched)
+                continue
             product = self.pair_of_blocks(distance, pair, fetched)
             for away, first, mirrored in (
                 (distance, pair[0], False),
@@ -249,9 +264,16 @@ class _Writer:
             if first not in index:
                 continue
             element = Element(name, index)
-            labels = [self.block, *side, *_others(index, self.labels)]
+            block = self.block
+            if self.division.pieces_first:  # all that follow it, so that no index wraps around
+                block = unlike("any_block", self.einsum.labels)
+                self.extent[block] = self.division.blocks + self.division.blocks // 2
+            labels = [block, *side, *_others(index, self.labels)]
             for member in self.division.fetched:
-                where = self.division.row(self.shifted(member), pieces, place)
+                shifted = self.shifted(member)
+                if self.division.pieces_first:
+                    shifted = _modulo(Index(block), self.division.blocks)
+                where = self.division.row(shifted, pieces, place)
                 at_row = tuple(where if entry == first else entry for entry in index)
                 copy = self.added("rows", labels, Element(name, at_row))
                 found[element, member] = copy
@@ -261,28 +283,108 @@ class _Writer:
         self, distance: int, pair: tuple[int, int], fetched: Mapping[tuple[Element, int], Vertex]
     ) -> Vertex:
         """Add the vertex that computes all pairs of blocks at some distance."""
+
+        def read(element: Element, which: int) -> Element:
+            return self.of_block(fetched, element, pair[which], self.sides[which])
+
+        output = [self.block, *self.sides[0], *self.sides[1], *self.others]
+        return self.product(f"pairs_{distance}", output, read)
+
+    def halves_of_pairs(
+        self, pair: tuple[int, int], fetched: Mapping[tuple[Element, int], Vertex]
+    ) -> Element:
+        """Add the vertices for the pairs halfway around, of which two ranks have each.
+
+        A rank of the first half of the blocks computes the first half of its rows with all others;
+        one of the second half computes all of its rows with the second half of the others. These
+        are what the rank opposite lacks, transposed. Both are two quarters of a pair.
+        """
+        blocks = self.division.blocks
+        length = -(-self.division.longest // 2)
+        quarter = unlike("quarter", self.extent)
+        self.extent[quarter] = 2
+        sides = []
+        for label, side in zip(self.labels, self.sides, strict=True):
+            place = unlike(f"{label}_half", self.extent)
+            self.extent[place] = length
+            sides.append((*side[:-1], place))
+        is_second = _over(Index(self.block), blocks // 2)
+        both = call("*", is_second, Index(quarter))
+        either = call("-", call("+", is_second, Index(quarter)), both)
+        copies: dict[tuple[Element, int], Element] = {}
+
+        def read(element: Element, which: int) -> Element:
+            if (element, which) not in copies:
+                half = _times(either if which else both, length)
+                place = call("+", half, Index(sides[which][-1]))
+                place = call("minimum", place, Const(self.division.longest - 1))
+                side: tuple[str | Scalar, ...] = (*sides[which][:-1], place)
+                rows = self.of_block(fetched, element, pair[which], side)
+                labels = (self.block, quarter, *sides[which], *_others(element.index, self.labels))
+                copy = self.added("half", labels, rows)
+                copies[element, which] = Element(copy.name, labels)
+            return copies[element, which]
+
+        one, two = sides
+        output = (self.block, quarter, *one, *two, *self.others)
+        computed = self.product(f"pairs_{blocks // 2}", output, read)
+        opposite = (self.shifted(blocks // 2), quarter, *two, *one, *self.others)
+        moved = self.added("moved", output, Element(computed.name, opposite))
+        halves = []
+        index: list[str | Scalar] = []
+        for own in self.sides:
+            halves.append(_over(Index(own[-1]), length))
+            index += [*own[:-1], _modulo(Index(own[-1]), length)]
+        row_half, other_half = halves
+        more = call("*", is_second, call("-", row_half, other_half))
+        which_quarter = call("maximum", call("+", other_half, more), Const(0))
+        which_quarter = call("minimum", which_quarter, Const(1))
+        entries = (self.block, which_quarter, *index, *self.others)
+        is_own = call(
+            "where",
+            call("==", is_second, Const(0)),
+            call("==", row_half, Const(0)),
+            call("==", other_half, Const(1)),
+        )
+        whole = call("where", is_own, Element(computed.name, entries), Element(moved.name, entries))
+        plain = (self.block, *self.sides[0], *self.sides[1], *self.others)
+        return Element(self.added("halves", plain, whole).name, plain)
+
+    def of_block(
+        self,
+        fetched: Mapping[tuple[Element, int], Vertex],
+        element: Element,
+        member: int,
+        side: Sequence[str | Scalar],
+    ) -> Element:
+        """Return an element of a block of rows: the one so many places after that of a rank."""
+        index = (*side, *_others(element.index, self.labels))
+        if self.division.pieces_first:
+            after = call("+", Index(self.block), Const(member))
+            return Element(fetched[element, 0].name, (after, *index))
+        return Element(fetched[element, member].name, (self.block, *index))
+
+    def product(
+        self, stem: str, output: Sequence[str], read: Callable[[Element, int], Element]
+    ) -> Vertex:
+        """Add a vertex like the symmetric one, on what `read` gives for elements with a label.
+
+        Elements with the second label are given with the first one: only these were fetched.
+        """
         swapped = dict(zip(self.labels, reversed(self.labels), strict=True))
 
         def leaf(node: Scalar) -> Scalar:
             if not isinstance(node, Element):
                 return node
-            for label, member, side in zip(self.labels, pair, self.sides, strict=True):
-                if label in node.index:
-                    original = node
-                    if label != self.labels[0]:  # the partner of this operand was fetched
-                        index = tuple(swapped.get(str(entry), entry) for entry in node.index)
-                        original = Element(node.tensor, index)
-                    others = _others(node.index, self.labels)
-                    if member in self.division.fetched:
-                        copy = fetched[original, member]
-                        return Element(copy.name, (self.block, *side, *others))
-                    copy = fetched[original, 0]
-                    return Element(copy.name, (self.shifted(member), *side, *others))
+            if self.labels[0] in node.index:
+                return read(node, 0)
+            if self.labels[1] in node.index:
+                index = tuple(swapped.get(str(entry), entry) for entry in node.index)
+                return read(Element(node.tensor, index), 1)
             return node
 
         expression = rebuild(reopen(self.einsum, self.vertex.inputs), leaf)
-        output = [self.block, *self.sides[0], *self.sides[1], *self.others]
-        return self.added(f"pairs_{distance}", output, expression, aggregates=True)
+        return self.added(stem, output, expression, aggregates=True)
 
     def at_its_row(self, pairs: Vertex, member: int, mirrored: bool) -> Element:
         """Return what ranks have of the pairs at a distance, by the block of their first row.
