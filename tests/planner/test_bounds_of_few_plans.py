@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 
@@ -15,6 +16,7 @@ from einmpi.planner.lower_bound import pieces
 from einmpi.planner.lower_bound.pieces import (
     ALL_CUTS,
     REPEATING_NO_MORE,
+    WITHIN_MEMORY,
     known_plan,
 )
 from einmpi.planner.lower_bound.words import best_lower_bound, lower_bound_words
@@ -177,3 +179,28 @@ def test_models_with_resident_weights_are_planned_exactly(batch, sequence, ranks
     assert plan.kind == "exact"
     assert repeated_operations(plan) == 0 or plan.words_predicted == 0
     assert lower_bound_words(graph, ranks, weights) == 0
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_within_memory_is_below_the_bound_of_another(seed):
+    """Weights stay on the ranks as far as they fit."""
+    rng = random.Random(seed)
+    raised = 0
+    for _ in range(2):
+        graph, weights = layers_of(rng, rng.choice((1, 2, 3)))
+        ranks = rng.choice((2, 4, 6, 8))
+        free = make_plan(graph, ranks, Options(resident=weights))
+        plans = {}
+        for percent in (100, 80, 60, 45, 30):
+            for name in ("eindecomp", "sqrt"):
+                limit = free.peak * percent // 100
+                options = Options(name, memory=limit, resident=weights)
+                with contextlib.suppress(einmpi.InputError):
+                    plans[percent, name] = make_plan(graph, ranks, options)
+        for plan, other in itertools.product(plans.values(), plans.values()):
+            within = plan.among != WITHIN_MEMORY or other.memory <= plan.memory
+            if within and is_among(other, plan):
+                assert plan.lower_bound <= other.words_predicted
+        raised += sum(plan.among == WITHIN_MEMORY for plan in plans.values())
+    assert raised > 0

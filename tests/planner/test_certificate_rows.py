@@ -30,7 +30,7 @@ HOLDS = {
     "syrk": ("bound",),  # words only with results in pairs, but for this one
     "syrk-35": BOTH,
     "llama-resident": BOTH,
-    "llama-memory": ("words",),
+    "llama-memory": BOTH,
     "random": BOTH,
     "network": BOTH,
     "many-ranks": BOTH,

@@ -29,6 +29,9 @@ from einmpi.planner.repetition import find_layers
 MOST_VARIABLES = 64  # of a graph that is looked at as a whole, whatever its plans repeat
 VARIABLES_OF_GROUP = 16  # at least; two groups make a piece
 HALVES = 2
+# What a byte of resident inputs costs, as sixteenths of a word: from 1/16 word to 64 words.
+MEMORY_FRACTIONS = 16
+PRICES_OF_MEMORY = tuple(2**exponent for exponent in range(11))
 # What a repeated operation costs, as a fraction of a word. Of large graphs only the first is tried.
 PRICES_OF_OPERATIONS = (1024, 64)
 
@@ -208,18 +211,25 @@ def bound_by_groups(
     charges: Charges,
     plan: KnownPlan,
     work: Mapping[str, Work],
+    price_of_memory: int = 0,
 ) -> int:
-    """Return what every plan moves and pays for repeated operations, or less."""
+    """Return what every plan moves and pays for repeated operations and memory, or less.
+
+    The price is that of a byte of resident inputs, in fractions of a word.
+    """
     factored = factor(graph, resident)
     if _is_empty(factored) or any(name not in plan.parts for name in factored.number):
         return 0
     problem = PartsProblem(graph, ranks, factored, charges)
     values: list[Ints] = []
     variables = []
-    for variable in factored.variables:
+    for variable, kept in zip(factored.variables, factored.permanent, strict=True):
         values.append(np.array([plan.parts[variable.kind, variable.name]]))
         own = work.get(variable.name, FREE_WORK) if variable.kind == "vertex" else FREE_WORK
-        variables.append(PartsVariable(variable.extents, own))
+        blocks = tuple(
+            (price_of_memory * nbytes // MEMORY_FRACTIONS, symbols) for nbytes, symbols in kept
+        )
+        variables.append(PartsVariable(variable.extents, own, blocks if price_of_memory else ()))
     total = 0
     solved: dict[Piece, int] = {}
     for numbers, piece in problem.pieces(variables):

@@ -35,9 +35,12 @@ from einmpi.planner.lower_bound.parts import (
 )
 from einmpi.planner.lower_bound.pieces import (
     ALL_CUTS,
+    MEMORY_FRACTIONS,
     MOST_VARIABLES,
+    PRICES_OF_MEMORY,
     PRICES_OF_OPERATIONS,
     REPEATING_NO_MORE,
+    WITHIN_MEMORY,
     Bound,
     Charges,
     KnownPlan,
@@ -449,6 +452,14 @@ def best_lower_bound(
         together = bound_by_groups(graph, ranks, resident, charges, plan, work)
         found = Bound(max(alone, together) - repeated // divisor, REPEATING_NO_MORE)
         best = max(best, found, key=lambda bound: bound.words)
+        if plan.memory is not None and len(graph.computed) <= MOST_VARIABLES:
+            for price in PRICES_OF_MEMORY:
+                if best.words >= plan.words:
+                    break
+                paid = repeated // divisor + price * plan.memory // MEMORY_FRACTIONS
+                priced = bound_by_groups(graph, ranks, resident, charges, plan, work, price)
+                found = Bound(min(plan.words, priced - paid), WITHIN_MEMORY)
+                best = max(best, found, key=lambda bound: bound.words)
     return best
 
 
