@@ -34,7 +34,6 @@ HOLDS = {
     "random": BOTH,
     "network": BOTH,
     "many-ranks": BOTH,
-    "many-ranks-70": ("words",),
 }
 SLOW = ("random-61", "random-62", "random-63")  # seconds each
 
