@@ -19,8 +19,13 @@ X = RNG.normal(size=200)
 W = RNG.normal(size=6)
 
 
+# Ranks → into how many rows and columns of blocks they cut a matrix.
+SQUAREST = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1), 6: (3, 2), 7: (6, 1)}
+SQUAREST |= {8: (4, 2), 9: (3, 3), 64: (8, 8)}
+
+
 @pytest.mark.parametrize("ranks", range(1, 10))
-def test_a_five_point_stencil_moves_two_rows_between_neighbours(ranks):
+def test_a_five_point_stencil_moves_the_borders_of_its_blocks(ranks):
     text = (
         f"Z[i:{N - 2},j:{N - 2}] = u[i+1,j+0] + u[i+1,j+2] + u[i+0,j+1] + u[i+2,j+1]"
         " - 4 * u[i+1,j+1]"
@@ -29,8 +34,9 @@ def test_a_five_point_stencil_moves_two_rows_between_neighbours(ranks):
     inner = U[1:-1, :-2] + U[1:-1, 2:] + U[:-2, 1:-1] + U[2:, 1:-1] - 4 * U[1:-1, 1:-1]
     assert np.array_equal(outputs["Z"], inner)
     # Blocks of 39 rows and of 41 rows do not always begin at the same row.
-    least = 2 * (ranks - 1) * N * 8
-    assert least <= moved <= least + (ranks - 1) * N * 8
+    rows, columns = SQUAREST[ranks]
+    least = 2 * ((rows - 1) + (columns - 1)) * (N - 2) * 8
+    assert least <= moved <= least + 3 * ((rows - 1) + (columns - 1)) * N * 8
 
 
 @pytest.mark.parametrize("ranks", range(1, 10))
@@ -180,11 +186,17 @@ def test_values_of_matrices(case, ranks):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", range(2, 10))
 @pytest.mark.parametrize("name", ["guarded stencil", "stencil with its border first"])
-def test_a_guarded_stencil_moves_one_row_from_each_neighbour(name, ranks):
+def test_a_guarded_stencil_moves_the_borders_of_its_blocks(name, ranks):
     text, expected = MATRICES[name]
     outputs, moved = run_from_files(ranks, text, {"u": U})
     assert np.allclose(outputs["y"], expected(U), rtol=1e-13, atol=1e-13)
-    assert moved == 2 * (ranks - 1) * N * 8
+    assert moved == _borders(N, ranks) * 8
+
+
+def _borders(n, ranks):
+    """Return the elements that blocks of an n × n matrix need from beside them, and corners."""
+    rows, columns = SQUAREST[ranks]
+    return (n + 2 * (rows - 1)) * (n + 2 * (columns - 1)) - n**2
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8, 64])
@@ -193,7 +205,7 @@ def test_plans_of_large_stencils_and_convolutions(ranks):
     neighbours = "u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1]"
     text = f"y[i,j] = where({condition}, {neighbours}, u[i,j])"
     stencil = einmpi.plan(einmpi.program(text, u=(4000, 4000)), ranks)
-    assert stencil.bytes_predicted == 2 * (ranks - 1) * 4000 * 8
+    assert stencil.bytes_predicted == _borders(4000, ranks) * 8
     job = einmpi.program("y[i] = sum(x[i+k] * w[k])", x=(10**6,), w=(64,))
     window_and_weights = 63 + 64
     assert einmpi.plan(job, ranks).bytes_predicted <= (ranks - 1) * (window_and_weights + 64) * 8

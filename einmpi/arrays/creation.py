@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -343,7 +344,7 @@ class ArrayCreation(ArrayRecord):
             lambda found: f"{found.bound} {found}",
         )
         # A number is read as a vector of one element.
-        vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        vector = replace(layout, bound=layout.bound or (1,))
         block = vector.block(comm.rank)
         assert block is not None
         local = np.empty(shape(block) if layout.bound else (), dataset.dtype)

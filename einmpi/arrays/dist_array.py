@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache, wraps
 from math import prod
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -346,8 +347,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         target = Slot("after", block_extents(layout, self.own_comm.rank), self.dtype.name)
         buffers = Buffers(NumpyBackend())
         buffers.put(source, np.ascontiguousarray(self.host))
-        before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
-        after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        before = replace(self.layout, bound=self.shape or (1,))
+        after = replace(layout, bound=layout.bound or (1,))
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
         transfer(Transfer("", source, target, moves), buffers, self.own_comm)
         return self._share_origin(self._with_block(buffers[target], layout))

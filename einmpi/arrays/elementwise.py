@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -322,9 +323,7 @@ def along_axes(function: Callable[[Any], Any], array: DistArray, axes: int | Seq
             local.shape[axis] if axis in whole_axes else array.shape[axis]
             for axis in range(local.ndim)
         ]
-        return array._with_block(
-            local, Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
-        )
+        return array._with_block(local, replace(source.layout, bound=tuple(bound)))
 
     # A matrix of one rank may be singular: then all ranks raise an error.
     found = raise_alike(array.own_comm, np.linalg.LinAlgError, lambda: function(source.host))

@@ -16,7 +16,7 @@ from einmpi.arrays.record import block_extents
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.kernels.reference import as_numpy
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Extent, Mesh, shown_orders, sides
 from einmpi.schedule.layout import Layout, axes_that_cut, digits_along, rank_of
 from einmpi.schedule.regions import Runs, indices
 
@@ -64,7 +64,12 @@ def with_other_dimensions(
 ) -> Layout:
     """Return a layout for another shape. A function says what dimensions that are cut become."""
     cuts = [None if cut is None else dimension_of(cut) for cut in layout.cuts]
-    return Layout(layout.mesh, tuple(bound), tuple(cuts))
+    orders = [0] * len(bound)
+    for dimension, order in enumerate(layout.orders):
+        becomes = dimension_of(dimension) if dimension in layout.cuts else None
+        if becomes is not None:
+            orders[becomes] = order
+    return Layout(layout.mesh, tuple(bound), tuple(cuts), (), shown_orders(orders))
 
 
 def broadcast_layout(layout: Layout, bound: tuple[int, ...]) -> Layout:
@@ -161,13 +166,14 @@ def layout_cutting(source: Layout, bound: Sequence[int], dimensions: Sequence[in
             cuts.append(None)
         else:
             candidates = sorted(dimensions, key=lambda dimension: dimension != source_cut)
-            cuts.append(first_long_enough(source.mesh, bound, cuts, axis, candidates))
-    return Layout(source.mesh, tuple(bound), tuple(cuts))
+            in_orders = sides(bound, source.orders)
+            cuts.append(first_long_enough(source.mesh, in_orders, cuts, axis, candidates))
+    return Layout(source.mesh, tuple(bound), tuple(cuts), (), source.orders)
 
 
 def first_long_enough(
     mesh: Mesh,
-    bound: Sequence[int],
+    bound: Sequence[Extent],
     cuts: Sequence[int | None],
     axis: int,
     candidates: Sequence[int],

@@ -127,7 +127,7 @@ def _layout_of_reshape(array: DistArray, bound: tuple[int, ...]) -> Layout:
     source = array.layout
     if source.cutting_axes() or not source.cuts:
         return layout_for(array.own_comm, bound)
-    return Layout(source.mesh, bound, source.cuts)
+    return Layout(source.mesh, bound, source.cuts)  # which cut nothing
 
 
 # ---- dimensions: none of these moves elements ---------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
             may_be_cut = [chunk != _WHOLE for chunk in _chunk_of_each(chunks, bound)]
         lengths = [extent if may else 1 for extent, may in zip(bound, may_be_cut, strict=True)]
         layout = layout_for(comm, tuple(lengths))
-        return Layout(layout.mesh, bound, layout.cuts)
+        return replace(layout, bound=bound)
 
     @property
     def array_api(self) -> Any:
@@ -152,7 +153,7 @@ class DistArrayManager(ChunkManagerEntrypoint):  # type: ignore[misc]
             if output_dtypes and output_dtypes[place] is not None:
                 block = block.astype(output_dtypes[place])
             bound = layout.bound + block.shape[len(layout.bound) :]
-            results.append(DistArray(block, Layout(layout.mesh, bound, layout.cuts), comm))
+            results.append(DistArray(block, replace(layout, bound=bound), comm))
         return tuple(results) if len(outputs) > 1 else results[0]
 
     def map_blocks(

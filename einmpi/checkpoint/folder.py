@@ -275,6 +275,8 @@ class CheckpointFolder:
                 "shape": list(block.layout.bound),
                 "cuts": list(block.layout.cuts),
             }
+            if block.layout.orders:
+                tensor["orders"] = list(block.layout.orders)
             tensors.append(tensor)
         return {
             "format": FORMAT,

@@ -25,7 +25,7 @@ from einmpi.graph.rewrite import in_order, needed
 from einmpi.job.batches import MOST_STEPS
 from einmpi.job.loop import Loop
 from einmpi.planner.make_plan import MAX_RANKS
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import REVERSED, Mesh
 from einmpi.process.environment import UntrustedFileError, open_own_file
 from einmpi.runtime.host_memory import ALIGNMENT
 from einmpi.schedule.layout import PARTIAL, Layout
@@ -478,7 +478,11 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
             cuts.append(None if cut is None else _between(cut, PARTIAL, len(bound) - 1))
         if len(cuts) != len(mesh.factors):
             raise ValueError(name)
-        blocks[name] = Block(name, dtype, Layout(mesh, bound, tuple(cuts)))
+        axes = len(mesh.factors)
+        orders = [_between(each, REVERSED, axes) for each in tensor.get("orders", ())]
+        if len(orders) not in (0, len(bound)):
+            raise ValueError(name)
+        blocks[name] = Block(name, dtype, Layout(mesh, bound, tuple(cuts), (), tuple(orders)))
     files = []
     for size, check in data["files"]:
         files.append((_between(size, 0, 2**63), _between(check, 0, 2**32)))

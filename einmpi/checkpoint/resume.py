@@ -277,7 +277,7 @@ class LoopCheckpoints(CheckpointFolder):
         everywhere: tuple[Any, ...] = (None,) * len(plan.mesh.factors)
         tensors = {**carried, **self._kept_on(plan)}
         for name, array in tensors.items():
-            layout = Layout(plan.mesh, array.shape or (1,), array.layout.cuts)
+            layout = replace(array.layout, mesh=plan.mesh, bound=array.shape or (1,))
             blocks.append(Block(name, array.dtype.name, layout))
         histories: list[Array] = []
         for number, recorded in enumerate([*self.ended_rows, rows]):

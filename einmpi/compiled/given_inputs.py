@@ -16,10 +16,12 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset
 from einmpi.files.hdf5.datasets import find_given
 from einmpi.graph.dtypes import DTYPES, dtype_name
+from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import cupy, is_device_array
 from einmpi.kernels.reference import as_numpy, plain_array
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.orders import fixed_orders, orders_agree
 from einmpi.planner.plan import Options
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout, even_layout
@@ -226,12 +228,14 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     """
     host_arrays_stay = backend == "numpy" or options.memory is None
     layouts = {}
+    orders = {}
     everywhere = []
     loaded_ahead = []
     mesh = options.mesh
     for name, kind in kinds:
         if isinstance(kind, Layout):
             layouts[name] = kind.cuts
+            orders[name] = kind.orders
             if mesh is None:
                 mesh = kind.mesh
         elif isinstance(kind, GivenDataset):
@@ -247,6 +251,7 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         fitting=tuple(name for name in options.fitting if name not in given_names),
         pins={name: parts for name, parts in options.pins.items() if name not in layouts},
         given=layouts,
+        orders=orders,
         mesh=mesh,
         files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
         stored={name: form for name, form in options.stored.items() if name not in given_names},
@@ -260,15 +265,23 @@ def update_views(given: Mapping[str, Any]) -> None:
             array._update()
 
 
-def move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None) -> bool:
-    """Redistribute DistArrays to a mesh, by default that of the first; return whether any moved."""
+def move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None, graph: EinGraph) -> bool:
+    """Redistribute DistArrays to a mesh, by default that of the first; return whether any moved.
+
+    Where the orders of their digits do not go together in a program, those move that are not in the
+    order of the mesh.
+    """
     moved = False
+    layouts = {name: each.layout for name, each in given.items() if isinstance(each, DistArray)}
+    orders = {name: layout.orders for name, layout in layouts.items()}
+    fixed = fixed_orders({name: layout.cuts for name, layout in layouts.items()}, orders)
+    agree = orders_agree(graph, {}, fixed)
     for name, array in given.items():
         if not isinstance(array, DistArray):
             continue
         if mesh is None:
             mesh = array.layout.mesh
-        elif array.layout.mesh != mesh:
+        if array.layout.mesh != mesh or (array.layout.orders and not agree):
             given[name] = array.redistribute(even_layout(mesh, array.shape))
             moved = True
     return moved

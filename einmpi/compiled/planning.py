@@ -95,13 +95,16 @@ class Residents:
         What the first plan could not keep is not kept by the others: all have the same limit.
         """
         layouts = {}
+        orders = dict(options.orders)
         for name in names:
             if name in self.layouts and name not in options.given:
                 layouts[name] = self.layouts[name].cuts
+                orders[name] = self.layouts[name].orders
         return replace(
             options,
             mesh=self.mesh or options.mesh,
             given={**options.given, **layouts},
+            orders=orders,
             resident=tuple(name for name in options.resident if name not in layouts),
             fitting=() if self.is_decided else options.fitting,
             pins={name: parts for name, parts in options.pins.items() if name not in layouts},

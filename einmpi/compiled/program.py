@@ -49,6 +49,7 @@ from einmpi.runtime.actions import RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
+from einmpi.schedule.lower import result_layout
 from einmpi.schedule.schedule import Schedule
 from einmpi.units import counted
 
@@ -98,7 +99,7 @@ class Results:
         plan_layouts = self.layouts.setdefault(id(plan), {})
         layout = plan_layouts.get(name)
         if layout is None:
-            layout = Layout(plan.mesh, self.job.graph[name].bound, plan.layouts[name])
+            layout = result_layout(plan, name)
             plan_layouts[name] = layout
         return layout
 
@@ -433,14 +434,14 @@ class Compiled:
         carried = self.options.carry
         others = {name: array for name, array in given.items() if name not in carried}
         mesh = self.residents.mesh if self.residents.is_shared else None
-        if move_to_one_mesh(others, mesh or self.options.mesh):
+        if move_to_one_mesh(others, mesh or self.options.mesh, self.job.graph):
             given.update(others)
         kinds = tuple((name, kind_of(given[name])) for name, _ in kinds if name in others)
         plan, schedule = self.planning.ready_for(kinds)
         for name in carried:
             array = given.get(name)
             if isinstance(array, DistArray):
-                layout = Layout(plan.mesh, array.shape, plan.layouts[name])
+                layout = result_layout(plan, name)
                 given[name] = array if array.layout == layout else array.redistribute(layout)
         self.input_files.find(given, self.planning.staying(plan))
         return plan, schedule, given

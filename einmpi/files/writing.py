@@ -299,7 +299,7 @@ def assembled(
     """
     comm = array.own_comm
     dtype = array.dtype.name
-    layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)
+    layout = replace(array.layout, bound=array.shape or (1,))
     most = max(limit, min(layout.max_elements(), limit * comm.size))
     source = Slot("block", local.shape, dtype)
     buffers = Buffers(NumpyBackend())

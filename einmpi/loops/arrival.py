@@ -31,6 +31,7 @@ from einmpi.loops.stages import (
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Cost, Options, Plan, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.lower import result_layout
 from einmpi.schedule.moves import elements_between, redistributed_elements
 
 Planned = TypeVar("Planned")
@@ -47,7 +48,7 @@ def layouts_of(given: Mapping[str, Any]) -> dict[str, Layout]:
 
 def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
     """Return the layout in which steps need one of their inputs."""
-    return Layout(plan.mesh, graph[name].bound, plan.loaded(name))
+    return Layout(plan.mesh, graph[name].bound, plan.loaded(name), (), plan.orders_of(name))
 
 
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -127,7 +128,7 @@ def _bytes_moved(stages: Stages, plan: Plan, layouts_before: Mapping[str, Layout
 
 def layout_for_once(layout: Layout, plan: Plan) -> Layout:
     """Return the layout in which what is computed once gets a tensor: on the mesh of the steps."""
-    if layout.mesh == plan.mesh:
+    if layout.mesh == plan.mesh and not layout.orders:
         return layout
     return even_layout(plan.mesh, layout.bound)
 
@@ -221,17 +222,13 @@ def result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
     """Return where the last step of a loop leaves its results, under all their names."""
     found = {}
     for name, output in loop_of(job).carry.items():
-        layout = _result_layout(plan, output)
+        layout = result_layout(plan, output)
         found[name] = layout
         found[output] = layout
     for name in kept_outputs(job):
         if name in plan.graph.outputs:
-            found[name] = _result_layout(plan, name)
+            found[name] = result_layout(plan, name)
     return found
-
-
-def _result_layout(plan: Plan, name: str) -> Layout:
-    return Layout(plan.mesh, plan.graph[name].bound, plan.layouts[name])
 
 
 def once_result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
@@ -242,7 +239,7 @@ def once_result_layouts(job: Job, plan: Plan) -> dict[str, Layout]:
         return found
     for name in kept_outputs(job):
         if name not in plan.graph.outputs:
-            found[name] = _result_layout(once, name)
+            found[name] = result_layout(once, name)
     return found
 
 
@@ -314,13 +311,18 @@ def plan_loop(
     if stages is None:
         stages = stages_of(job)
     known = read_by_stages(stages, layouts_before)
-    movable = {name: layout for name, layout in known.items() if name not in computed_once}
+    movable = {}
+    for name, layout in known.items():  # what lies in another order moves
+        if name not in computed_once and not layout.orders:
+            movable[name] = layout
     of_step = step_options(options, stages)
 
     def make(staying: Mapping[str, Layout]) -> Plan:
         given = {name: layout.cuts for name, layout in staying.items()}
         mesh = next((layout.mesh for layout in staying.values()), None)
-        return make_plan(stages.step.graph, ranks, replace(of_step, given=given, mesh=mesh))
+        orders = {name: layout.orders for name, layout in staying.items()}
+        of_given = replace(of_step, given=given, orders=orders, mesh=mesh)
+        return make_plan(stages.step.graph, ranks, of_given)
 
     plan = best_planned(stages, options, movable, make, lambda found: found)
     once = None

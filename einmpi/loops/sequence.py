@@ -293,9 +293,8 @@ class LoopSequence:
         for name, saved in checkpoints.kept_results().items():
             layout = self.layouts.get(name)
             if layout is None:  # it was computed before the first step of its loop
-                mesh = saved.block.layout.mesh
-                layout = Layout(mesh, saved.shape, saved.block.layout.cuts)
-                if mesh.ranks > self.comm.size:
+                layout = replace(saved.block.layout, bound=saved.shape)
+                if layout.mesh.ranks > self.comm.size:
                     layout = even_layout(self.runs[0].plan.mesh, saved.shape)
             self.tensors[name] = checkpoints.restored(saved, layout)
         return len(checkpoints.saved.ended)

@@ -26,6 +26,7 @@ from einmpi.planner.peak_memory import is_sparse_update
 from einmpi.planner.plan import BatchPlan, Cost, LoopPlan, Options, Plan, loop_plan_of
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.schedule.layout import Layout
+from einmpi.schedule.lower import result_layout
 
 # ---- updates -------------------------------------------------------------------------------------
 #
@@ -357,8 +358,10 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     if roles_needed and roles_needed.isdisjoint(roles_found):
         strategy = DEFAULT_STRATEGY  # there is nothing here that this strategy is about
     placed = {}
+    orders = dict(options.orders)
     for name in stages.hoisted:
         placed[name] = plan.loaded(name)
+        orders[name] = plan.orders_of(name)
     can_be_pinned = inputs.union(graph.outputs).difference(placed)
     pins = {name: parts for name, parts in options.pins.items() if name in can_be_pinned}
     return replace(
@@ -366,6 +369,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         strategy=strategy,
         roles=roles,
         placed=placed,
+        orders=orders,
         mesh=plan.mesh if placed else None,
         resident=tuple(name for name in options.may_stay if name in inputs),
         fitting=(),
@@ -397,7 +401,7 @@ def with_loop(
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})
     for name in loop.kept_best:  # a copy of it
         vertex = plan.graph[name]
-        layout = Layout(plan.mesh, vertex.bound, plan.layouts[loop.carry[name]])
+        layout = result_layout(plan, loop.carry[name])
         bytes_best = layout.max_elements() * np.dtype(vertex.dtype).itemsize
         plan = replace(plan, peak=plan.peak + bytes_best)
     if batches is None or not reads_into_memory_of_plan(stages.step):

@@ -11,7 +11,9 @@ from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.machine import BYTES, Prices
+from einmpi.planner.mesh import Extent, sides
 from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.orders import NO_ORDERS, Orders
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
@@ -29,6 +31,12 @@ class Variable:
     kind: str  # "vertex" or "tensor"
     name: str
     extents: tuple[int, ...]  # of the labels or dimensions
+    orders: tuple[int, ...] = ()  # of their digits
+
+    @cached_property
+    def sides(self) -> tuple[Extent, ...]:
+        """The extents with the orders of their digits."""
+        return sides(self.extents, self.orders)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Edge:
     needed: Needed | None = None  # of the tensor, where that is not simply a block of it
     # How many equal edges of repeated layers it stands for, or steps of a recurrence.
     weight: int = 1
+    orders: tuple[int, ...] = ()  # of the digits of each dimension
 
     @property
     def ndim(self) -> int:
@@ -55,7 +64,7 @@ class Edge:
     def form(self) -> tuple[object, ...]:
         """What its costs depend on: edges of repeated layers differ in nothing else."""
         symbols = self.source_symbols, self.target_symbols
-        return self.bound, self.nbytes, self.weight, symbols, self.needed
+        return self.bound, self.nbytes, self.weight, symbols, self.needed, self.orders
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ def factor(
     tie: Mapping[str, str] | None = None,
     same_layout: Mapping[str, str] | None = None,
     prices: Prices = BYTES,
+    orders: Orders = NO_ORDERS,
 ) -> Factored:
     """Return the variables and edges of a graph.
 
@@ -106,7 +116,9 @@ def factor(
     repeated layer to the same vertex of the first layer, whose variables it shares. `same_layout`
     maps a tensor to an earlier one whose layout it has.
     """
-    builder = _Builder(graph, frozenset(resident), frozenset(pinned), tie or {}, same_layout or {})
+    builder = _Builder(
+        graph, frozenset(resident), frozenset(pinned), tie or {}, same_layout or {}, orders
+    )
     for vertex in graph.vertices:
         if vertex.einsum is not None:
             extents = tuple(extent for _, extent in vertex.einsum.extents)
@@ -145,6 +157,7 @@ class _Builder:
     pinned: frozenset[str]
     tie: Mapping[str, str]
     same_layout: Mapping[str, str]
+    orders: Orders
     variables: list[Variable] = field(default_factory=list)
     blocks: list[list[Block]] = field(default_factory=list)
     permanent: list[list[Block]] = field(default_factory=list)
@@ -175,7 +188,8 @@ class _Builder:
         number = self.number.get((kind, model))
         if number is None:
             number = len(self.variables)
-            self.variables.append(Variable(kind, vertex.name, extents))
+            orders = self.orders.get((kind, vertex.name), ())
+            self.variables.append(Variable(kind, vertex.name, extents, orders))
             self.blocks.append([])
             self.permanent.append([])
             self.operations.append(0)
@@ -233,7 +247,7 @@ class _Builder:
         if layout is None:
             self.connect(tensor, state, wanted, operand, times)
             return
-        needed = needed_of(vertex, name, tensor.bound)
+        needed = needed_of(vertex, name, tensor.bound, self.orders)
         if needed is None or vertex.inputs.index(name) == operand:
             stored = tensor_symbols(len(tensor.bound))
             self.add_edge(tensor, layout, state, stored, wanted, operand, needed, times)
@@ -278,6 +292,7 @@ class _Builder:
             target_symbols,
             operand,
             needed,
+            orders=self.orders.get(("tensor", tensor.name), ()),
         )
         self.edges[edge] = self.edges.get(edge, 0) + times
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
@@ -16,7 +16,9 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar
 from einmpi.graph.segments import used_labels
 from einmpi.planner.factor import Block
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Extent, Mesh, length_of, sides
+from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.orders import Orders
 from einmpi.planner.states import numbered
 
 # ---- sparse updates ------------------------------------------------------------------------------
@@ -203,21 +205,26 @@ def sparse_update_bytes(places: int, row_bytes: int) -> int:
     return 2 * rows_of_sparse_block(places, row_bytes) * row_bytes + 4 * places * INDEX_BYTES
 
 
-def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
+def block_bytes(
+    vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None], orders: Sequence[int] = ()
+) -> int:
     """Return the size of the largest block of a tensor.
 
     `cuts` has for each axis the dimension that it cuts, or None.
     """
-    return _block_elements(mesh, vertex.bound, tuple(cuts)) * np.dtype(vertex.dtype).itemsize
+    return (
+        _block_elements(mesh, sides(vertex.bound, orders), tuple(cuts))
+        * np.dtype(vertex.dtype).itemsize
+    )
 
 
 @lru_cache(maxsize=4096)  # layers repeat, and several orders of a graph are compared
-def _block_elements(mesh: Mesh, bound: tuple[int, ...], cuts: tuple[int | None, ...]) -> int:
+def _block_elements(mesh: Mesh, bound: tuple[Extent, ...], cuts: tuple[int | None, ...]) -> int:
     return prod(longest_shares(mesh, bound, cuts, range(len(bound))))
 
 
 def longest_shares(
-    mesh: Mesh, extents: Iterable[int], cuts: Sequence[Hashable], symbols: Iterable[Hashable]
+    mesh: Mesh, extents: Iterable[Extent], cuts: Sequence[Hashable], symbols: Iterable[Hashable]
 ) -> tuple[int, ...]:
     """Return the most indices that a rank can own of each of some labels or dimensions.
 
@@ -242,21 +249,22 @@ def bytes_of_blocks(mesh: Mesh, blocks: Sequence[Block], state: Sequence[int]) -
     return sum(nbytes // prod(mesh.parts(state, symbols)) for nbytes, symbols in blocks)
 
 
-def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
+def longest_share(mesh: Mesh, side: Extent, axes: Sequence[int]) -> int:
     """Return the most indices that a rank can own of a label cut by these axes.
 
     Exact for the first axes of a window, else an upper bound.
     """
+    extent = length_of(side)
     if not axes:
         return extent
-    window = next(group for group in mesh.windows(extent) if axes[0] in group)
+    window = next(group for group in mesh.windows(side) if axes[0] in group)
     if all(axis in window for axis in axes):
         lengths = [mesh.factors[axis] for axis in window]
         places = [window.index(axis) for axis in axes]
     else:
         # Several windows cut the label, along different digits of the same numbers. A block on its
         # way may also be cut twice along one digit, or along digits of other numbers.
-        sliced = {mesh.places(extent)[axis] for axis in axes}
+        sliced = {mesh.places(side)[axis] for axis in axes}
         finest = max(sliced, key=lambda digit: (len(digit), digit))
         lengths = list(finest)
         places = [len(digit) - 1 for digit in sliced if list(digit) == lengths[: len(digit)]]
@@ -295,6 +303,7 @@ class Cuts:
     states: Labels
     layouts: Layouts
     chains: tuple[FusedChain, ...] = ()  # vertices computed together, with tensors never whole
+    orders: Orders = field(default_factory=dict)  # of the digits of labels and dimensions
 
     @property
     def in_chains(self) -> frozenset[str]:
@@ -338,7 +347,20 @@ class Cuts:
 
     def block_bytes(self, name: str, cuts: Sequence[int | None]) -> int:
         """Return the size of the largest block of a tensor with these cuts."""
-        return block_bytes(self.graph[name], self.mesh, cuts)
+        return block_bytes(self.graph[name], self.mesh, cuts, self.orders_of(name))
+
+    def orders_of(self, name: str) -> tuple[int, ...]:
+        """Return the order of the digits of each dimension of a tensor."""
+        return self.orders.get(("tensor", name), ())
+
+    def sides(self, name: str) -> tuple[Extent, ...]:
+        """Return the labels of a vertex with the orders of their digits."""
+        extents = [extent for _, extent in self.graph[name].computed_einsum.extents]
+        return sides(extents, self.orders.get(("vertex", name), ()))
+
+    def needed(self, vertex: Vertex, name: str) -> Needed | None:
+        """Return what a vertex needs of a tensor that it reads with index arithmetic."""
+        return needed_of(vertex, name, self.graph[name].bound, self.orders)
 
     def is_partial(self, name: str) -> bool:
         """Return whether a tensor is computed as partial results: an aggregated label is cut."""

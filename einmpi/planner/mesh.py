@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,41 @@ import numpy.typing as npt
 Grouping = tuple[tuple[int, ...], ...]  # axes of a mesh, in groups
 MOST_AXES_OF_A_TABLE = 12  # of their 4,096 sets all are looked at once
 Masks = npt.NDArray[np.int64]  # sets of axes
+
+REVERSED = -1
+
+
+class Side(NamedTuple):
+    """A label or dimension whose digits are not in the order of the mesh.
+
+    Order k: axis k is the first digit, then those after it, and then the axes before it. REVERSED:
+    the last axis is the first digit.
+    """
+
+    extent: int
+    order: int
+
+
+Extent = int | Side
+
+
+def sides(extents: Sequence[int], orders: Sequence[int]) -> tuple[Extent, ...]:
+    """Return extents with their orders; missing ones are that of the mesh."""
+    found: list[Extent] = list(extents)
+    for number, order in enumerate(orders):
+        if order:
+            found[number] = Side(extents[number], order)
+    return tuple(found)
+
+
+def shown_orders(orders: Sequence[int]) -> tuple[int, ...]:
+    """Return orders as records have them: nothing if all are that of the mesh."""
+    return tuple(orders) if any(orders) else ()
+
+
+def length_of(extent: Extent) -> int:
+    """Return the number of indices."""
+    return extent.extent if isinstance(extent, Side) else extent
 
 
 @cache
@@ -78,7 +114,7 @@ class Mesh:
         """Return the digit of a rank on each axis."""
         return _digits_of_rank(rank, self.factors)
 
-    def windows(self, extent: int) -> tuple[tuple[int, ...], ...]:
+    def windows(self, extent: Extent) -> tuple[tuple[int, ...], ...]:
         """Return the windows of a label: groups of neighbouring axes whose product fits `extent`.
 
         Axes that cut a label at the same time lie in one window, or slice different digits of the
@@ -93,7 +129,7 @@ class Mesh:
         """
         return _windows(self.factors, extent)
 
-    def places(self, extent: int) -> dict[int, tuple[int, ...]]:
+    def places(self, extent: Extent) -> dict[int, tuple[int, ...]]:
         """Return for each axis of a window the digit of a label that it slices.
 
         The digit is given by the lengths of the window's axes up to this one: index i has the digit
@@ -104,11 +140,11 @@ class Mesh:
         """
         return _places(self.factors, extent)
 
-    def mixes_windows(self, extents: Sequence[int]) -> bool:
+    def mixes_windows(self, extents: Sequence[Extent]) -> bool:
         """Return whether axes of several windows can cut one of some labels together."""
         return any(_mixes_windows(self.factors, extent) for extent in extents)
 
-    def possible_parts(self, bound: Sequence[int]) -> str:
+    def possible_parts(self, bound: Sequence[Extent]) -> str:
         """Return into how many parts each dimension of a tensor can be cut, for messages."""
         lists = []
         for extent in bound:
@@ -160,11 +196,13 @@ def members_along(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cache
-def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ...]:
+def _windows(factors: tuple[int, ...], side: Extent) -> tuple[tuple[int, ...], ...]:
     windows: list[tuple[int, ...]] = []
     current: tuple[int, ...] = ()
     product = 1
-    for axis, factor in enumerate(factors):
+    extent = length_of(side)
+    for axis in _in_order(len(factors), side):
+        factor = factors[axis]
         if factor > extent:
             continue
         if product * factor > extent:
@@ -178,6 +216,16 @@ def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ..
     if len(windows) < 2:
         return tuple(windows)
     return _shared_lengths_first(factors, windows)
+
+
+def _in_order(axes: int, side: Extent) -> list[int]:
+    """Return the axes in the order of the digits that they slice."""
+    in_order = list(range(axes))
+    if isinstance(side, Side):
+        if side.order == REVERSED:
+            return in_order[::-1]
+        return in_order[side.order :] + in_order[: side.order]
+    return in_order
 
 
 def _shared_lengths_first(
@@ -199,7 +247,7 @@ def _shared_lengths_first(
 
 
 @cache
-def _places(factors: tuple[int, ...], extent: int) -> dict[int, tuple[int, ...]]:
+def _places(factors: tuple[int, ...], extent: Extent) -> dict[int, tuple[int, ...]]:
     places = {}
     for window in _windows(factors, extent):
         lengths = [factors[axis] for axis in window]
@@ -209,7 +257,7 @@ def _places(factors: tuple[int, ...], extent: int) -> dict[int, tuple[int, ...]]
 
 
 def may_cut(
-    factors: tuple[int, ...], extent: int, masks: Masks, across_windows: bool = False
+    factors: tuple[int, ...], extent: Extent, masks: Masks, across_windows: bool = False
 ) -> npt.NDArray[np.bool_]:
     """Return for sets of axes, given as bit masks, whether each may cut a label of this extent.
 
@@ -223,14 +271,14 @@ def may_cut(
 
 @cache
 def _may_cut_table(
-    factors: tuple[int, ...], extent: int, across_windows: bool
+    factors: tuple[int, ...], extent: Extent, across_windows: bool
 ) -> npt.NDArray[np.bool_]:
     """Return for every set of axes whether it may cut a label of this extent."""
     return _may_cut(factors, extent, np.arange(1 << len(factors)), across_windows)
 
 
 def _may_cut(
-    factors: tuple[int, ...], extent: int, masks: Masks, across_windows: bool
+    factors: tuple[int, ...], extent: Extent, masks: Masks, across_windows: bool
 ) -> npt.NDArray[np.bool_]:
     allowed: npt.NDArray[np.bool_] = masks == 0
     for window in _windows(factors, extent):
@@ -248,7 +296,7 @@ def _may_cut(
 
 
 def _axes_of_digits(
-    factors: tuple[int, ...], extent: int, window: tuple[int, ...]
+    factors: tuple[int, ...], extent: Extent, window: tuple[int, ...]
 ) -> list[list[int]]:
     """Return for each digit of a window the axes, of any window, that slice it."""
     places = _places(factors, extent)
@@ -259,7 +307,7 @@ def _axes_of_digits(
 
 
 @cache
-def _mixes_windows(factors: tuple[int, ...], extent: int) -> bool:
+def _mixes_windows(factors: tuple[int, ...], extent: Extent) -> bool:
     """Return whether two axes of different windows slice different digits of the same numbers."""
     windows = _windows(factors, extent)
     window_of = {axis: number for number, window in enumerate(windows) for axis in window}
@@ -312,7 +360,7 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
 # Turn the parts that a strategy asks for into a state that the axes of the mesh can hold.
 
 
-def place(mesh: Mesh, extents: Sequence[int], parts: Sequence[int]) -> tuple[int, ...]:
+def place(mesh: Mesh, extents: Sequence[Extent], parts: Sequence[int]) -> tuple[int, ...]:
     """Return a state that cuts each label into its `parts`, as far as the axes of the mesh allow.
 
     The state has one entry per axis: the number of the label that the axis cuts, or len(extents)
@@ -325,7 +373,7 @@ def place(mesh: Mesh, extents: Sequence[int], parts: Sequence[int]) -> tuple[int
 
 
 @cache
-def _place(mesh: Mesh, extents: tuple[int, ...], parts: tuple[int, ...]) -> tuple[int, ...]:
+def _place(mesh: Mesh, extents: tuple[Extent, ...], parts: tuple[int, ...]) -> tuple[int, ...]:
     cuts = [gcd(count, mesh.ranks) for count in parts]
     state = _state_with(mesh, extents, cuts)
     if state is None:
@@ -340,7 +388,9 @@ def _place(mesh: Mesh, extents: tuple[int, ...], parts: tuple[int, ...]) -> tupl
     return state
 
 
-def _state_with(mesh: Mesh, extents: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...] | None:
+def _state_with(
+    mesh: Mesh, extents: Sequence[Extent], cuts: Sequence[int]
+) -> tuple[int, ...] | None:
     """Return a state that cuts each label into just so many parts; None if there is none.
 
     The axes are given away one after another. What is known of those before is how many parts each
@@ -351,6 +401,11 @@ def _state_with(mesh: Mesh, extents: Sequence[int], cuts: Sequence[int]) -> tupl
         return None
     labels = [label for label, cut in enumerate(cuts) if cut > 1]
     windows = [mesh.windows(extents[label]) for label in labels]
+    begins = []  # for each label, the axes that are in another window than the one before
+    for windows_of_label in windows:
+        window_of = {axis: window for window in windows_of_label for axis in window}
+        pairs = itertools.pairwise(sorted(window_of))
+        begins.append({axis for before, axis in pairs if window_of[before] != window_of[axis]})
     # The parts that each label lacks → axes as bit masks: all that are used, then those of each
     # label, the last one first.
     wanted = tuple(cuts[label] for label in labels)
@@ -359,7 +414,7 @@ def _state_with(mesh: Mesh, extents: Sequence[int], cuts: Sequence[int]) -> tupl
         beginning = []  # the labels of which a window begins here
         inside = []
         for number, windows_of_label in enumerate(windows):
-            if any(axis == min(window) for window in windows_of_label):
+            if axis in begins[number]:
                 beginning.append(number)
             if any(axis in window for window in windows_of_label):
                 inside.append(number)

@@ -23,7 +23,7 @@ from einmpi.planner.memory import (
     scattered_label,
     staging,
 )
-from einmpi.planner.moving.halo import is_inside, most_needed, needed_of
+from einmpi.planner.moving.halo import is_inside, most_needed
 
 
 def bytes_at_vertices(
@@ -202,7 +202,7 @@ class _Memory:
                 new += stored[name]
                 if None in layouts[name]:
                     buffers = max(buffers, self._buffers(stored[name]))
-            needed = needed_of(vertex, name, tensor.bound)
+            needed = cut.needed(vertex, name)
             if needed is not None:
                 if vertex.inputs.index(name) != operand:
                     continue  # the first operand has brought what all of them need
@@ -304,7 +304,7 @@ def reads_where_it_writes(vertex: Vertex, operand: int) -> bool:
 def _operands_read(cut: Cuts, user: Vertex, name: str) -> list[int]:
     """Return the operands of a vertex that are an input where it is stored, not a copy of it."""
     found = []
-    needed = needed_of(user, name, cut.graph[name].bound)
+    needed = cut.needed(user, name)
     layout = cut.layouts.get(name)
     for operand, operand_name in enumerate(user.inputs):
         if operand_name != name:

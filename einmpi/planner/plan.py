@@ -181,6 +181,7 @@ class Plan(Cuts):
         parts = [str(self.graph), str(self.ranks), str(self.mesh.ranks), self.strategy]
         parts += [f"{name}:{state}" for name, state in self.states.items()]
         parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
+        parts += [f"{name}:{orders}" for name, orders in self.orders.items()]
         parts += [f"{name}: resident" for name in self.resident]
         if self.shared is not None:
             parts += [f"{name}: shared" for name in self.shared.names]
@@ -254,7 +255,7 @@ class Plan(Cuts):
     def longest_shares(self, vertex: Vertex) -> dict[str, int]:
         """Return the most indices that a rank has of each label of a vertex."""
         einsum = vertex.computed_einsum
-        extents = [extent for _, extent in einsum.extents]
+        extents = self.sides(vertex.name)
         shares = longest_shares(self.mesh, extents, self.states[vertex.name], einsum.labels)
         return dict(zip(einsum.labels, shares, strict=True))
 
@@ -376,6 +377,8 @@ class Options:
     shared: tuple[str, ...] = ()
     # output → the layout that it must have
     placed: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    # The orders of the digits of dimensions in these layouts, where they are not those of the mesh.
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # input → the output that it becomes in the next step of a loop; both have one layout
     carry: Mapping[str, str] = field(default_factory=dict)
     # Whether what is carried may be updated in place; and the outputs that must be computed before,

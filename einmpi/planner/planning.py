@@ -289,7 +289,7 @@ class Planning:
         in the options are computed again. Chains are fused where that needs no more memory.
         """
         states, layouts = self.search.named(found, problem)
-        cut = CutGraph(self.graph, self.mesh, states, layouts)
+        cut = CutGraph(self.graph, self.mesh, states, layouts, orders=self.search.orders)
         best = in_best_order(cut, self.memory, limit=0)
         if not isinstance(self.options.recompute, str):
             nbytes = self.memory.constraints(cut).nbytes
@@ -363,6 +363,7 @@ class Planning:
             strategy=self.options.strategy,
             states=cut.states,
             layouts=cut.layouts,
+            orders=cut.orders,
             bills=costs,
             peak=cut.peak,
             kind="exact" if words == bound.words else "gap",

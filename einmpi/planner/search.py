@@ -18,6 +18,7 @@ from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Mesh, groupings, place
+from einmpi.planner.orders import Orders, digit_orders, fixed_orders, orders_agree
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import (
     repeated_layers,
@@ -118,7 +119,7 @@ def improve_across_windows(
     staying = {number: best.states[number] for number in held}
     solver = replace(solver, across_windows=True, fixed={**solver.fixed, **staying})
     improved = best
-    for groups in _moves(solver.mesh, best.states, 1):
+    for groups in _moves(solver, best.states, 1):
         improved = _cheapest([improved, solver.solve(groups, improved.states, _limits(solver))])
     if best.cost - improved.cost > best.cost // 200:
         improved = _descend(solver, improved, most_axes=1 if held else 2)
@@ -240,7 +241,7 @@ def _descend(solver: Solver, best: Solution, most_axes: int = 2) -> Solution:
     free_axes = 1
     while solver.memo.cells <= budget:
         cost_before = best.cost
-        for groups in _moves(solver.mesh, best.states, free_axes):
+        for groups in _moves(solver, best.states, free_axes):
             if solver.memo.cells <= budget:
                 best = _cheapest([best, solver.solve(groups, best.states, _limits(solver))])
         saves = cost_before - best.cost > best.cost // 100
@@ -253,16 +254,20 @@ def _descend(solver: Solver, best: Solution, most_axes: int = 2) -> Solution:
     return best
 
 
-def _moves(mesh: Mesh, states: States, free_axes: int) -> Sequence[Groups]:
+def _moves(solver: Solver, states: States, free_axes: int) -> Sequence[Groups]:
     """Return the sets of one or two axes to free.
 
     Axes of equal length and level that cut everything alike are interchangeable: one of them, or
-    one pair of them, is tried.
+    one pair of them, is tried. They are not where digits have several orders: there each axis alone
+    is tried.
     """
+    mesh = solver.mesh
+    has_orders = any(variable.orders for variable in solver.problem.variables)
     alike: dict[tuple[int, ...], list[int]] = {}
     for axis, length in enumerate(mesh.factors):
         symbols = [state[axis] for state in states]
-        alike.setdefault((length, axis < mesh.node_axes, *symbols), []).append(axis)
+        which = axis if has_orders and free_axes == 1 else -1
+        alike.setdefault((length, axis < mesh.node_axes, which, *symbols), []).append(axis)
     classes = list(alike.values())
     if free_axes == 1:
         return [((axes[0],),) for axes in classes]
@@ -304,6 +309,7 @@ class CutSearch:
         self.prices = Prices.of(self.machine(), self.options.weights)
         # Variable → its state, until the others are found without a price of memory.
         self.held: dict[int, tuple[int, ...]] = {}
+        self.orders = self.digit_orders()
         self.set_up()
         self.notes: dict[str, str] = {}
         self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
@@ -312,6 +318,16 @@ class CutSearch:
         # The parts that the strategy asks for; None if it searches itself.
         self.partitionings: Mapping[str, tuple[int, ...]] | None = None
         self.prescribe()
+
+    def digit_orders(self) -> Orders:
+        """Return the orders of digits: those of layouts that are given or prescribed are kept."""
+        options = self.options
+        same = {**options.carry, **self.graph.carried}
+        fixed = fixed_orders(options.given, options.orders)
+        prescribed = {**fixed, **fixed_orders(options.placed, options.orders)}
+        if orders_agree(self.graph, same, prescribed):
+            fixed = prescribed
+        return digit_orders(self.graph, len(self.mesh.factors), same, fixed)
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""
@@ -370,7 +386,9 @@ class CutSearch:
         # An output that becomes an input of the next step has the layout of that input.
         same_layout = {output: name for name, output in self.options.carry.items()}
         same_layout.update(self.graph.carried)
-        return factor(self.graph, self.resident, self.pinned, tie, same_layout, self.prices)
+        return factor(
+            self.graph, self.resident, self.pinned, tie, same_layout, self.prices, self.orders
+        )
 
     @cached_property
     def marks(self) -> dict[str, object]:
@@ -459,9 +477,10 @@ class CutSearch:
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
         einsum = self.graph[name].computed_einsum
-        extents = [extent for _, extent in einsum.extents]
+        number = self.problem.number["vertex", name]
+        extents = self.problem.variables[number].sides
         fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
-        self.prescribed[self.problem.number["vertex", name]] = fitting
+        self.prescribed[number] = fitting
         if fitting == tuple(parts):
             return
         cuts = []
@@ -480,7 +499,7 @@ class CutSearch:
         states = []
         for number, variable in enumerate(self.problem.variables):
             uncut = (1,) * len(variable.extents)
-            states.append(place(self.mesh, variable.extents, parts.get(number, uncut)))
+            states.append(place(self.mesh, variable.sides, parts.get(number, uncut)))
         return states
 
     def started(self, start: Cuts) -> States:
@@ -569,7 +588,7 @@ class CutSearch:
     def may_cut_across_windows(self) -> bool:
         """Whether axes of several windows can cut a label, where the planner chooses the cuts."""
         variables = self.problem.variables
-        can_mix = any(self.mesh.mixes_windows(variable.extents) for variable in variables)
+        can_mix = any(self.mesh.mixes_windows(variable.sides) for variable in variables)
         return self.is_default and can_mix
 
     def repeats_work(self, states: States, price: int) -> bool:
@@ -590,7 +609,7 @@ class CutSearch:
         raise InputError(
             self.options.pin_place(name),
             f"{name} cannot be cut {parts} over {ranks}",
-            self.mesh.possible_parts(self.graph[name].bound),
+            self.mesh.possible_parts(self.problem.variables[variable].sides),
         )
 
     def named(

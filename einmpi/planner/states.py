@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.mesh import Mesh, may_cut
+from einmpi.planner.mesh import Extent, Mesh, may_cut
 
 Symbols = npt.NDArray[np.int64]  # a row for each choice, a column for each group of axes
 
@@ -80,7 +80,7 @@ def symbols_to_cut(
 
 def choices(
     mesh: Mesh,
-    extents: Sequence[int],
+    extents: Sequence[Extent],
     groups: Sequence[Sequence[int]],
     current: Sequence[int],
     symbols: Sequence[int],

@@ -19,6 +19,7 @@ from einmpi.errors import printable
 from einmpi.files.atomic import replace_file
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.job.batches import PREFIX as VALIDATION
+from einmpi.planner.mesh import sides
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, loops_of
@@ -47,18 +48,20 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
     works out the blocks from this as schedule/regions.py does; a test compares the two.
     """
     tensors = []
+    windows: dict[str, Any] = {}  # of each extent with an order of its digits
     for vertex in plan.graph.vertices:
         layouts = []
         for cuts, use in layouts_of(plan, vertex.name).items():
             layouts.append([_use_text(use), *cuts])
         dimensions = _dimensions(plan.graph, vertex)
-        tensors.append([vertex.name, vertex.dtype, vertex.bound, dimensions, layouts])
-    extents: set[int] = set()
-    for vertex in plan.graph.vertices:
-        extents.update(vertex.bound)
+        in_orders = sides(vertex.bound, plan.orders_of(vertex.name))
+        for side in in_orders:
+            windows[str(side)] = plan.mesh.windows(side)
+        own_windows = [str(side) for side in in_orders]
+        tensors.append([vertex.name, vertex.dtype, vertex.bound, dimensions, layouts, own_windows])
     return {
         "mesh": plan.mesh.factors,
-        "windows": {str(extent): plan.mesh.windows(extent) for extent in sorted(extents)},
+        "windows": windows,
         "tensors": tensors,
     }
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.planner.memory import longest_share
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Extent, Mesh, sides
 from einmpi.schedule.regions import Region, Runs, length, shape, share, split
 from einmpi.units import counted
 
@@ -30,12 +30,19 @@ class Layout:
     """How a tensor is distributed over the ranks of a mesh.
 
     `splits` are (axis, dimension) pairs: axes that divide further what the cuts leave on a rank.
+    `orders` are those of the digits of dimensions, where they are not all that of the mesh.
     """
 
     mesh: Mesh
     bound: tuple[int, ...]
     cuts: Cuts
     splits: tuple[tuple[int, int], ...] = ()
+    orders: tuple[int, ...] = ()
+
+    @cached_property
+    def sides(self) -> tuple[Extent, ...]:
+        """The extents with the orders of their digits."""
+        return sides(self.bound, self.orders)
 
     def __str__(self) -> str:
         """Return text such as [4,2] on 8 ranks."""
@@ -46,7 +53,7 @@ class Layout:
         """Return the indices of a dimension that the rank with these digits holds."""
         cutting, splitting = self._axes[dimension]
         found = share(
-            self.mesh, self.bound[dimension], tuple([(axis, digits[axis]) for axis in cutting])
+            self.mesh, self.sides[dimension], tuple([(axis, digits[axis]) for axis in cutting])
         )
         if not splitting:
             return found
@@ -68,7 +75,7 @@ class Layout:
             for changed in digits_along(self.mesh, axes, digits):
                 yield self.runs(dimension, changed)
             return
-        found = share(self.mesh, self.bound[dimension], tuple((a, digits[a]) for a in cutting))
+        found = share(self.mesh, self.sides[dimension], tuple((a, digits[a]) for a in cutting))
         pieces = ranks_along(self.mesh, splitting)
         count = length(found)
         with_indices = list(range(pieces))
@@ -131,7 +138,7 @@ class Layout:
     def max_extent(self, dimension: int) -> int:
         """Return a bound on the indices of a dimension on a rank, equal for all ranks."""
         cutting, splitting = self._axes[dimension]
-        longest = longest_share(self.mesh, self.bound[dimension], cutting)
+        longest = longest_share(self.mesh, self.sides[dimension], cutting)
         return -(-longest // ranks_along(self.mesh, splitting))
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
@@ -199,6 +206,7 @@ def split_further(
     cuts: Cuts,
     axes: Sequence[int],
     recut: Collection[int] = (),
+    orders: tuple[int, ...] = (),
 ) -> Layout:
     """Return the layout `cuts` with its blocks divided over `axes` too, into equal pieces.
 
@@ -229,7 +237,7 @@ def split_further(
             chosen = left.index(max(left))
         left[chosen] //= factor
         splits.append((axis, chosen))
-    return Layout(mesh, bound, cuts, tuple(splits))
+    return Layout(mesh, bound, cuts, tuple(splits), orders)
 
 
 def even_layout(mesh: Mesh, bound: tuple[int, ...]) -> Layout:

@@ -11,8 +11,8 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.memory import FusedChain
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.mesh import Extent, Mesh
+from einmpi.planner.moving.halo import Needed
 from einmpi.planner.plan import Plan
 from einmpi.schedule.compute import Compute, Kernel, fused
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
@@ -79,22 +79,28 @@ def arrival_layout(plan: Plan, name: str) -> Layout:
     bound = plan.graph[name].bound or (1,)
     cuts = plan.loaded(name)
     if name in plan.resident:
-        return Layout(plan.mesh, bound, cuts)
-    return _pieces(plan.mesh, bound, cuts)
+        return _layout(plan.mesh, bound, cuts, plan.orders_of(name))
+    return _pieces(plan.mesh, bound, cuts, plan.orders_of(name))
+
+
+def result_layout(plan: Plan, name: str) -> Layout:
+    """Return which rank has which elements of a tensor in the layout that the plan gives it."""
+    bound = plan.graph[name].bound
+    return Layout(plan.mesh, bound, plan.layouts[name], (), plan.orders_of(name))
 
 
 # All ranks have the same layouts. A process that lowers a plan for many ranks makes them once.
 
 
 @lru_cache(maxsize=1024)
-def _layout(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts) -> Layout:
-    return Layout(mesh, bound, cuts)
+def _layout(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, orders: tuple[int, ...]) -> Layout:
+    return Layout(mesh, bound, cuts, (), orders)
 
 
 @lru_cache(maxsize=1024)
-def _pieces(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts) -> Layout:
+def _pieces(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, orders: tuple[int, ...]) -> Layout:
     """Return the layout of a tensor whose replicas have different pieces of it."""
-    return split_further(mesh, bound, cuts, axes_that_cut(cuts, None))
+    return split_further(mesh, bound, cuts, axes_that_cut(cuts, None), orders=orders)
 
 
 def vertices_while_dropped(plan: Plan) -> frozenset[str]:
@@ -125,6 +131,10 @@ def vertices_while_dropped(plan: Plan) -> frozenset[str]:
     return frozenset(names)
 
 
+# Extents of a tensor and the orders of their digits.
+_Kind = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass
 class _Lowering:
     """Collects the steps of one rank, vertex by vertex."""
@@ -137,12 +147,12 @@ class _Lowering:
     # The slot of each tensor so far, and the layout in which the tensor is there.
     stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)
     # Layers repeat: blocks and moves are worked out once and used again.
-    blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
-    load_moves: dict[tuple[tuple[int, ...], Cuts], list[Moves]] = field(default_factory=dict)
+    blocks: dict[tuple[_Kind, Cuts], Region] = field(default_factory=dict)
+    load_moves: dict[tuple[_Kind, Cuts], list[Moves]] = field(default_factory=dict)
     halos: dict[tuple[Needed, Cuts, tuple[str | None, ...]], tuple[Moves | None, Region]] = field(
         default_factory=dict
     )
-    moves: dict[tuple[tuple[int, ...], Cuts, Cuts], tuple[list[Moves], list[Moves]]] = field(
+    moves: dict[tuple[_Kind, Cuts, Cuts], tuple[list[Moves], list[Moves]]] = field(
         default_factory=dict
     )
 
@@ -168,13 +178,17 @@ class _Lowering:
                 self.lower_chain(chain)
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
-        return _layout(self.plan.mesh, vertex.bound or (1,), cuts)
+        return _layout(self.plan.mesh, vertex.bound or (1,), cuts, self.plan.orders_of(vertex.name))
+
+    def kind(self, vertex: Vertex) -> _Kind:
+        """Return what the blocks of a tensor depend on, besides its cuts."""
+        return vertex.bound, self.plan.orders_of(vertex.name)
 
     def block(self, vertex: Vertex, cuts: Cuts) -> Region:
         """Return the elements of a tensor that this rank holds."""
         if not vertex.bound:
             return ()
-        key = vertex.bound, cuts
+        key = self.kind(vertex), cuts
         if key not in self.blocks:
             self.blocks[key] = self.layout(vertex, cuts).region(self.plan.mesh.digits(self.rank))
         return self.blocks[key]
@@ -197,13 +211,13 @@ class _Lowering:
             self.steps.append(Load(vertex.name, slot, block, place, wanted, True, overwritten))
             return
         replicated = axes_that_cut(cuts, None)
-        pieces = _pieces(self.plan.mesh, wanted.bound, cuts)
+        pieces = _pieces(self.plan.mesh, wanted.bound, cuts, wanted.orders)
         piece = pieces.region(digits)
         place = tuple(map(locate, piece, block))
         self.steps.append(Load(vertex.name, slot, piece, place, pieces))
         if not replicated:
             return
-        key = vertex.bound, cuts
+        key = self.kind(vertex), cuts
         if key not in self.load_moves:
             first, *others = exchanges(wanted, pieces, wanted, self.rank)
             self.load_moves[key] = [replace(first, own=None), *others]
@@ -294,7 +308,7 @@ class _Lowering:
         for operand, name in enumerate(vertex.inputs):
             if vertex.is_fixed(graph[name]) != fixed:
                 continue
-            needed = needed_of(vertex, name, graph[name].bound)
+            needed = self.plan.needed(vertex, name)
             if needed is None:
                 found[operand] = self.operand(vertex, operand), None
                 continue
@@ -386,11 +400,11 @@ class _Lowering:
         slot, source = self.stored[vertex.name]
         if source == target:
             return slot
-        key = vertex.bound, source, target
+        key = self.kind(vertex), source, target
         if key not in self.moves:
             have = self.layout(vertex, source)
             want = self.layout(vertex, target)
-            middle = middle_layout(self.plan.mesh, have.bound, source, target)
+            middle = middle_layout(self.plan.mesh, have.bound, source, target, have.orders)
             self.moves[key] = (
                 reductions(have, middle, self.rank),
                 exchanges(have, middle, want, self.rank, stored=PARTIAL not in source),
@@ -420,7 +434,8 @@ class _Lowering:
 
         `regions` are those parts of the operands with index arithmetic that are in their slots.
         """
-        runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
+        sides = zip(einsum.labels, self.plan.sides(vertex.name), strict=True)
+        runs = {label: self.share_of(label, side, state) for label, side in sides}
         extents = tuple((label, length(runs[label])) for label in einsum.labels)
         # Where a label is used as a number, the kernel must know the indices of its positions.
         index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
@@ -450,8 +465,8 @@ class _Lowering:
             vertex.located_name,
         )
 
-    def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
+    def share_of(self, label: str, side: Extent, state: Sequence[str | None]) -> Runs:
         """Return the indices of a label that this rank computes with."""
         digits = self.plan.mesh.digits(self.rank)
         cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(state) if cut == label)
-        return share(self.plan.mesh, extent, cuts)
+        return share(self.plan.mesh, side, cuts)

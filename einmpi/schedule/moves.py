@@ -56,7 +56,13 @@ class Blocks(Protocol):
 
 
 @lru_cache(maxsize=1024)
-def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
+def middle_layout(
+    mesh: Mesh,
+    bound: tuple[int, ...],
+    source: Cuts,
+    target: Cuts,
+    orders: tuple[int, ...] = (),
+) -> Layout:
     """Return where the elements are once partial results are aggregated.
 
     An axis that cuts nothing in the source, or has partial results, cuts what it cuts in the
@@ -87,7 +93,7 @@ def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts
                 useful = replicas_help or moves_between
             if useful:
                 replica_axes.append(axis)
-    return split_further(mesh, bound, tuple(cuts), partial_axes + replica_axes, recut)
+    return split_further(mesh, bound, tuple(cuts), partial_axes + replica_axes, recut, orders)
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:

@@ -191,7 +191,13 @@ def _reversed(layout: Layout) -> Layout:
         else:
             cuts.append(last - cut)
     splits = tuple((axis, last - dimension) for axis, dimension in layout.splits)
-    return replace(layout, bound=layout.bound[::-1], cuts=tuple(cuts), splits=splits)
+    return replace(
+        layout,
+        bound=layout.bound[::-1],
+        cuts=tuple(cuts),
+        splits=splits,
+        orders=layout.orders[::-1],
+    )
 
 
 def bytes_passed_on(layout: Layout, stored: StoredForm) -> int:

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import REVERSED, Mesh, sides
 from einmpi.schedule.layout import Layout
 
 
@@ -18,17 +18,21 @@ def numbered(shape):
 
 
 def draw_layout(data, ranks, shape):
-    """Draw any layout of a tensor: each axis of the mesh cuts a dimension or none."""
+    """Draw any layout of a tensor: each axis of the mesh cuts a dimension or none, in any order."""
     mesh = Mesh(ranks)
     cuts = []
+    orders = ()
+    if mesh.factors and data.draw(st.booleans()):
+        possible_orders = st.integers(REVERSED, len(mesh.factors) - 1)
+        orders = tuple(data.draw(possible_orders) for _ in shape)
     for axis in range(len(mesh.factors)):
         possible = [None]
-        for dimension, extent in enumerate(shape):
+        for dimension, extent in enumerate(sides(shape, orders)):
             axes = {axis, *(number for number, cut in enumerate(cuts) if cut == dimension)}
             if any(axes <= set(window) for window in mesh.windows(extent)):
                 possible.append(dimension)
         cuts.append(data.draw(st.sampled_from(possible)))
-    return Layout(mesh, shape, tuple(cuts))
+    return Layout(mesh, shape, tuple(cuts), (), orders)
 
 
 def check(ranks, whole, layout, function):

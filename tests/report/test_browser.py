@@ -277,7 +277,7 @@ def test_it_fits_a_phone(page):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("chain", 12), ("attention", 16), ("shortest_path", 7)]
+    ("name", "ranks"), [("chain", 12), ("attention", 16), ("shortest_path", 7), ("heat", 12)]
 )
 def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name, ranks):
     """The script computes who holds what itself; a run uses the same regions."""
@@ -293,9 +293,8 @@ def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name
             for holders, ranges in blocks:
                 for rank in holders:
                     held[rank].add(tuple(map(tuple, ranges)))
-            layout = Layout(
-                plan.mesh, vertex.bound, tuple(None if cut < 0 else cut for cut in cuts)
-            )
+            kept = tuple(None if cut < 0 else cut for cut in cuts)
+            layout = Layout(plan.mesh, vertex.bound, kept, (), plan.orders_of(vertex.name))
             for rank, found in held.items():
                 assert found == set(product(*layout.block(rank))), (vertex.name, cuts, rank)
             assert PARTIAL not in cuts or not vertex.is_input

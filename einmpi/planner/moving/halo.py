@@ -18,7 +18,8 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
-from einmpi.planner.mesh import Mesh, members_along
+from einmpi.planner.mesh import Extent, Mesh, length_of, members_along, sides
+from einmpi.planner.orders import NO_ORDERS, Orders
 from einmpi.planner.states import named
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def length(runs: Runs) -> int:
 
 
 @lru_cache(maxsize=65536)
-def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
+def share(mesh: Mesh, side: Extent, cuts: tuple[tuple[int, int], ...]) -> Runs:
     """Return the indices of a label that belong to the given digits of a rank.
 
     `cuts` are the (axis, digit) pairs of the axes that cut the label. Example: on the mesh of
@@ -63,7 +64,8 @@ def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
     selects the blocks with the second digit 1: ((2, 4), (6, 8), (10, 12)).
     """
     found: Runs | None = None
-    for window in mesh.windows(extent):
+    extent = length_of(side)
+    for window in mesh.windows(side):
         digits = tuple((axis, value) for axis, value in cuts if axis in window)
         if digits:
             # The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
@@ -93,14 +95,15 @@ def _runs_of_blocks(
 
 
 @lru_cache(maxsize=4096)
-def indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
+def indices_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     """Return how many indices of a dimension have each combination of digits on some axes.
 
     On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
     axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
     """
+    extent = length_of(side)
     window_of = {}
-    for window in mesh.windows(extent):
+    for window in mesh.windows(side):
         for axis in window:
             window_of[axis] = window
     blocks_of = {}  # axis → fine blocks that its window divides the dimension into
@@ -175,15 +178,29 @@ class Needed:
     bound: tuple[int, ...]  # of the tensor
     indices: tuple[IndexEntries, ...]
     extents: tuple[tuple[str, int], ...]  # of all labels of the vertex
+    orders: tuple[int, ...] = ()  # of the dimensions
+    label_orders: tuple[int, ...] = ()
 
     # The search asks very often; expressions are slow to hash and to go through.
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.bound, self.indices, self.extents))
+        return hash((self.bound, self.indices, self.extents, self.orders, self.label_orders))
 
     def __hash__(self) -> int:
         return self._hash
+
+    @cached_property
+    def sides(self) -> tuple[Extent, ...]:
+        """The extents of the dimensions with the orders of their digits."""
+        return sides(self.bound, self.orders)
+
+    @cached_property
+    def side_of(self) -> Mapping[str, Extent]:
+        """The same of the labels."""
+        extents = [extent for _, extent in self.extents]
+        labels = [label for label, _ in self.extents]
+        return dict(zip(labels, sides(extents, self.label_orders), strict=True))
 
     @cached_property
     def _dimensions(self) -> tuple[_Dimension, ...]:
@@ -255,7 +272,9 @@ def _first_to_last(runs: Sequence[tuple[int, int]], has_gap: bool) -> Runs:
     return ((first, end),)
 
 
-def needed_of(vertex: Vertex, name: str, bound: tuple[int, ...]) -> Needed | None:
+def needed_of(
+    vertex: Vertex, name: str, bound: tuple[int, ...], orders: Orders = NO_ORDERS
+) -> Needed | None:
     """Return what a vertex needs of a tensor; None if that is a block for each operand.
 
     It is no block if an index is arithmetic. Then all operands that read the tensor share what is
@@ -268,7 +287,9 @@ def needed_of(vertex: Vertex, name: str, bound: tuple[int, ...]) -> Needed | Non
     if not any(einsum.has_arithmetic(operand) for operand in operands):
         return None
     indices = tuple(einsum.operands[operand] for operand in operands)
-    return Needed(bound, indices, einsum.extents)
+    of_tensor = orders.get(("tensor", name), ())
+    of_labels = orders.get(("vertex", vertex.name), ())
+    return Needed(bound, indices, einsum.extents, of_tensor, of_labels)
 
 
 def shares_of(
@@ -276,11 +297,10 @@ def shares_of(
 ) -> dict[str, Runs]:
     """Return the share of each label of a dimension that the rank with these digits has."""
     cutting = dict(axes)
-    extent = dict(needed.extents)
     shares = {}
     for label in needed.labels(dimension):
         cuts = tuple((axis, digits[axis]) for axis in cutting.get(label, ()))
-        shares[label] = share(mesh, extent[label], cuts)
+        shares[label] = share(mesh, needed.side_of[label], cuts)
     return shares
 
 
@@ -319,7 +339,7 @@ def _is_dimension_inside(
     for digits in _all_digits(mesh, relevant):
         wanted = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
         cuts = tuple((axis, digits[axis]) for axis in cutting)
-        stored = share(mesh, needed.bound[dimension], cuts)
+        stored = share(mesh, needed.sides[dimension], cuts)
         if intersect(wanted, stored) != wanted:
             return False
         if not needed.is_plain(dimension) and len(stored) != 1:
@@ -367,7 +387,7 @@ def _needed_lengths(
     """Return how many indices of a dimension each of some ranks needs."""
     if needed.is_plain(dimension):
         (label,) = needed.labels(dimension)
-        return _share_lengths(mesh, dict(needed.extents)[label], dict(axes).get(label, ()), ranks)
+        return _share_lengths(mesh, needed.side_of[label], dict(axes).get(label, ()), ranks)
     lengths = np.empty(len(ranks), np.int64)
     for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
         lengths[places] = length(runs)
@@ -400,7 +420,7 @@ def _kept_counts(
     `axes` cut the labels of the vertex, `sources` the dimension where the tensor is stored.
     """
     if needed.is_plain(dimension):
-        return _kept_of_label(mesh, needed.bound[dimension], axes, sources, ranks)
+        return _kept_of_label(mesh, needed.sides[dimension], axes, sources, ranks)
     # The starts and the stops of the runs that are needed, as [0 or 1, run, axes, rank].
     ends = _ends_of_runs(
         [_needed_runs(mesh, needed, dimension, each, ranks) for each in axes], len(ranks)
@@ -409,7 +429,7 @@ def _kept_counts(
     for row, source in enumerate(sources):
         for digits, places in _places_by_digits(mesh, ranks, source):
             cuts = tuple([(axis, digits[axis]) for axis in source])
-            stored = share(mesh, needed.bound[dimension], cuts)
+            stored = share(mesh, needed.sides[dimension], cuts)
             below = _count_below(stored, ends[:, :, :, places])
             table[row][:, places] = (below[1] - below[0]).sum(axis=0)
     return table
@@ -431,7 +451,7 @@ def _ends_of_runs(needed_runs: Sequence[Sequence[tuple[Runs, list[int]]]], ranks
 
 def _kept_of_label(
     mesh: Mesh,
-    extent: int,
+    extent: Extent,
     axes: Sequence[LabelAxes],
     sources: Sequence[Axes],
     ranks: tuple[int, ...],
@@ -447,7 +467,7 @@ def _kept_of_label(
 
 
 @lru_cache(maxsize=4096)
-def _share_lengths(mesh: Mesh, extent: int, axes: Axes, ranks: tuple[int, ...]) -> Ints:
+def _share_lengths(mesh: Mesh, extent: Extent, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return how many indices of a label that these axes cut each of some ranks has."""
     combination = np.zeros(len(ranks), np.int64)
     for axis in axes:

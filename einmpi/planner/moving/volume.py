@@ -14,7 +14,7 @@ import numpy.typing as npt
 from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Extent, Mesh, sides
 from einmpi.planner.moving.halo import (
     HALO_NEIGHBOURS,
     Needed,
@@ -210,7 +210,7 @@ def _among_neighbours(total: Any, between: Any) -> Flow:
 
 
 @lru_cache(maxsize=65536)
-def kept_elements(mesh: Mesh, bound: tuple[int, ...], turns: tuple[Turn, ...]) -> int:
+def kept_elements(mesh: Mesh, bound: tuple[Extent, ...], turns: tuple[Turn, ...]) -> int:
     """Return the elements that stay on their rank when axes turn.
 
     A turn is (axis, the dimension it cuts before, the dimension it cuts after). An element stays
@@ -227,7 +227,7 @@ def kept_elements(mesh: Mesh, bound: tuple[int, ...], turns: tuple[Turn, ...]) -
 
 
 def kept_elements_table(
-    mesh: Mesh, bound: tuple[int, ...], axes: int, sources: Ints, targets: Ints
+    mesh: Mesh, bound: tuple[Extent, ...], axes: int, sources: Ints, targets: Ints
 ) -> Ints:
     """Return `kept_elements` for all pairs of layouts, by the first `axes` axes alone."""
     ndim = len(bound)
@@ -279,7 +279,7 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
         return traffic(mesh, edge.bound, None, targets)
     sources = tuple([edge.source_symbols[symbol] for symbol in cuts[0]])
     if edge.needed is None:
-        return traffic(mesh, edge.bound, sources, targets)
+        return traffic(mesh, edge.bound, sources, targets, orders=edge.orders)
     return traffic(mesh, edge.bound, sources, tuple(cuts[-1]), edge.needed)
 
 
@@ -290,6 +290,7 @@ def traffic(
     sources: tuple[int, ...] | None,
     targets: tuple[int, ...],
     needed: Needed | None = None,
+    orders: tuple[int, ...] = (),
 ) -> Traffic:
     """Return what a tensor moves, given the symbols of each axis before, if any, and after."""
     combined = crossing_combined = 0
@@ -307,8 +308,10 @@ def traffic(
         else:
             turns = _turns(bound, sources, targets)
             on_nodes = [turn for turn in turns if turn[0] < mesh.node_axes]
-            kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
-            kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(on_nodes))
+            kept = every.replicas * kept_elements(mesh, sides(bound, orders), tuple(turns))
+            kept_on_nodes = between.replicas * kept_elements(
+                mesh, sides(bound, orders), tuple(on_nodes)
+            )
             flow = computed_flow(every, between, elements, kept, kept_on_nodes)
             combined = min(int(flow.total), (every.partials - 1) * elements)
             crossing_combined = min(int(flow.between), (between.partials - 1) * elements)
@@ -380,7 +383,7 @@ def edges_of_plan(cut: Cuts, resident: Collection[str]) -> Iterator[EdgeOfPlan]:
 
     The symbols of the source come first, if there is a source.
     """
-    problem = factor(cut.graph, resident, cut.layouts)
+    problem = factor(cut.graph, resident, cut.layouts, orders=cut.orders)
     for edge in problem.edges:
         target = problem.variables[edge.target]
         cuts = [cut.symbols(target.kind, target.name)]

@@ -24,8 +24,8 @@ from einmpi.planner.memory import (
     on_a_rank,
     stage_of,
 )
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import is_inside, most_needed_bound, needed_of
+from einmpi.planner.mesh import Mesh, sides
+from einmpi.planner.moving.halo import is_inside, most_needed_bound
 from einmpi.planner.peak_memory import (
     blocked_products,
     bytes_at_vertices,
@@ -78,12 +78,14 @@ def _bound_of_operand(cut: Cuts, vertex: Vertex, name: str) -> tuple[int, ...]:
     """
     bound = cut.graph[name].bound
     state = cut.states[vertex.name]
-    needed = needed_of(vertex, name, bound)
+    needed = cut.needed(vertex, name)
     if needed is None:
         return bound
     if not is_inside(cut.mesh, needed, cut.layouts[name], state):
         return most_needed_bound(cut.mesh, needed, state)
-    return longest_shares(cut.mesh, bound, cut.layouts[name], range(len(bound)))
+    return longest_shares(
+        cut.mesh, sides(bound, cut.orders_of(name)), cut.layouts[name], range(len(bound))
+    )
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ def _choices(search: CutSearch, number: int) -> Iterator[_Choice]:
     seen = set()
     for state in _states(search, number):
         symbols = range(len(variable.extents))
-        shares = longest_shares(search.mesh, variable.extents, state, symbols)
+        shares = longest_shares(search.mesh, variable.sides, state, symbols)
         if shares not in seen:
             seen.add(shares)
             piece, staying = _needs(search, variable, state)
@@ -345,11 +347,13 @@ def _needs(search: CutSearch, variable: Variable, state: tuple[int, ...]) -> tup
     if variable.kind == "tensor":
         if vertex.name not in search.resident:
             return 0, 0
-        return 0, block_bytes(vertex, mesh, named(state, range(len(variable.extents))))
+        return 0, block_bytes(
+            vertex, mesh, named(state, range(len(variable.extents))), variable.orders
+        )
     labels = named(state, vertex.computed_einsum.labels)
     whole: tuple[None, ...] = (None,) * len(mesh.factors)
     layouts = dict.fromkeys(vertex.inputs, whole)
-    cut_vertex = Cuts(search.graph, mesh, {vertex.name: labels}, layouts)
+    cut_vertex = Cuts(search.graph, mesh, {vertex.name: labels}, layouts, orders=search.orders)
     staying = 0
     for operand, name in enumerate(vertex.inputs):
         if name in search.resident and ("tensor", name) not in search.problem.number:

@@ -57,13 +57,25 @@ def with_copies(cut: CutGraph, splits: Mapping[str, int], nbytes: Mapping[str, i
     states = dict(cut.states)
     layouts = dict(cut.layouts)
     copies = dict(cut.copies)
+    orders = dict(cut.orders)
     for name, own_name in copy_of.items():
         copies[own_name] = name
+        for kind in ("vertex", "tensor"):
+            if (kind, name) in orders:
+                orders[kind, own_name] = orders[kind, name]
         states[own_name] = states[name]
         if name in layouts:
             layouts[own_name] = layouts[name]
     dropped = (*cut.dropped, *splits)
-    cut = replace(cut, graph=graph, states=states, layouts=layouts, dropped=dropped, copies=copies)
+    cut = replace(
+        cut,
+        graph=graph,
+        states=states,
+        layouts=layouts,
+        orders=orders,
+        dropped=dropped,
+        copies=copies,
+    )
     # Tensors that had one reader have two now: a vertex and its copy, which need the same layout.
     for copy in copies:
         for operand, name in enumerate(graph[copy].inputs):

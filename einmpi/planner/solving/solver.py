@@ -18,7 +18,7 @@ from einmpi.planner.machine import (
     OPERATIONS_OF_A_MESSAGE,
     Prices,
 )
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import Mesh, sides
 from einmpi.planner.moving.halo import MOST_RANKS_COUNTED
 from einmpi.planner.moving.volume import (
     NO_AXES,
@@ -265,17 +265,18 @@ class Solver:
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
         """Return the choices of a variable; equal ones are the same object."""
         extents = self.problem.variables[variable].extents
+        with_orders = self.problem.variables[variable].sides
         prescribed = self.prescribed.get(variable)
         fixed = self.fixed.get(variable)
         symbols = symbols_to_cut(extents, state, prescribed)
         staying = move.staying_symbols(state)
         # A tensor that is given may lie as another plan has left it.
         across = self.across_windows or fixed is not None
-        across = across and self.mesh.mixes_windows(extents)
-        key = ("rows", extents, move.groups, staying, symbols, prescribed, fixed, across)
+        across = across and self.mesh.mixes_windows(with_orders)
+        key = ("rows", with_orders, move.groups, staying, symbols, prescribed, fixed, across)
         rows = self.cache.get(key)
         if rows is None:
-            rows = choices(self.mesh, extents, move.groups, state, symbols, across)
+            rows = choices(self.mesh, with_orders, move.groups, state, symbols, across)
             if prescribed is not None:
                 parts = move.parts(rows, len(extents), state)
                 as_prescribed = (parts[:, :-1] == np.array(prescribed, np.int64)).all(axis=1)
@@ -419,7 +420,9 @@ class Solver:
             share = overlap_share(products, ranks, edge.nbytes // self.unit)
             return share
         itemsize = edge.nbytes // max(1, prod(edge.bound))
-        kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
+        kept = kept_elements_table(
+            self.mesh, sides(edge.bound, edge.orders), axes, sources, targets
+        )
         share = products.replicas * kept * itemsize
         return share
 

@@ -16,14 +16,14 @@ const ranksInMesh = mesh.reduce((a, b) => a * b, 1);
 
 // The index ranges that a dimension is cut into: [start, stop, part], where `part` is what the
 // dimension contributes to the number of the ranks that hold the range.
-function segments(extent, dimension, cuts) {
+function segments(extent, dimension, cuts, windows = data.layouts.windows[extent]) {
   const axes = mesh.map((_, axis) => axis).filter((axis) => cuts[axis] === dimension);
   if (!axes.length) return [[0, extent, 0]];
   // An axis slices a digit of ⌊index · blocks / extent⌋, the number of a block: with all axes of its
   // window up to itself, it cuts the dimension into so many blocks.
   const blocksOf = new Map();
   for (const axis of axes) {
-    const windowAxes = data.layouts.windows[extent].find((group) => group.includes(axis));
+    const windowAxes = windows.find((group) => group.includes(axis));
     const before = windowAxes.slice(0, windowAxes.indexOf(axis) + 1);
     blocksOf.set(axis, before.reduce((count, other) => count * mesh[other], 1));
   }
@@ -65,12 +65,13 @@ function holderOffsets(cuts) {
 
 // All blocks of a tensor in a layout: [ranks, [start, stop] of each dimension].
 function blocksOf(tensor, layout) {
-  const [, , bound, , layouts] = data.layouts.tensors[tensor];
+  const [, , bound, , layouts, windows] = data.layouts.tensors[tensor];
   const cuts = layouts[layout].slice(1);
   const offsets = holderOffsets(cuts);
   let found = [[0, []]];
   bound.forEach((extent, dimension) => {
-    const runs = segments(extent, dimension, cuts);
+    const own = data.layouts.windows[windows[dimension]];
+    const runs = segments(extent, dimension, cuts, own);
     found = found.flatMap(([base, ranges]) =>
       runs.map(([start, stop, part]) => [base + part, [...ranges, [start, stop]]]));
   });
@@ -123,9 +124,12 @@ function drawnRuns(runs) {
 
 // What to draw where: two dimensions become rows and columns, further cut ones several panels.
 function pictureOf(tensor, layout) {
-  const [, , bound, , layouts] = data.layouts.tensors[tensor];
+  const [, , bound, , layouts, windows] = data.layouts.tensors[tensor];
   const cuts = layouts[layout].slice(1);
-  const runs = bound.map((extent, dimension) => drawnRuns(segments(extent, dimension, cuts)));
+  const runs = bound.map((extent, dimension) => {
+    const own = data.layouts.windows[windows[dimension]];
+    return drawnRuns(segments(extent, dimension, cuts, own));
+  });
   const parts = runs.map((each) => new Set(each.map((run) => run.part)).size);
   const mostCut = [...bound.keys()].sort((a, b) =>
     parts[b] - parts[a] || bound[b] - bound[a] || a - b);

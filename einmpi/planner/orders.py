@@ -1,0 +1,133 @@
+"""The order of the digits of each label and dimension: where halos move, all are cut in few blocks.
+
+docs/planner.md, "Halos"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.index_arithmetic import arithmetic_labels
+from einmpi.planner.mesh import REVERSED
+
+# ("vertex" or "tensor", name) → the order of each label or dimension: see `Side`.
+Orders = Mapping[tuple[str, str], tuple[int, ...]]
+NO_ORDERS: Orders = {}
+
+Fixed = Mapping[int, int]  # dimension → its order
+NOTHING_FIXED: Mapping[str, Fixed] = {}
+NOTHING_ALIKE: Mapping[str, str] = {}
+
+_Member = tuple[str, str, str | int]  # a label of a vertex, or a dimension of a tensor
+
+
+def digit_orders(
+    graph: EinGraph,
+    axes: int,
+    same: Mapping[str, str] = NOTHING_ALIKE,
+    fixed: Mapping[str, Fixed] = NOTHING_FIXED,
+) -> Orders:
+    """Return the orders of all that is not in the order of the mesh; pure, as all ranks ask.
+
+    Labels and dimensions that go together have one order: those that index each other, by
+    arithmetic too, and those of tensors that have the `same` layout. Some dimensions are `fixed`,
+    because a tensor lies so already. Of those with arithmetic the first begin with the first
+    axis of the mesh, the last with the last one, and those between them with axes in between. So
+    each can be cut into contiguous blocks by axes of its own. All else keeps the order of the mesh.
+    """
+    if axes < 2:
+        return NO_ORDERS
+    classes = _Classes(graph, same)
+    of_class = classes.fixed(fixed)
+    if of_class is None:
+        raise ValueError("tensors that go together lie in different orders")
+    with_arithmetic = classes.with_arithmetic()
+    for number, root in enumerate(with_arithmetic):
+        is_last = 0 < number == len(with_arithmetic) - 1
+        order = REVERSED if is_last else axes * number // len(with_arithmetic)
+        of_class.setdefault(root, order)
+    if not any(of_class.values()):
+        return NO_ORDERS
+    orders: dict[tuple[str, str], tuple[int, ...]] = {}
+    for each in graph.vertices:
+        members: list[_Member] = [("tensor", each.name, at) for at in range(len(each.bound))]
+        orders["tensor", each.name] = tuple(of_class.get(classes.root(m), 0) for m in members)
+        if each.einsum is not None:
+            members = [("vertex", each.name, label) for label in each.einsum.labels]
+            orders["vertex", each.name] = tuple(of_class.get(classes.root(m), 0) for m in members)
+    return {name: found for name, found in orders.items() if any(found)}
+
+
+def orders_agree(graph: EinGraph, same: Mapping[str, str], fixed: Mapping[str, Fixed]) -> bool:
+    """Return whether all that goes together can have one order where these are fixed."""
+    return _Classes(graph, same).fixed(fixed) is not None
+
+
+class _Classes:
+    """Classes of labels and dimensions, each known by one of its members."""
+
+    def __init__(self, graph: EinGraph, same: Mapping[str, str]) -> None:
+        self.parent: dict[_Member, _Member] = {}
+        self.arithmetic: list[_Member] = []  # labels with arithmetic, in the order of the graph
+        self.has_other_forms = False  # as graphs with scans, gathers and recurrences
+        for vertex in graph.computed:
+            self._join_labels(vertex)
+        for name, other in same.items():
+            if name in graph.by_name and other in graph.by_name:
+                for dimension in range(len(graph[name].bound)):
+                    self._join(("tensor", name, dimension), ("tensor", other, dimension))
+
+    def root(self, member: _Member) -> _Member:
+        """Return the member that stands for the class of a member."""
+        while member in self.parent:
+            member = self.parent[member]
+        return member
+
+    def fixed(self, orders: Mapping[str, Fixed]) -> dict[_Member, int] | None:
+        """Return the order of each class of which a dimension is fixed; None if they disagree."""
+        found: dict[_Member, int] = {}
+        for name, of_dimensions in orders.items():
+            for dimension, order in of_dimensions.items():
+                if found.setdefault(self.root(("tensor", name, dimension)), order) != order:
+                    return None
+        return found
+
+    def with_arithmetic(self) -> list[_Member]:
+        """Return the classes of labels with arithmetic, once each."""
+        if self.has_other_forms:
+            return []
+        return list(dict.fromkeys(self.root(label) for label in self.arithmetic))
+
+    def _join(self, one: _Member, two: _Member) -> None:
+        first, second = self.root(one), self.root(two)
+        if first != second:
+            self.parent[second] = first
+
+    def _join_labels(self, vertex: Vertex) -> None:
+        """Join the labels of a vertex with what they index."""
+        einsum = vertex.computed_einsum
+        is_special = einsum.scan is not None or einsum.segments is not None
+        self.has_other_forms |= is_special or vertex.recurrence is not None
+        for dimension, label in enumerate(einsum.output):
+            self._join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))
+        for name, index in zip(vertex.inputs, einsum.operands, strict=True):
+            for dimension, entry in enumerate(index):
+                labels = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
+                if labels is None:
+                    self.has_other_forms = True
+                for label in labels or ():
+                    self._join(("tensor", name, dimension), ("vertex", vertex.name, label))
+                    if not isinstance(entry, str):
+                        self.arithmetic.append(("vertex", vertex.name, label))
+
+
+def fixed_orders(
+    layouts: Mapping[str, Sequence[int | None]], orders: Mapping[str, Sequence[int]]
+) -> dict[str, Fixed]:
+    """Return the order of each dimension that these layouts cut; others can have any order."""
+    found: dict[str, Fixed] = {}
+    for name, cuts in layouts.items():
+        of_tensor = orders.get(name, ())
+        cut_dimensions = {cut for cut in cuts if cut is not None}
+        found[name] = {each: of_tensor[each] if of_tensor else 0 for each in cut_dimensions}
+    return found
