@@ -52,6 +52,7 @@ PROGRAMS = {
 def tiny_blocks(monkeypatch):
     """Cut small tensors into blocks as if they were large."""
     monkeypatch.setattr(grouping_rule, "CACHE_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(grouping_rule, "MIN_BYTES_SIDE_BY_SIDE", 1)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 1)
 
 
@@ -120,6 +121,25 @@ def test_one_by_one_if_it_must_be(monkeypatch):
     inputs = values({"X": (37, 23)})
     made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "program, is_grouped",
+    [
+        ("Z[i,j] = X[i,j] - mean[i](X[i,j])", False),
+        ("Z[i,j] = X[i,j] - mean[j](X[i,j])", True),
+        ("Z[j,i] = X[i,j] - mean[j](X[i,j])", False),
+    ],
+)
+def test_a_few_columns_of_many_rows_are_no_block(monkeypatch, program, is_grouped):
+    """They lie in small pieces all over memory: whole passes are faster."""
+    monkeypatch.setattr(grouping_rule, "MIN_BYTES_SIDE_BY_SIDE", 256)
+    monkeypatch.setattr(grouping_rule, "CACHE_BLOCK_BYTES", 2**14)
+    inputs = values({"X": (300, 310)})
+    made, found = compiled(program, inputs)
+    assert any(computed_as(step) == "cache" for step in steps_of(made)) == is_grouped
+    wanted = reference(made.job.graph, inputs)
+    np.testing.assert_allclose(found["Z"], wanted["Z"], rtol=1e-13, atol=1e-13)
 
 
 def test_a_gather_in_a_group():

@@ -241,6 +241,9 @@ CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays 
 MIN_PRODUCT_ROWS = 64  # of a block: with fewer, BLAS could not use the other factor often enough
 MAX_PRODUCT_TERMS = 256  # of a sum: with more, the product takes longer than memory in any case
 MIN_SAVED_RATIO = 8  # the size of a product, relative to all that its group writes
+# Of a tensor that a block has in part, side by side in memory: with less, blocks of columns are
+# slower than one pass over all rows after another.
+MIN_BYTES_SIDE_BY_SIDE = 256
 MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 
 
@@ -294,7 +297,8 @@ def _choose_block(
     """Return how many indices of each row make a block that fits into the cache.
 
     Rows are halved, the first one first, until a block fits. Return None if blocks of single
-    indices are still too large, or if there are too few blocks for threads to share.
+    indices are still too large, if there are too few blocks for threads to share, or if a block has
+    only small pieces of a large tensor, as few columns of a matrix.
     """
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
@@ -307,7 +311,21 @@ def _choose_block(
         return None
     if is_product(kernels[0]) and prod(block) < MIN_PRODUCT_ROWS:
         return None
+    for slot, shape in _shapes_in_block(kernels, rows, block).items():
+        if slot.nbytes > CACHE_BLOCK_BYTES and _side_by_side(slot, shape) < MIN_BYTES_SIDE_BY_SIDE:
+            return None
     return tuple(block)
+
+
+def _side_by_side(slot: Slot, shape: Sequence[int]) -> int:
+    """Return how many bytes of a tensor lie side by side in a block; all if it is one piece."""
+    nbytes = np.dtype(slot.dtype).itemsize
+    for dimension in reversed(range(len(shape))):
+        nbytes *= shape[dimension]
+        is_one_piece = prod(shape[:dimension]) == 1
+        if shape[dimension] < slot.shape[dimension]:
+            return slot.nbytes if is_one_piece else nbytes
+    return nbytes
 
 
 def _is_worthwhile(group: Compute) -> bool:
@@ -327,12 +345,20 @@ def _is_worthwhile(group: Compute) -> bool:
 def _bytes_used(
     kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]
 ) -> int:
-    """Return the bytes of all arrays that a block of a group uses.
+    """Return the bytes of all arrays that a block of a group uses, each once."""
+    shapes = _shapes_in_block(kernels, rows, block)
+    return sum(prod(shape) * np.dtype(slot.dtype).itemsize for slot, shape in shapes.items())
 
-    An array that several kernels use counts once. A dimension along a row counts only as far as
-    the block reaches; all others, gathered ones among them, count as a whole.
+
+def _shapes_in_block(
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]
+) -> dict[Slot, list[int]]:
+    """Return the shapes of what a block of a group uses of each array.
+
+    A dimension along a row counts only as far as the block reaches; all others, gathered ones among
+    them, count as a whole.
     """
-    nbytes: dict[Slot, int] = {}
+    shapes: dict[Slot, list[int]] = {}
     for number, kernel in enumerate(kernels):
         einsum = kernel.einsum
         extent = einsum.extent
@@ -341,11 +367,11 @@ def _bytes_used(
         slots = (*kernel.operands, kernel.target)
         indices = (*einsum.operands, einsum.output)
         for slot, index in zip(slots, indices, strict=True):
-            elements = 1
+            shape = []
             for entry, whole in zip(index, slot.shape, strict=False):
-                elements *= extent[entry] if isinstance(entry, str) else whole
-            nbytes[slot] = elements * np.dtype(slot.dtype).itemsize
-    return sum(nbytes.values())
+                shape.append(extent[entry] if isinstance(entry, str) else whole)
+            shapes[slot] = shape
+    return shapes
 
 
 def cpu_grouping(
