@@ -29,6 +29,7 @@ from einmpi.loops.stages import (
     with_loop,
 )
 from einmpi.planner.make_plan import make_plan
+from einmpi.planner.orders import fixed_orders, orders_agree
 from einmpi.planner.plan import Cost, Options, Plan, loop_plan_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import result_layout
@@ -49,6 +50,16 @@ def layouts_of(given: Mapping[str, Any]) -> dict[str, Layout]:
 def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
     """Return the layout in which steps need one of their inputs."""
     return Layout(plan.mesh, graph[name].bound, plan.loaded(name), (), plan.orders_of(name))
+
+
+def hoisted_layouts(stages: Stages, once: Plan | None) -> dict[str, Layout]:
+    """Return where what is computed once lies before it is moved to where steps need it.
+
+    Nothing moves, unless the digits of tensors that go together have other orders in the steps.
+    """
+    if once is None:
+        return {}
+    return {name: result_layout(once, name) for name in stages.hoisted}
 
 
 def read_by_stages(stages: Stages, layouts_before: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -74,7 +85,7 @@ def arrivals(
         if name in stages.step.graph.by_name:
             dtype = stages.step.graph[name].dtype
             targets.append(step_layout(stages.step.graph, plan, name))
-        if stages.once is not None and name in stages.once.graph.by_name:
+        if stages.once is not None and name in {each.name for each in stages.once.graph.inputs}:
             dtype = stages.once.graph[name].dtype
             targets.append(layout_for_once(layout, plan))
         words = sum(redistributed_elements(layout, target) for target in targets)
@@ -193,7 +204,10 @@ def best_planned(
 def _tensors_that_can_stay(
     stages: Stages, options: Options, layouts_before: Mapping[str, Layout]
 ) -> dict[str, Layout]:
-    """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed."""
+    """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed.
+
+    Where the orders of their digits do not go together, those in the order of the mesh.
+    """
     found: dict[str, Layout] = {}
     mesh = None  # that of the first tensor that can stay
     for name, layout in layouts_before.items():
@@ -207,7 +221,11 @@ def _tensors_that_can_stay(
             mesh = layout.mesh
         if layout.mesh == mesh:
             found[name] = layout
-    return found
+    cuts = {name: layout.cuts for name, layout in found.items()}
+    fixed = fixed_orders(cuts, {name: layout.orders for name, layout in found.items()})
+    if orders_agree(stages.step.graph, stages.loop.carry, fixed):
+        return found
+    return {name: layout for name, layout in found.items() if not layout.orders}
 
 
 def _cost(plan: Plan, steps: int, bytes_before: int) -> float:
@@ -312,8 +330,8 @@ def plan_loop(
         stages = stages_of(job)
     known = read_by_stages(stages, layouts_before)
     movable = {}
-    for name, layout in known.items():  # what lies in another order moves
-        if name not in computed_once and not layout.orders:
+    for name, layout in known.items():
+        if name not in computed_once:
             movable[name] = layout
     of_step = step_options(options, stages)
 
@@ -335,7 +353,8 @@ def plan_loop(
         of_once = replace(of_once, given=given)
         once = make_plan(stages.once.graph, ranks, of_once)
     batches = plan_batches(job, plan)
-    arriving = arrivals(stages, plan, known, spread_over_nodes(ranks, plan.nodes))
+    lying = {**known, **hoisted_layouts(stages, once)}
+    arriving = arrivals(stages, plan, lying, spread_over_nodes(ranks, plan.nodes))
     found = with_loop(plan, stages, once, batches, arriving)
     loop = stages.loop
     if loop.validation is None:

@@ -26,6 +26,7 @@ from einmpi.kernels.cpu.dispatch import IN_LOOPS
 from einmpi.loops.arrival import (
     arrivals,
     best_planned,
+    hoisted_layouts,
     layouts_of,
     placed_for_once,
     placed_for_step,
@@ -167,13 +168,15 @@ class LoopRun:
             layouts = layouts_of(inputs if start else given)
             self.plan_steps(read_by_stages(self.stages, layouts))
         layouts_before = read_by_stages(self.stages, layouts_of(given))
-        arriving = arrivals(self.stages, self.plan, layouts_before, self.comm.nodes)
         with self.measuring_moves():
             self.values = placed_for_step(self.stages.step.graph, self.plan, given)
             for_once = placed_for_once(self.stages, self.plan, given)
         self.compute_once(for_once)
-        for name in self.stages.hoisted:
-            self.values[name] = self.once_outputs[name]
+        layouts_before |= hoisted_layouts(self.stages, self.once_plan)
+        arriving = arrivals(self.stages, self.plan, layouts_before, self.comm.nodes)
+        hoisted = {name: self.once_outputs[name] for name in self.stages.hoisted}
+        with self.measuring_moves():
+            self.values |= placed_for_step(self.stages.step.graph, self.plan, hoisted)
         self.step.input_files.find(self.values, self.step.options.resident)
         batch_plan = None
         if self.batches is not None:

@@ -72,7 +72,7 @@ class _Classes:
         self.has_other_forms = False  # as graphs with scans, gathers and recurrences
         for vertex in graph.computed:
             self._join_labels(vertex)
-        for name, other in same.items():
+        for name, other in {**same, **graph.carried}.items():
             if name in graph.by_name and other in graph.by_name:
                 for dimension in range(len(graph[name].bound)):
                     self._join(("tensor", name, dimension), ("tensor", other, dimension))

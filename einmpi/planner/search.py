@@ -320,14 +320,18 @@ class CutSearch:
         self.prescribe()
 
     def digit_orders(self) -> Orders:
-        """Return the orders of digits: those of layouts that are given or prescribed are kept."""
+        """Return the orders of digits: those of layouts that are given or prescribed are kept.
+
+        Where they do not go together, nothing is prescribed: the caller moves such results.
+        """
         options = self.options
-        same = {**options.carry, **self.graph.carried}
         fixed = fixed_orders(options.given, options.orders)
         prescribed = {**fixed, **fixed_orders(options.placed, options.orders)}
-        if orders_agree(self.graph, same, prescribed):
+        if orders_agree(self.graph, options.carry, prescribed):
             fixed = prescribed
-        return digit_orders(self.graph, len(self.mesh.factors), same, fixed)
+        else:
+            self.options = replace(options, placed={})
+        return digit_orders(self.graph, len(self.mesh.factors), options.carry, fixed)
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""

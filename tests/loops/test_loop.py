@@ -20,6 +20,7 @@ from einmpi.language.syntax import Source
 from einmpi.loops.arrival import plan_loop
 from einmpi.loops.running import LoopRun
 from einmpi.report.describe import describe_job
+from einmpi.schedule.layout import Layout
 
 RNG = np.random.default_rng(18)
 POWER = """
@@ -639,3 +640,55 @@ def test_roles_of_labels_that_only_steps_have():
     job = replace(job, roles={"batch": ("k",)})
     with pytest.raises(einmpi.InputError, match="role batch names the label k, which no vertex"):
         plan_loop(replace(job, loop=loop), 2, options_of(job, strategy="data"), {})
+
+
+SUMS = "0.3 * (f[i,j] + u[i,j] + where(i>=1, u[i-1,j], 0) + where(j>=1, u[i,j-1], 0))"
+AROUND_STENCILS = {
+    "given": ("", SUMS),
+    "once": ("h[i,j] = exp(f[i,j])\n", SUMS.replace("f[i,j]", "h[i,j]")),
+    "transposed": (
+        "h[i,j] = f[i,j] + 1\ng[i,j] = h[j,i]\n",
+        SUMS.replace("f[i,j]", "h[i,j] + g[i,j]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [4, 6])
+@pytest.mark.parametrize("parts", [None, "last"])
+@pytest.mark.parametrize("name", AROUND_STENCILS)
+def test_stencils_of_tensors_that_lie_in_other_orders(name, parts, ranks):
+    """Columns that are cut by the first axis cannot stay: where steps begin with the last one."""
+    n = 24
+    u, f = RNG.normal(size=(2, n, n))
+    once, sums = AROUND_STENCILS[name]
+    job = einmpi.program(f"{once}v[i:{n},j:{n}] = {sums}", u=(n, n), f=(n, n))
+    alone = einmpi.program(f"v[i:{n},j:{n}] = {SUMS.replace('f[i,j] + ', '')}", u=(n, n))
+    stencil = einmpi.plan(alone, ranks)
+    in_blocks = Layout(stencil.mesh, (n, n), stencil.layouts["u"], (), stencil.orders_of("u"))
+    assert in_blocks.orders == (0, -1)
+
+    def on_rank(comm):
+        program = StepProgram(job.written, job.sizes, job.inputs)
+        checked = make_loop(program, lambda *_: "loop", 3, {"u": "v"})
+        looped = replace(job, loop=checked)
+        arrays = {
+            "u": einmpi.DistArray.from_global(u, comm).redistribute(in_blocks),
+            "f": einmpi.DistArray.from_global(f, comm, parts=parts and (2, ranks // 2)),
+        }
+        layouts = {name: array.layout for name, array in arrays.items()}
+        run = LoopRun(looped, comm, options_of(job))
+        before = comm.received
+        run.prepare(arrays)
+        at_first = comm.received - before
+        result = run.run()
+        assert plan_loop(looped, ranks, options_of(job), layouts).digest == run.plan.digest
+        return result.outputs["u"].gather(), at_first, run.plan
+
+    results = run_threads(ranks, on_rank)
+    plan = results[0][2]
+    assert sum(at_first for _, at_first, _ in results) == plan.cost_once.nbytes
+    expected = u
+    for _ in range(3):
+        expected = einmpi.reference(job, {"u": expected, "f": f})["v"]
+    # Sums of a few numbers around 1.
+    np.testing.assert_allclose(results[0][0], expected, rtol=1e-11, atol=1e-11)
