@@ -173,6 +173,28 @@ def test_killed_after_any_vertex(job, tmp_path, ranks, strategy):
         assert_same_bits(found, wanted)
 
 
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_stencils_in_blocks_of_both_dimensions(tmp_path, ranks):
+    """Digits have several orders; other ranks read what they need."""
+    near = "X[i,j] + where(i>=1, X[i-1,j], 0) + where(j>=1, X[i,j-1], 0)"
+    program = f"A[i:24,j:24] = {near}\nB[i,j] = A[j,i] / 2\nZ[i:24,j:24] = B[j,i] + A[i,(j+1)%24]"
+    inputs = 'X = { shape = [24, 24], random = "uniform", seed = 1 }'
+    job = einmpi.load(write_job(tmp_path, program, inputs, 'Z = "out.h5:/Z"'))
+    plan = einmpi.plan(job, ranks)
+    assert plan.orders_of("A") == (0, -1)
+    states, wanted = snapshots(job, ranks, tmp_path)
+    assert_close(wanted, einmpi.reference(job))
+    for number, state in enumerate(states, 1):
+        manifests = [path.read_text() for path in state.rglob("*.json")]
+        assert any('"orders"' in text for text in manifests)
+        for other in (ranks, 1, 3, 8):
+            shutil.copytree(state, tmp_path / "again")
+            found, checkpoints, _ = go(job, other, tmp_path / "again", resume=True)
+            assert checkpoints.saved.done == number
+            (assert_same_bits if other == ranks else assert_close_to)(found, wanted)
+            shutil.rmtree(tmp_path / "again")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_with_cuts_across_windows(tmp_path, monkeypatch, seed):
     """On other ranks, too, of which each reads what it needs."""
