@@ -347,7 +347,9 @@ class Planning:
         bound = Bound(words, CUTS_OF_MESH)
         if not fewest_words:
             known = known_plan(cut, words, self.options.memory)
-            bound = best_lower_bound(graph, self.mesh.ranks, self.resident, known)
+            bound = best_lower_bound(
+                graph, self.mesh.ranks, self.resident, known, self.search.is_default
+            )
         bound = bound_with_pairs(graph, self.mesh.ranks, self.resident, bound)
         partitionings = self.search.partitionings
         if not partitionings or cut.copies:

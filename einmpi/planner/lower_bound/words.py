@@ -431,14 +431,26 @@ def lower_bound_words(
     return max(bound, bound_of_graph(graph, ranks, resident, charges, words))
 
 
+FEW_CELLS = 1 << 19  # of tables of all operands: they take little time
+# Where tables are large, nothing better is looked for than a bound as near to what a plan moves.
+SMALL_GAP = 100  # one part in so many
+
+
 def best_lower_bound(
-    graph: EinGraph, ranks: int, resident: Collection[str], plan: KnownPlan
+    graph: EinGraph, ranks: int, resident: Collection[str], plan: KnownPlan, is_default: bool
 ) -> Bound:
     """Return the highest lower bound that is known for a plan.
 
     If it is below what the plan moves, plans that repeat more operations than this one are left
     out, and so are those that do not fit into the memory that this one may have.
+
+    Where tables are large, they are made for the default strategy only, and if the gap is not
+    small.
     """
+    if _cells(graph, ranks) > FEW_CELLS:
+        words = lower_bound_words(graph, ranks, resident)
+        if not is_default or (plan.words - words) * SMALL_GAP <= plan.words:
+            return Bound(words, ALL_CUTS)
     best = Bound(lower_bound_words(graph, ranks, resident, plan.words), ALL_CUTS)
     repeated = plan.repeated_operations(graph)
     divisors: tuple[int, ...] = PRICES_OF_OPERATIONS
@@ -461,6 +473,15 @@ def best_lower_bound(
                 found = Bound(min(plan.words, priced - paid), WITHIN_MEMORY)
                 best = max(best, found, key=lambda bound: bound.words)
     return best
+
+
+def _cells(graph: EinGraph, ranks: int) -> int:
+    """Return how many cells the tables of all operands have, if both ends are cut in all ways."""
+    cells = 0
+    for vertex in graph.computed:
+        ways = count_of_ways(ranks, len(vertex.computed_einsum.labels) + 1)
+        cells += len(vertex.inputs) * ways**2
+    return cells
 
 
 def _work(graph: EinGraph, repeated: int, divisor: int, most_words: int) -> dict[str, Work]:
