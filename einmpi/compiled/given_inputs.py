@@ -251,7 +251,7 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         fitting=tuple(name for name in options.fitting if name not in given_names),
         pins={name: parts for name, parts in options.pins.items() if name not in layouts},
         given=layouts,
-        orders=orders,
+        orders={**options.orders, **orders},
         mesh=mesh,
         files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
         stored={name: form for name, form in options.stored.items() if name not in given_names},

@@ -681,7 +681,11 @@ def test_stencils_of_tensors_that_lie_in_other_orders(name, parts, ranks):
         run.prepare(arrays)
         at_first = comm.received - before
         result = run.run()
-        assert plan_loop(looped, ranks, options_of(job), layouts).digest == run.plan.digest
+        planned = plan_loop(looped, ranks, options_of(job), layouts)
+        assert planned.digest == run.plan.digest
+        assert planned.loop.arriving == run.plan.loop.arriving
+        if planned.loop.once is not None:
+            assert planned.loop.once.digest == run.plan.loop.once.digest
         return result.outputs["u"].gather(), at_first, run.plan
 
     results = run_threads(ranks, on_rank)
