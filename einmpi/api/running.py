@@ -396,7 +396,9 @@ def einsum(
     casting : {"safe", "same_kind", "unsafe", "equiv", "no"}, optional
         Which conversions to `dtype`, and of the result to `out`, are allowed.
     optimize : optional
-        Accepted and checked, as in numpy, but the order of a product is always chosen. If it is
+        The order of a product: a path of numpy or opt_einsum such as ``[(0, 1), (0, 1)]``, or an
+        optimizer of opt_einsum or cotengra, which rank 0 asks for a path in each call. Without
+        them, as with True, False and names such as "greedy", the order is chosen here. If it is
         given, `out` takes the result whatever its dtype.
     {settings} : optional
         As for `plan`.

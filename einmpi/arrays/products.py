@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from inspect import signature
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray, takes_symbols
 from einmpi.arrays.moving import common_comm
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import describe_error, on_first_rank, together
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import result_type
@@ -24,10 +26,12 @@ from einmpi.language.numpy_einsum import (
     CASTINGS,
     ORDERS,
     EinsumTypeError,
+    Path,
     check_choice,
-    check_optimize,
     label_extents,
+    numbered_terms,
     parse_subscripts,
+    path_of,
     program_text,
     split_arguments,
 )
@@ -77,7 +81,11 @@ def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> 
 
 
 def compile_einsum(
-    subscripts: str, arrays: Sequence[Any], comm: Comm, settings: Mapping[str, Any] | None = None
+    subscripts: str,
+    arrays: Sequence[Any],
+    comm: Comm,
+    settings: Mapping[str, Any] | None = None,
+    path: Path = (),
 ) -> Program:
     """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
     key = tuple([(array.shape, array.dtype) for array in arrays])
@@ -87,12 +95,12 @@ def compile_einsum(
         common_dtype = ""
         if arrays:
             common_dtype = _common_dtype([array.dtype for array in arrays])
-        text = program_text(subscripts, kinds, common_dtype)
+        text = program_text(subscripts, kinds, common_dtype, path)
         job = program_job(text, _by_name(kinds), {}, common_dtype, None)
         return with_settings(job, settings or {})
 
     shown = repr(settings) if settings else ""
-    return compiled_once(comm, ("einsum", subscripts, key, shown), make_job)
+    return compiled_once(comm, ("einsum", subscripts, key, path, shown), make_job)
 
 
 def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:
@@ -147,10 +155,12 @@ def einsum_of_arrays(
     comm: Comm = ALONE
     if distributed:
         comm = distributed[0].own_comm
+    if callable(optimize):
+        optimize = _agreed_path(comm, arguments, optimize)
 
     def check_and_compile() -> tuple[Program | None, str, list[Any]]:
         subscripts, operands = split_arguments(arguments)
-        check_optimize(optimize, len(operands))
+        path = path_of(optimize, len(operands))
         checked_casting = check_choice("casting", casting, CASTINGS)
         if check_choice("order", order, ORDERS) == "F" and distributed:
             raise InputError("einsum", "order F is given with a DistArray", "arrays only")
@@ -158,7 +168,7 @@ def einsum_of_arrays(
         arrays = _converted(operands, dtype, checked_casting)
         if out is None and _is_view(subscripts, arrays):
             return None, subscripts, arrays
-        return compile_einsum(subscripts, arrays, comm, settings), subscripts, arrays
+        return compile_einsum(subscripts, arrays, comm, settings, path), subscripts, arrays
 
     compiled, subscripts, arrays = together(comm, check_and_compile)
     numpy_order: Any = order.upper()
@@ -179,6 +189,33 @@ def einsum_of_arrays(
     # As in numpy, a product in several steps is assigned to `out` whatever its dtype.
     _assign(out, result.local, "unsafe" if optimize else casting)
     return out
+
+
+def _agreed_path(comm: Comm, arguments: Sequence[Any], find_path: Callable[..., Any]) -> Any:
+    """Return on all ranks the path that a path optimizer finds on rank 0: it may be random."""
+
+    def take_terms() -> tuple[list[frozenset[int]], frozenset[int], dict[int, int]]:
+        subscripts, operands = split_arguments(arguments)
+        return numbered_terms(subscripts, [np.shape(operand) for operand in operands])
+
+    def path_text() -> str:
+        given: tuple[Any, ...] = (*terms, None)  # no limit of memory
+        try:
+            try:
+                signature(find_path).bind(*given)
+            except TypeError:
+                given = terms  # some optimizers of cotengra do not take a limit
+            path = find_path(*given)
+            return json.dumps([list(map(operator.index, step)) for step in path])
+        except Exception as error:
+            what = f"optimize finds no path: {describe_error(error):.200}"
+            expected = "a function of inputs, output, sizes and a limit of memory"
+            raise InputError("einsum", what, expected) from error
+
+    terms = together(comm, take_terms, lambda found: f"path optimizer for {found}")
+    if len(terms[0]) <= 2:
+        return True  # there is nothing to find
+    return json.loads(on_first_rank(comm, path_text))
 
 
 def _check_out(out: Any, distributed: Sequence[DistArray]) -> None:

@@ -1,4 +1,4 @@
-"""numpy.einsum's subscripts to a program of one statement.
+"""numpy.einsum's subscripts to a program: one statement, or one for each step of a path.
 
 Ellipsis, implicit output, repeated labels and the interleaved form are included.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from operator import index
+from typing import Any, TypeAlias
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.dtypes import DTYPES
@@ -20,7 +21,9 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _INTERLEAVED_FORM = "einsum(a, [0, 1], b, [1, 2], [0, 2])"
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 ORDERS = ("C", "F", "A", "K")
-_PATHS = ("greedy", "optimal")
+_NAMES = ("greedy", "optimal")  # that numpy knows
+# Each step takes operands out of the list at these positions, and adds their product at its end.
+Path: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class EinsumTypeError(InputError, TypeError):
@@ -66,40 +69,62 @@ def _letters(labels: Any) -> str:
     return "".join(letters)
 
 
-def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]], dtype: str) -> str:
+def program_text(
+    subscripts: str,
+    operands: Sequence[tuple[Sequence[int], str]],
+    dtype: str,
+    path: Path = (),
+) -> str:
     """Return the statement "out[…] = …" over operands x0, x1, … of these shapes and dtypes.
 
     `dtype` is the one that all operands fit into. As in numpy.einsum it is that of the result,
     and operands are converted before they are multiplied: int32 × int32 × int64 must not wrap
     around in int32. The result of small integers is the same if it is computed in 64 bits.
+
+    A path makes a statement of each of its steps, named like further operands.
     """
     shapes = [shape for shape, _ in operands]
     kind = DTYPES[dtype].kind if dtype in DTYPES else ""
     product_dtype = {"i": "int64", "u": "uint64"}.get(kind, dtype)
     terms, output = parse_subscripts(subscripts, shapes)
     extents = label_extents(terms, shapes)
-    reads = []
+    queue = []  # the operands that are left: their labels and how they are read
     for k, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        index = []
+        entries = []
         for label, size in zip(term, shape, strict=True):
             # As in numpy, an operand of extent 1 is repeated along its label.
-            index.append(label if size == extents[label] else "0")
-        element = element_text(f"x{k}", index)
+            entries.append(label if size == extents[label] else "0")
+        element = element_text(f"x{k}", entries)
         own_dtype = operands[k][1]
         wraps_before = len(operands) > 2 and DTYPES[own_dtype].kind in "iu"
-        if wraps_before and own_dtype != product_dtype:
+        if (path or wraps_before) and own_dtype != product_dtype:
             element = f"{product_dtype}({element})"
-        reads.append(element)
-    is_bool = dtype == "bool"
-    body = (" & " if is_bool else " * ").join(reads)
-    summed = [f"{label}:{extents[label]}" for label in extents if label not in output]
-    if summed:
-        aggregation = "any" if is_bool else "sum"
-        body = f"{aggregation}[{','.join(summed)}]({body})"
-    if product_dtype != dtype or (kind in "iu" and not summed):
-        body = f"{dtype}({body})"  # numpy.einsum keeps small integers; a sum would widen them
-    target = element_text("out", [f"{label}:{extents[label]}" for label in output])
-    return f"{target} = {body}"
+        queue.append(([label for label in entries if label != "0"], element))
+
+    times = " & " if dtype == "bool" else " * "
+    aggregation = "any" if dtype == "bool" else "sum"
+    steps = path or (tuple(range(len(operands))),)
+    lines: list[str] = []
+    for step in steps:
+        taken = [queue[position] for position in sorted(step)]
+        queue = [queue[position] for position in range(len(queue)) if position not in step]
+        needed_later = set(output).union(*(labels for labels, _ in queue))
+        body = times.join(element for _, element in taken)
+        joined = [label for label in extents if any(label in labels for labels, _ in taken)]
+        summed = [f"{label}:{extents[label]}" for label in joined if label not in needed_later]
+        if summed:
+            body = f"{aggregation}[{','.join(summed)}]({body})"
+        name = f"x{len(operands) + len(lines)}"
+        kept = [label for label in joined if label in needed_later]
+        if len(lines) == len(steps) - 1:
+            name, kept = "out", output
+            if product_dtype != dtype or (kind in "iu" and not summed):
+                # numpy.einsum keeps small integers; a sum would widen them
+                body = f"{dtype}({body})"
+        target = element_text(name, [f"{label}:{extents[label]}" for label in kept])
+        lines.append(f"{target} = {body}")
+        queue.append((kept, element_text(name, kept)))
+    return "\n".join(lines)
 
 
 def label_extents(
@@ -122,28 +147,66 @@ def label_extents(
     return extents
 
 
-def check_optimize(optimize: Any, operand_count: int) -> None:
-    """Refuse what is not a value of numpy's `optimize`. The order is chosen here in any case."""
-    if isinstance(optimize, bool) or optimize is None or optimize in _PATHS:
-        return
+def numbered_terms(
+    subscripts: str, shapes: Sequence[Sequence[int]]
+) -> tuple[list[frozenset[int]], frozenset[int], dict[int, int]]:
+    """Return what a path optimizer takes: labels of the operands and the output, and extents.
+
+    Numbers instead of letters: the order of a set of strings differs from run to run.
+    """
+    terms, output = parse_subscripts(subscripts, shapes)
+    extents = label_extents(terms, shapes)
+    number = {label: k for k, label in enumerate(extents)}
+    inputs = [frozenset(number[label] for label in term) for term in terms]
+    sizes = {number[label]: extents[label] for label in extents}
+    return inputs, frozenset(number[label] for label in output), sizes
+
+
+def path_of(optimize: Any, operand_count: int) -> Path:
+    """Return the path that numpy's `optimize` gives; empty if the order is chosen here."""
+    if isinstance(optimize, bool) or optimize is None or _is_name(optimize):
+        return ()
     is_sequence = isinstance(optimize, list | tuple)
-    if is_sequence and len(optimize) == 2 and optimize[0] in _PATHS:
-        return  # with a limit of memory
-    if not is_sequence or not optimize or optimize[0] != "einsum_path":
-        expected = "True, False, greedy, optimal, or a path of numpy.einsum_path"
-        raise EinsumTypeError("einsum", f"optimize is {optimize!r:.60}", expected)
-    _check_path(optimize[1:], operand_count)
+    if is_sequence and len(optimize) == 2 and optimize[0] in _NAMES:
+        return ()  # with a limit of memory
+    steps = list(optimize) if is_sequence else []
+    if steps and isinstance(steps[0], str) and steps[0] == "einsum_path":
+        steps = steps[1:]
+    try:
+        path = tuple(tuple(index(position) for position in step) for step in steps)
+    except TypeError:
+        path = ()
+    if not path:
+        what = f"optimize is {optimize!r:.60}"
+        expected = "True, False, a name that opt_einsum knows, a path such as [(0, 1), (0, 1)]"
+        raise EinsumTypeError("einsum", what, expected, "or a path optimizer")
+    _check_path(path, operand_count)
+    # Of two operands there is only one order.
+    return path if operand_count > 2 else ()
 
 
-def _check_path(path: Sequence[Iterable[int]], operand_count: int) -> None:
+def _is_name(optimize: Any) -> bool:
+    """Return whether a text names a way to find a path in numpy or opt_einsum."""
+    if not isinstance(optimize, str) or optimize in _NAMES:
+        return isinstance(optimize, str)
+    from opt_einsum.paths import get_path_fn  # slow to import, and few programs need it
+
+    try:
+        get_path_fn(optimize)
+    except KeyError:
+        return False
+    return True
+
+
+def _check_path(path: Path, operand_count: int) -> None:
     """Refuse a path that takes operands which are not there, or leaves more than one."""
     remaining = operand_count
     for step in path:
-        positions = set(step)
-        if not positions or min(positions) < 0 or max(positions) >= remaining:
+        is_valid = len(set(step)) == len(step) > 0 and min(step) >= 0 and max(step) < remaining
+        if not is_valid:
             what = f"the path takes operands {step} of {remaining}"
             raise EinsumPathError("einsum", what, "positions of operands that are left")
-        remaining += 1 - len(positions)
+        remaining += 1 - len(step)
     if remaining != 1:
         what = f"the path leaves {counted(remaining, 'operand')}"
         raise EinsumPathError("einsum", what, "a path that contracts all of them")
