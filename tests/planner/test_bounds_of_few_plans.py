@@ -28,7 +28,7 @@ STRATEGIES = ("eindecomp", "eindecomp-paper", "sqrt", "replicate")
 
 def bound_of(plan):
     known = known_plan(plan, plan.words_predicted, None)
-    return best_lower_bound(plan.graph, plan.mesh.ranks, plan.resident, known)
+    return best_lower_bound(plan.graph, plan.mesh.ranks, plan.resident, known, is_default=True)
 
 
 def all_plans(graph, ranks, resident):
