@@ -20,7 +20,7 @@ W = RNG.normal(size=6)
 
 
 # Ranks → into how many rows and columns of blocks they cut a matrix.
-SQUAREST = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1), 6: (3, 2), 7: (6, 1)}
+SQUAREST = {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (2, 2), 5: (5, 1), 6: (3, 2), 7: (7, 1)}
 SQUAREST |= {8: (4, 2), 9: (3, 3), 64: (8, 8)}
 
 
