@@ -206,7 +206,7 @@ def test_the_bound_is_never_above_a_plan_of_random_stencils(seed):
         many = rng.choice((12, 16, 32, 60))
         plan = make_plan(graph, many, Options(rng.choice((DEFAULT_STRATEGY, "sqrt"))))
         assert lower_bound_words(graph, many) <= plan.words_predicted, f"{many} ranks\n{text}"
-    assert above_zero > 10
+    assert above_zero > 4
     assert equal > 0
 
 

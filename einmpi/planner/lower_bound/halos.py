@@ -156,6 +156,8 @@ def _reading(
             return None
         firsts = [reach.first for reach in known]
         wraps = any(reach.wraps for reach in known)
+        if wraps and any(reach.first and not reach.wraps for reach in known):
+            return None  # a ring in one direction, with an end in the other
         joined = replace(known[0], first=min(firsts), last=max(firsts), wraps=wraps)
         for reach in known:
             if replace(joined, first=reach.first, last=reach.last, wraps=reach.wraps) != reach:
