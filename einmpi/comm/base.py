@@ -10,7 +10,7 @@ import os
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -104,6 +104,14 @@ class Comm:
     def cuda_aware(self) -> bool:
         """Whether buffers may be on a GPU."""
         return False
+
+    def beside_kernels(self) -> AbstractContextManager[None]:
+        """Return what another thread enters for a transfer while this one starts kernels.
+
+        The transfer sees what the kernels make that this thread has started so far, and is complete
+        where the `with` block ends.
+        """
+        return nullcontext()
 
     # ---- payload ---------------------------------------------------------------------------------
 

@@ -279,7 +279,7 @@ class Planning:
             with_inputs(self.options, kinds, self.job.backend),
             nodes=max(self.comm.nodes) + 1,
             uneven=even_nodes(self.comm) is None,
-            overlap=self.options.overlap and self._can_overlap(),
+            overlap=self.options.overlap and self.work.comm.serves_threads,
         )
         if self.residents.is_shared:
             given = dict(kinds)
@@ -296,10 +296,6 @@ class Planning:
         names = [name for name in self.options.fitting if name not in given]
         kept = tuple(name for name in names if name in plan.resident)
         return FittedInputs(kept, tuple(name for name in names if name not in plan.resident))
-
-    def _can_overlap(self) -> bool:
-        """Return whether messages can be sent while kernels run: from host memory, by a thread."""
-        return isinstance(self.work.backend, NumpyBackend) and self.work.comm.serves_threads
 
 
 def _fingerprint(job: Job, plan: Plan, settings: str) -> str:

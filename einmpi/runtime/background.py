@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -44,6 +45,7 @@ class _Task:
     """A transfer that was handed to the thread."""
 
     step: Transfer
+    beside_kernels: AbstractContextManager[None]
     done: threading.Event = field(default_factory=threading.Event)
     start: float = 0.0
     end: float = 0.0
@@ -83,7 +85,7 @@ class Background:
         """Hand over a transfer; its target has memory from here on."""
         for slot in step.writes:
             self.buffers.make(slot)
-        task = _Task(step)
+        task = _Task(step, self.comm.beside_kernels())
         with self.changed:
             self._raise_error()
             self.tasks.append(task)
@@ -148,7 +150,8 @@ class Background:
         task.start = perf_counter()
         self.comm.pause = self.pause
         try:
-            transfer(task.step, self.buffers, self.comm)
+            with task.beside_kernels:
+                transfer(task.step, self.buffers, self.comm)
         except BaseException as error:
             with self.changed:
                 self.error = error

@@ -69,13 +69,18 @@ class ndarray:
         return ndarray(self.values.view(dtype))
 
     def astype(self, dtype: Any) -> ndarray:
-        return ndarray(self.values.astype(dtype))
+        return ndarray(self.ready().astype(dtype))
 
     def copy(self) -> ndarray:
-        return ndarray(self.values.copy())
+        return ndarray(self.ready().copy())
+
+    def ready(self) -> np.ndarray:
+        """The values, after all that the current stream was told to wait for."""
+        _current_stream().synchronize()
+        return self.values
 
     def __getitem__(self, place: Any) -> ndarray:
-        found = np.asarray(self.values[_place(place)])
+        found = np.asarray(self.ready()[_place(place)])
         if not np.may_share_memory(found, self.values):
             _refuse_in_capture("an array of indices")
         return ndarray(found)
@@ -170,7 +175,7 @@ def _launch(action: Any, *arrays: ndarray) -> None:
     """Work on the values of arrays, or capture that. A graph has only their addresses."""
     captured = _current_stream().captured
     if captured is None:
-        action(*(array.values for array in arrays))
+        action(*(array.ready() for array in arrays))
     else:
         views = [_without_owner(array.values) for array in arrays]
         captured.append(lambda: action(*views))
@@ -277,6 +282,20 @@ class Event:
         return not any(self.stream.work[: self.count])
 
 
+class Device:
+    """A GPU, which a thread uses in a `with` block."""
+
+    compute_capability = "75"
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
 _streams: dict[int, Stream] = {}
 _null = Stream(null=True)
 
@@ -349,8 +368,8 @@ def make(
         return ndarray(np.array(values))
 
     cupy.asarray = asarray
-    cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.values))
-    cupy.asnumpy = lambda array: array.values.copy()
+    cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.ready()))
+    cupy.asnumpy = lambda array: array.ready().copy()
     cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=_as_strided))
     cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=lambda: 0)
     for name in ("add", "multiply", "maximum", "minimum", "logical_or", "logical_and"):
@@ -358,7 +377,7 @@ def make(
         setattr(
             cupy,
             name,
-            lambda one, two, ufunc=ufunc: ndarray(np.asarray(ufunc(one.values, two.values))),
+            lambda one, two, ufunc=ufunc: ndarray(np.asarray(ufunc(one.ready(), two.ready()))),
         )
     runtime = types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
@@ -383,7 +402,7 @@ def make(
         Stream=Stream,
         Event=Event,
         get_current_stream=_current_stream,
-        Device=lambda number=0: types.SimpleNamespace(compute_capability="75"),
+        Device=Device,
         MemoryPointer=MemoryPointer,
         UnownedMemory=UnownedMemory,
         get_allocator=lambda: (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import fake_cupy
 import numpy as np
 import pytest
 from distributed import NoValues
@@ -23,6 +24,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.files.reading import fill_box
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.planner.moving import overlap
+from einmpi.process.environment import TRANSPORT_VARIABLE
 from einmpi.report.record import Recorder, events
 from einmpi.report.times import summary_rows, vertex_times
 from einmpi.runtime import background
@@ -149,8 +151,12 @@ carry = { P = "Q" }
 """
 
 
+@pytest.mark.parametrize("backend", ["numpy", "cupy"])
 @pytest.mark.parametrize("ranks, nodes", [(3, 2), (5, 2), (7, 3)])
-def test_loops_have_the_same_bits(ranks, nodes, tmp_path, monkeypatch):
+def test_loops_have_the_same_bits(ranks, nodes, backend, tmp_path, monkeypatch):
+    """On GPUs, kernels between the messages are launched as CUDA graphs."""
+    if backend == "cupy":
+        fake_cupy.install(monkeypatch, pool=fake_cupy.new_pool())
     begun = []
     begin = Background.begin
 
@@ -162,13 +168,15 @@ def test_loops_have_the_same_bits(ranks, nodes, tmp_path, monkeypatch):
     (tmp_path / "job.toml").write_text(LOOP)
     job = einmpi.load(tmp_path / "job.toml")
     found = {}
+    launches = {}
     for mode in ("auto", "off"):
-        changed = replace(job, overlap=mode)
+        changed = replace(job, overlap=mode, backend=backend)
 
         def on_rank(comm, changed=changed):
             return einmpi.loop(changed, comm=comm).outputs["P"].gather()
 
         found[mode] = run_threads(ranks, on_rank, nodes=nodes)[0]
+        launches[mode] = fake_cupy.Graph.launches
     np.testing.assert_array_equal(found["auto"], found["off"])
     arrays = generated_inputs(job)
     state = arrays["P"]
@@ -176,6 +184,21 @@ def test_loops_have_the_same_bits(ranks, nodes, tmp_path, monkeypatch):
         state = 0.5 * arrays["X"] + 0.01 * state @ state @ arrays["X"].T
     np.testing.assert_allclose(found["auto"], state, rtol=1e-9)
     assert set(begun) == {"auto"}
+    if backend == "cupy":
+        assert launches["auto"]
+
+
+@pytest.mark.parametrize("transport", ["host", "nccl", "mpi"])
+@pytest.mark.parametrize("ranks, nodes", [(2, 2), (4, 2), (5, 3)])
+def test_gpus_compute_while_messages_travel(ranks, nodes, transport, monkeypatch):
+    """The stand-in for CuPy does what is on a stream as late as possible."""
+    fake_cupy.install(monkeypatch, gpus=ranks, nccl=True)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
+    job = replace(chain_job(), backend="cupy")
+    found = check_against_off(job, ranks, nodes)
+    assert transfers_in_background(found)
+    A, B, C, D, E = generated_inputs(job).values()
+    np.testing.assert_allclose(found[0][0]["Z"], A @ B + C @ (D @ E), rtol=1e-9, atol=1e-9)
 
 
 def test_kernels_work_while_parts_travel():
@@ -369,18 +392,6 @@ def test_an_error_in_the_background_is_raised_where_the_rank_waits(monkeypatch):
     monkeypatch.setattr(background, "transfer", fail)
     with pytest.raises(RuntimeError, match="the network is down"):
         run(chain_job(), 2, 2, "auto")
-
-
-def test_gpus_move_nothing_in_the_background():
-    """Their messages are staged; the plan has no memory for overlap."""
-    job = chain_job()
-
-    class OtherBackend(ShapeBackend):
-        pass
-
-    compiled = Compiled(job, CountingComm(0, 2, 2), options_of(job))
-    compiled.planning.work = replace(compiled.work, backend=OtherBackend())
-    assert not compiled.planning._can_overlap()
 
 
 def test_a_library_that_serves_one_thread_moves_nothing_in_the_background():

@@ -178,7 +178,8 @@ class GpuContext:
     def __init__(self, comm: Comm, place: str) -> None:
         self.gpu: Gpu = bind(comm, place)
         self.copies = DeviceCopies(comm.cores)
-        self.comm: Comm = COMMS_BY_TRANSPORT[self.gpu.transport](comm, self.copies)
+        # Messages have buffers and streams of their own: a thread may send them.
+        self.comm: Comm = COMMS_BY_TRANSPORT[self.gpu.transport](comm, DeviceCopies())
         self.blas: CapturedBlas | None = None
 
     def captured_blas(self) -> CapturedBlas | None:

@@ -8,7 +8,8 @@ memory, so all ranks cut messages into the same pieces.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -43,10 +44,21 @@ class StagedComm(Comm):
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         self.host = host
         self.copies = copies
+        self.serves_threads = host.serves_threads
+        self.device = copies.cuda.Device()  # of the thread that starts kernels
+        self.stream = copies.cuda.Stream(non_blocking=True)  # of transfers in the background
 
     def __getattr__(self, name: str) -> Any:
         """Return what is that of the other communicator: its size, its nodes."""
         return getattr(self.host, name)
+
+    @property
+    def pause(self) -> float:
+        return self.host.pause
+
+    @pause.setter
+    def pause(self, seconds: float) -> None:
+        self.host.pause = seconds
 
     @property
     def received(self) -> int:
@@ -63,6 +75,17 @@ class StagedComm(Comm):
     @received_between.setter
     def received_between(self, amount: int) -> None:
         self.host.received_between = amount
+
+    def beside_kernels(self) -> AbstractContextManager[None]:
+        return self._on_own_stream(self.copies.event_after_kernels())
+
+    @contextmanager
+    def _on_own_stream(self, kernels: Event) -> Iterator[None]:
+        """Let the calls of a thread wait for an event, and then for nothing but each other."""
+        with self.device, self.stream:
+            self.stream.wait_event(kernels)
+            yield
+            self.stream.synchronize()
 
     # ---- control --------------------------------------------------------------------------------
 

@@ -15,9 +15,11 @@ from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.comm.base import ALONE
+from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda import driver
 from einmpi.planner import memory
+from einmpi.planner.moving import overlap
 from einmpi.report.describe import TOLERANCE, relative_error
 from einmpi.runtime.gpu import backend as binding
 
@@ -114,6 +116,29 @@ def test_batches(tmp_path):
     found = einmpi.loop(on_gpu(job), comm=ALONE)
     expected = einmpi.reference(job)["w"]
     np.testing.assert_allclose(found.outputs["w"].gather(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ranks, nodes", [(2, 2), (5, 3)])
+def test_kernels_while_messages_travel(ranks, nodes, monkeypatch):
+    """Values are small integers: parts of a product may be rounded otherwise than the whole."""
+    monkeypatch.setattr(overlap, "PART_UNIT_BYTES", 2**10)
+    monkeypatch.setattr(overlap, "LEAST_PART_OPERATIONS", 1)
+    rng = np.random.default_rng(3)
+    shapes = {"A": (200, 50), "B": (50, 200), "C": (200, 50), "D": (50, 800), "E": (800, 200)}
+    arrays = {name: rng.integers(-3, 4, shape).astype("f4") for name, shape in shapes.items()}
+    program = "Z[i,k] = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))"
+    job = on_gpu(einmpi.program(program, **arrays))
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm)
+        for _ in range(5):
+            found = step(arrays)["Z"].gather()
+        ((_, schedule),) = step.ready.values()
+        return found, schedule.overlaps
+
+    for found, overlaps in run_threads(ranks, on_rank, nodes=nodes):
+        assert overlaps
+        np.testing.assert_array_equal(found, einmpi.reference(job, arrays)["Z"])
 
 
 def test_updates_in_place(monkeypatch):
