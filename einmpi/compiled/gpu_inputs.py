@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.inputs import Inputs, OnDevice, resident_key
+from einmpi.compiled.inputs import Inputs, OnDevice, TakeBlock, resident_key
 from einmpi.files.reading import Reading
 from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array
 from einmpi.runtime.gpu.backend import CupyBackend
@@ -32,6 +35,25 @@ MAX_SMALL_BYTES = 2**20  # of given arrays that are copied to pinned memory at o
 
 # Fills an array with a part of a region; the second region is the part's place in the whole.
 ReadPart = Callable[[Region, Region, HostArray], None]
+
+
+def taking_on_device(backend: CupyBackend, step: Load, given: Any) -> TakeBlock | None:
+    """Return what takes a block of an input that is on the GPU, or copies it there."""
+    if isinstance(given, DistArray):
+        is_usable = is_device_array(given.local) and given.local.flags.c_contiguous
+        return attrgetter("local") if is_usable else None
+    if is_device_array(given):
+        return partial(backend.region_of, region=step.region, extents=step.slot.shape)
+    if type(given) is not np.ndarray:
+        return None
+
+    def upload(array: HostArray) -> DeviceArray:
+        values = block_of(array, step.region, step.slot.dtype).reshape(step.slot.shape)
+        target = backend.allocate(step.slot.shape, step.slot.dtype)
+        backend.copies.upload(np.ascontiguousarray(values), target)
+        return target
+
+    return upload
 
 
 class DeviceInputs:

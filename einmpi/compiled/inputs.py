@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading, fill_box
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.kernels.prepared import address_of
+from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.backend import NOTHING_SHARED
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
 from einmpi.runtime.sharing.inputs import SharedInput
@@ -300,3 +301,33 @@ def is_own_memory(array: Array) -> bool:
     flags = array.flags
     is_aligned = address_of(array) % ALIGNMENT == 0
     return bool(flags.writeable and flags.c_contiguous) and is_aligned
+
+
+# ---- blocks of arrays that are given again and again --------------------------------------------
+
+TakeBlock: TypeAlias = Callable[[Any], Array]  # this rank's block of a given input
+# Returns what takes the block of a load from inputs like this one; None if nothing can.
+PrepareTaking: TypeAlias = Callable[[Load, Any], TakeBlock | None]
+
+
+def taking_on_host(step: Load, given: Any) -> TakeBlock | None:
+    """Return what takes a block of an input; None if it is not on the host."""
+    if isinstance(given, DistArray):
+        is_usable = type(given.local) is np.ndarray and given.local.flags.c_contiguous
+        return attrgetter("local") if is_usable else None
+    if type(given) is not np.ndarray:
+        return None
+    if given.flags.c_contiguous and given.dtype.isnative and given.shape == step.slot.shape:
+        return _whole
+    block = block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
+    if given.ndim and all(len(runs) == 1 for runs in step.region):
+        part = itemgetter(tuple(slice(*runs[0]) for runs in step.region))
+        view = part(given)
+        is_same = view.shape == block.shape and stored_as((view,)) == stored_as((block,))
+        if is_same and address_of(view) == address_of(block):
+            return part
+    return lambda array: block_of(array, step.region, step.slot.dtype).reshape(step.slot.shape)
+
+
+def _whole(array: Array) -> Array:
+    return array

@@ -7,27 +7,24 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.creation import block_of
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.agreement import KNOWN, abort_on_divergence, all_say, is_checking
 from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import is_array, kind_of, outline_of
-from einmpi.compiled.inputs import Inputs, resident_key
+from einmpi.compiled.inputs import PrepareTaking, TakeBlock, resident_key
 from einmpi.compiled.planning import Residents
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.scalar import gathers_in
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.planner.plan import Plan
-from einmpi.runtime.actions import RankFailure
+from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.host_memory import aligned_empty
 from einmpi.runtime.program import Program
 from einmpi.schedule.layout import Layout
@@ -41,12 +38,11 @@ from einmpi.schedule.steps import Load, numbered
 
 
 Array: TypeAlias = npt.NDArray[Any]
-TakeBlock: TypeAlias = Callable[[Any], Array]  # this rank's block of a given input
-TakeSources: TypeAlias = Callable[[], Inputs]
+TakeSources: TypeAlias = Callable[[], InputSource]
 
 
 class PreparedRun:
-    """The runs of a schedule on given arrays of numpy and DistArrays that look alike.
+    """The runs of a schedule on given arrays and DistArrays that look alike.
 
     Other inputs stay loaded: their blocks are the same in every run.
     """
@@ -89,7 +85,7 @@ class PreparedRun:
             if self.overwritten:
                 sources = take_sources()
                 for step in self.overwritten:
-                    blocks[step.slot.name] = sources.own_block(step, self.program.comm)
+                    blocks[step.slot.name] = sources.block(step, self.program.comm)
             return blocks
 
         return self.program.run_on_blocks(take_all, failure)
@@ -102,13 +98,14 @@ def prepare_run(
     inputs: Mapping[str, Any],
     residents: Residents,
     layouts: Mapping[str, Layout],
+    prepare_taking: PrepareTaking,
 ) -> PreparedRun | None:
     """Prepare runs on inputs that look like these; return None if that is not possible.
 
     `residents` are the inputs that stay loaded, and `layouts` those of the outputs.
 
-    The schedule has been bound before. It takes all its other inputs from arrays and DistArrays on
-    the host. Those that it changes are DistArrays, which a caller may give away.
+    The schedule has been bound before. It takes all its other inputs from arrays and DistArrays.
+    Those that it changes are DistArrays, which a caller may give away.
     """
     take_blocks: dict[str, tuple[str, TakeBlock]] = {}
     overwritten = []
@@ -117,7 +114,8 @@ def prepare_run(
     for _, step in numbered(schedule.steps, Load):
         given = inputs.get(step.tensor)
         if step.tensor not in inputs and step.kept and not step.overwritten:
-            block = residents.blocks.get(resident_key(job, step))
+            key = resident_key(job, step)
+            block = residents.blocks.get(key, program.backend.resident.get(key))
             if block is None:
                 return None
             resident_blocks[step.slot.name] = block
@@ -130,7 +128,7 @@ def prepare_run(
         take = None
         is_gone = isinstance(given, DistArray) and given._is_given_away
         if step.kept and not step.overwritten and not is_gone:
-            take = _prepare_taking(step, given)
+            take = prepare_taking(step, given)
         if take is None:
             return None
         take_blocks[step.slot.name] = step.tensor, take
@@ -139,29 +137,6 @@ def prepare_run(
         return None
     times = residents.times_forgotten
     return PreparedRun(program, take_blocks, overwritten, resident_blocks, times, layouts)
-
-
-def _prepare_taking(step: Load, given: Any) -> TakeBlock | None:
-    """Return what takes a block of an input; None if it is not on the host."""
-    if isinstance(given, DistArray):
-        is_usable = type(given.local) is np.ndarray and given.local.flags.c_contiguous
-        return attrgetter("local") if is_usable else None
-    if type(given) is not np.ndarray:
-        return None
-    if given.flags.c_contiguous and given.dtype.isnative and given.shape == step.slot.shape:
-        return _whole
-    block = block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
-    if given.ndim and all(len(runs) == 1 for runs in step.region):
-        part = itemgetter(tuple(slice(*runs[0]) for runs in step.region))
-        view = part(given)
-        is_same = view.shape == block.shape and stored_as((view,)) == stored_as((block,))
-        if is_same and address_of(view) == address_of(block):
-            return part
-    return lambda array: block_of(array, step.region, step.slot.dtype).reshape(step.slot.shape)
-
-
-def _whole(array: Array) -> Array:
-    return array
 
 
 # ---- known calls ---------------------------------------------------------------------------------

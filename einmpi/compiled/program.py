@@ -45,7 +45,7 @@ from einmpi.job.job import Job
 from einmpi.late import late
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.startup import first_use_seconds
-from einmpi.runtime.actions import RankFailure
+from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
@@ -347,8 +347,8 @@ class Compiled:
         if not known.may_be_prepared or known.prepared is not None:
             return
         program = self.runner.program(known.schedule)
-        if program.bound is None or not program.bound.calls:
-            return  # they are bound in the next run, if at all
+        if not program.is_bound:
+            return  # it is bound in the next run, if at all
         known.may_be_prepared = False
         shared = self.runner.shared_memory(known.schedule)
         if shared is not None and shared.most_bytes_anywhere:
@@ -357,7 +357,13 @@ class Compiled:
         for name in self.job.graph.outputs:
             layouts[name] = self.results.layout_of(known.plan, name)
         known.prepared = prepare_run(
-            program, known.schedule, self.job, inputs, self.residents, layouts
+            program,
+            known.schedule,
+            self.job,
+            inputs,
+            self.residents,
+            layouts,
+            self.work.prepare_taking,
         )
 
     def _call_prepared(
@@ -372,8 +378,8 @@ class Compiled:
         first_uses_before = first_use_seconds()
         first_failed = None
 
-        def take_sources() -> Inputs:
-            return self._sources(inputs, dict(inputs))
+        def take_sources() -> InputSource:
+            return self.work.storage(self._sources(inputs, dict(inputs)))
 
         if comm.size == 1:
             blocks = prepared.output_blocks(inputs, take_sources, None)

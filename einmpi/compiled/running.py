@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from logging import DEBUG
 from typing import Any
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import Comm
-from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.inputs import Inputs, PrepareTaking, taking_on_host
 from einmpi.errors import InputError
 from einmpi.job.job import Job
 from einmpi.job.settings import backend_record
@@ -113,13 +114,15 @@ class TimedStorage:
 class Workplace:
     """Where and with what a rank computes.
 
-    `comm` carries messages between slots. `check_memory` takes the place that an error names and
-    the bytes that a rank needs. `text` describes what the rank computes with.
+    `comm` carries messages between slots. `prepare_taking` returns what takes the blocks of inputs
+    that look like one that was given. `check_memory` takes the place that an error names and the
+    bytes that a rank needs. `text` describes what the rank computes with.
     """
 
     backend: Backend
     comm: Comm
     storage: Callable[[Inputs], InputSource]
+    prepare_taking: PrepareTaking
     check_memory: Callable[[str, int], None]
     text: str
     program: Callable[[Schedule], Program]
@@ -145,12 +148,14 @@ def on_host(job: Job, comm: Comm) -> Workplace:
         return Program(schedule, backend, comm)
 
     text = str(threads) if blas.library is None else f"{threads}, BLAS {blas}"
-    return Workplace(backend, comm, lambda inputs: inputs, check_node, text, program)
+    return Workplace(
+        backend, comm, lambda inputs: inputs, taking_on_host, check_node, text, program
+    )
 
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
     """Set up the backend cupy."""
-    from einmpi.compiled.gpu_inputs import DeviceInputs
+    from einmpi.compiled.gpu_inputs import DeviceInputs, taking_on_device
     from einmpi.runtime.gpu.backend import CupyBackend, check_gpu_memory, gpu_context
     from einmpi.runtime.gpu.graphs import GraphProgram, graphs_suit
 
@@ -170,6 +175,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
         backend,
         context.comm,
         lambda inputs: DeviceInputs(inputs, backend, comm),
+        partial(taking_on_device, backend),
         lambda place, needed: check_gpu_memory(place, context.gpu, needed),
         f"{context.gpu}{messages}" if has_graphs else f"{context.gpu}{messages}, no CUDA graphs",
         program,

@@ -237,6 +237,7 @@ class Program:
         return [
             (number, partial(action, step, comm, storage))
             for number, action, step in self.actions[first:stop]
+            if not (isinstance(storage, GivenBlocks) and isinstance(step, Load))
         ]
 
     def _do(self, number: int, run: Run, buffers: Buffers) -> None:
@@ -270,6 +271,11 @@ class Program:
 
     # ---- runs on blocks that the caller has taken from its inputs -------------------------------
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether further runs differ from the first one, and have been prepared for that."""
+        return self.bound is not None and bool(self.bound.calls)
+
     def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
         """Return whether `run_on_blocks` takes blocks that are stored as these are."""
         if self.bound is None or self.schedule.overlaps or not uses_memory_only(self.schedule):
@@ -291,14 +297,14 @@ class Program:
             blocks = take_blocks()
             buffers = Buffers(self.backend)
             arrays = buffers.arrays = {**bound.kept.slots, **blocks}
-            self.under_way = lambda: Run(_GivenBlocks(blocks), buffers, failure)
+            self.under_way = lambda: Run(GivenBlocks(blocks), buffers, failure)
             self._call(bound.calls_after_loading, buffers, self.under_way)
         finally:
             self.lock.release()
         return {name: arrays[slot.name] for name, slot in self.outputs.items()}
 
 
-class _GivenBlocks:
+class GivenBlocks:
     """The blocks of all inputs of a run, by slot. They are in their slots from the start."""
 
     array_type: type[Any] = np.ndarray

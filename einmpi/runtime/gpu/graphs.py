@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -18,12 +18,13 @@ from einmpi.kernels.cuda import capture
 from einmpi.kernels.cuda.capture import workspace_bytes
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.log import LOGGER
-from einmpi.runtime.actions import ACTIONS
+from einmpi.runtime.actions import ACTIONS, RankFailure
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.backend import CupyBackend
 from einmpi.runtime.gpu.stretches import Stretch, find_stretches
-from einmpi.runtime.program import Program, Run, uses_memory_only
+from einmpi.runtime.program import GivenBlocks, Program, Run, uses_memory_only
 from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Load, numbered
 
 # ---- arena ---------------------------------------------------------------------------------------
 #
@@ -321,6 +322,32 @@ class GraphProgram(Program):
                     self._give_up()
             captured.graph.launch(self.cuda.get_current_stream())
             _change_slots(run.buffers, captured)
+
+    # ---- runs on blocks that the caller has taken from its inputs -------------------------------
+
+    @property
+    def is_bound(self) -> bool:
+        return self.can_repeat and self.block_bytes > 0
+
+    def accepts(self, blocks: Mapping[str, DeviceArray]) -> bool:
+        all_are_kept = all(load.kept for _, load in numbered(self.schedule.steps, Load))
+        return self.is_bound and all_are_kept and not self.schedule.overlaps
+
+    def run_on_blocks(
+        self, take_blocks: Callable[[], Mapping[str, DeviceArray]], failure: RankFailure | None
+    ) -> dict[str, DeviceArray] | None:
+        if not self.is_bound or not self.lock.acquire(blocking=False):
+            return None
+        try:
+            blocks = take_blocks()
+            buffers = Buffers(self.backend)
+            buffers.arrays.update(blocks)
+            buffers.grow(sum(block.nbytes for block in blocks.values()))
+            self._launch(Run(GivenBlocks(blocks), buffers, failure))
+            self.peak = buffers.peak
+        finally:
+            self.lock.release()
+        return {name: buffers[slot] for name, slot in self.outputs.items()}
 
     def _give_up(self) -> None:
         """Launch kernels one by one from here on."""

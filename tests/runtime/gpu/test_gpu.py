@@ -120,25 +120,22 @@ def test_batches(tmp_path):
 
 @pytest.mark.parametrize("ranks, nodes", [(2, 2), (5, 3)])
 def test_kernels_while_messages_travel(ranks, nodes, monkeypatch):
-    """Values are small integers: parts of a product may be rounded otherwise than the whole."""
     monkeypatch.setattr(overlap, "PART_UNIT_BYTES", 2**10)
     monkeypatch.setattr(overlap, "LEAST_PART_OPERATIONS", 1)
-    rng = np.random.default_rng(3)
-    shapes = {"A": (200, 50), "B": (50, 200), "C": (200, 50), "D": (50, 800), "E": (800, 200)}
-    arrays = {name: rng.integers(-3, 4, shape).astype("f4") for name, shape in shapes.items()}
-    program = "Z[i,k] = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))"
-    job = on_gpu(einmpi.program(program, **arrays))
+    job = replace(einmpi.load(ROOT / "jobs" / "chain.toml", s=400), backend="cupy")
 
     def on_rank(comm):
         step = einmpi.compile(job, comm)
         for _ in range(5):
-            found = step(arrays)["Z"].gather()
+            found = step()["Z"].gather()
         ((_, schedule),) = step.ready.values()
         return found, schedule.overlaps
 
+    expected = einmpi.reference(job)["Z"]
     for found, overlaps in run_threads(ranks, on_rank, nodes=nodes):
         assert overlaps
-        np.testing.assert_array_equal(found, einmpi.reference(job, arrays)["Z"])
+        # Sums of 400 to 4000 float32 products in another order.
+        np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
 def test_updates_in_place(monkeypatch):

@@ -15,6 +15,7 @@ from run_cases import JOBS, cases
 import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import run_threads
+from einmpi.compiled.gpu_inputs import DeviceInputs
 from einmpi.kernels.cuda import driver
 from einmpi.process.environment import GRAPHS_VARIABLE
 from einmpi.runtime.gpu import graphs as gpu_graphs
@@ -231,6 +232,62 @@ def test_steps_that_need_the_host_are_left_out(pool):
         np.testing.assert_allclose(found.gather(), 2 * z * z)
         with pytest.raises(einmpi.EinmpiError):
             step({"x": on_device(x), "at": on_device(np.array([0, 9, 0]))})
+
+
+STEP = """
+s_next[i] = s[i] + sum(A[i,j] * x[j])
+t[i] = tanh(s_next[i]) * factor
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("donate", [False, True])
+def test_prepared_calls_take_blocks_at_once(ranks, donate, pool, monkeypatch):
+    """Inputs on the GPU, on the host and left by the last call; nothing is loaded step by step."""
+    loaded = []
+    block = DeviceInputs.block
+
+    def counted_block(inputs, step, comm):
+        loaded.append(step.tensor)
+        return block(inputs, step, comm)
+
+    monkeypatch.setattr(DeviceInputs, "block", counted_block)
+    A = numbers(6, 6)
+    outputs = ["s_next", "t"]
+    job = on_gpu(einmpi.program(STEP, outputs=outputs, A=A, x=(6,), s=(6,), factor=()))
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm, carry={"s": "s_next"}, donate=donate)
+        given = on_device(A)
+        s, state = np.zeros(6), on_device(np.zeros(6))
+        for turn in range(8):
+            x = numbers(6, seed=turn)
+            if turn == 6:
+                loaded.clear()
+            found = step({"A": given, "x": x, "s": state, "factor": np.array(float(turn))})
+            state = found["s_next"]
+            s = s + A @ x
+            np.testing.assert_allclose(state.gather(), s, rtol=1e-12)
+            np.testing.assert_allclose(found["t"].gather(), np.tanh(s) * turn, rtol=1e-12)
+            assert step.measured.peak <= planned_peak(step)
+        ((call,),) = [[each for each in step.known_calls.calls.values() if each.prepared]]
+        return call.prepared
+
+    assert all(run_threads(ranks, on_rank))
+    assert set(loaded) <= ({"s"} if donate else set())
+
+
+def test_prepared_calls_take_arrays_that_are_stored_otherwise(pool):
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    arrays = layers_inputs()
+    expected = einmpi.reference(layers_job(), arrays)
+    given = {name: on_device(array) for name, array in arrays.items()}
+    for turn in range(8):
+        if turn == 6:
+            given["X"] = fake_cupy.ndarray(np.asfortranarray(arrays["X"]))
+            assert not given["X"].flags.c_contiguous
+        found = step(given)
+        assert_close({name: array.gather() for name, array in found.items()}, expected)
 
 
 def test_too_little_memory_for_the_block(pool):
