@@ -49,6 +49,8 @@ def taking_on_device(backend: CupyBackend, step: Load, given: Any) -> TakeBlock 
 
     def upload(array: HostArray) -> DeviceArray:
         values = block_of(array, step.region, step.slot.dtype).reshape(step.slot.shape)
+        if values.nbytes <= MAX_SMALL_BYTES:
+            return backend.cupy.asarray(values)  # ordered with kernels: nothing waits for it
         target = backend.allocate(step.slot.shape, step.slot.dtype)
         backend.copies.upload(np.ascontiguousarray(values), target)
         return target
