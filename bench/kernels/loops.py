@@ -2,6 +2,7 @@
 
     mpirun -n 2 python -m bench loops [--cases kmeans jacobi cg] [--size small] [--repeat 5]
                                       [--json FILE]
+    mpirun -n 16 python -m bench loops --cases jacobi        # in 4 × 4 blocks
 
 A row is a loop: the median and the least time of all its steps by einmpi on all ranks and by a
 peer, measured in turns, and the ratios. Below 1, einmpi is faster. scikit-learn and scipy run on
@@ -59,7 +60,8 @@ class Case:
     """A loop and its peer.
 
     `job`, `inputs` and `peer` get the sizes, `peer` the inputs too; it returns a function to
-    measure, whose result is that of `result` after the same steps.
+    measure, whose result is that of `result` after the same steps. A peer that runs on all ranks
+    returns a block on each of them, and `join` puts them together, which is not measured.
     """
 
     job: Callable[[dict[str, int]], Job]
@@ -67,11 +69,11 @@ class Case:
     peer: Callable[[dict[str, int], dict[str, Array]], Callable[[], Array]]
     peer_name: str
     package: str  # that the peer needs
-    on_all_ranks: bool  # whether the peer runs on all ranks
     result: str
     sizes: dict[str, int]
     small: dict[str, int]
     tolerance: float
+    join: Callable[[Array], Array] | None = None  # for a peer that runs on all ranks
 
 
 # ---- k-means -------------------------------------------------------------------------------------
@@ -123,7 +125,10 @@ def jacobi_inputs(sizes: dict[str, int]) -> dict[str, Array]:
 
 
 def jacobi_peer(sizes: dict[str, int], inputs: dict[str, Array]) -> Callable[[], Array]:
-    """Blocks of rows with a row of each neighbour, one compiled pass a step, two arrays."""
+    """Blocks as square as the ranks allow, with a border of the neighbours' values around each.
+
+    One compiled pass a step, two arrays, and all four borders travel at the same time.
+    """
     import numba
 
     @numba.njit(fastmath={"nnan", "nsz"})
@@ -137,29 +142,54 @@ def jacobi_peer(sizes: dict[str, int], inputs: dict[str, Array]) -> Callable[[],
         return change
 
     n = sizes["n"]
-    first = n * WORLD.rank // WORLD.size
-    stop = n * (WORLD.rank + 1) // WORLD.size
-    before = WORLD.rank - 1 if WORLD.rank > 0 else MPI.PROC_NULL
-    after = WORLD.rank + 1 if WORLD.rank + 1 < WORLD.size else MPI.PROC_NULL
+    grid = WORLD.Create_cart(MPI.Compute_dims(WORLD.size, 2))
+    neighbours = [*grid.Shift(0, 1), *grid.Shift(1, 1)]  # above, below, left, right
+    block = []
+    inner = []  # what is computed, in an array with borders: the edges of the plate stay
+    for place, blocks in zip(grid.coords, grid.dims, strict=True):
+        first, stop = n * place // blocks, n * (place + 1) // blocks
+        block.append(slice(first, stop))
+        inner.append((max(first, 1) - first + 1, min(stop, n - 1) - first + 1))
+    (top, bottom), (left, right) = inner
+    computed = slice(top - 1, bottom + 1), slice(left - 1, right + 1)  # with what is around it
+
+    def exchange(u: Array) -> None:
+        """Fill the borders; MPI sends and receives contiguous copies of columns."""
+        own = (u[1, 1:-1], u[-2, 1:-1], u[1:-1, 1], u[1:-1, -2])
+        borders = (u[0, 1:-1], u[-1, 1:-1], u[1:-1, 0], u[1:-1, -1])
+        received = [np.empty(len(border)) for border in borders]
+        requests = []
+        for side, neighbour in enumerate(neighbours):
+            requests.append(grid.Irecv(received[side], neighbour, side ^ 1))
+        for side, neighbour in enumerate(neighbours):
+            requests.append(grid.Isend(np.ascontiguousarray(own[side]), neighbour, side))
+        MPI.Request.Waitall(requests)
+        for side, neighbour in enumerate(neighbours):
+            if neighbour != MPI.PROC_NULL:
+                borders[side][:] = received[side]
 
     def run() -> Array:
-        old = np.zeros((stop - first + 2, n))  # the first and the last row are the neighbours'
-        old[1:-1] = inputs["U"][first:stop]
+        old = np.pad(inputs["U"][tuple(block)], 1)
         new = old.copy()
-        low = 2 if first == 0 else 1  # the border of the plate stays
-        high = len(old) - 2 if stop == n else len(old) - 1
         for _ in range(sizes["steps"]):
-            WORLD.Sendrecv(old[1], before, 0, old[-1], after, 0)
-            WORLD.Sendrecv(old[-2], after, 1, old[0], before, 1)
-            change = sweep(old[low - 1 : high + 1], new[low - 1 : high + 1])
-            change = WORLD.allreduce(change, MPI.MAX)
+            exchange(old)
+            change = sweep(old[computed], new[computed])
+            change = grid.allreduce(change, MPI.MAX)
             old, new = new, old
             if change < 1e-4:
                 break
-        blocks = WORLD.allgather(old[1:-1])
-        return np.concatenate(blocks)
+        return old[1:-1, 1:-1]
 
     return run
+
+
+def whole_plate(block: Array) -> Array:
+    """Return the blocks of all ranks put together, on rank 0."""
+    blocks = WORLD.gather(block)
+    if blocks is None:
+        return None
+    rows, columns = MPI.Compute_dims(WORLD.size, 2)
+    return np.block([blocks[row * columns : (row + 1) * columns] for row in range(rows)])
 
 
 # ---- conjugate gradients -------------------------------------------------------------------------
@@ -203,7 +233,6 @@ CASES = {
         peer=kmeans_peer,
         peer_name="scikit-learn",
         package="sklearn",
-        on_all_ranks=False,
         result="C",
         sizes={"points": 200_000, "f": 64, "k": 64, "steps": 20},
         small={"points": 600, "f": 4, "k": 5, "steps": 3},
@@ -215,11 +244,11 @@ CASES = {
         peer=jacobi_peer,
         peer_name="numba with mpi4py",
         package="numba",
-        on_all_ranks=True,
         result="U",
         sizes={"n": 4000, "steps": 100},
         small={"n": 30, "steps": 5},
         tolerance=1e-12,
+        join=whole_plate,
     ),
     "cg": Case(
         job=cg_job,
@@ -227,7 +256,6 @@ CASES = {
         peer=cg_peer,
         peer_name="scipy",
         package="scipy",
-        on_all_ranks=False,
         result="x",
         sizes={"n": 4000, "steps": 50},
         small={"n": 60, "steps": 5},
@@ -257,7 +285,7 @@ def by_peer(case: Case, candidate: Callable[[], Array]) -> tuple[float, Array]:
     WORLD.Barrier()
     start = time.perf_counter()
     result = None
-    if case.on_all_ranks:
+    if case.join is not None:
         result = candidate()
     elif WORLD.rank == 0:
         with threadpool_limits(limits=WORLD.size):
@@ -265,7 +293,10 @@ def by_peer(case: Case, candidate: Callable[[], Array]) -> tuple[float, Array]:
     done = WORLD.Ibarrier()
     while not done.Test():
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    return time.perf_counter() - start, result
+    seconds = time.perf_counter() - start
+    if case.join is not None:
+        result = case.join(result)
+    return seconds, result
 
 
 def measure(name: str, is_small: bool, repeat: int) -> dict[str, Any]:
