@@ -55,7 +55,7 @@ from einmpi.job.inputs import RANDOM
 from einmpi.language.macros import CONSTANTS
 from einmpi.planner.text.explain import as_json
 
-PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 # The errors that no page for users shows, each under what causes it.
 CATALOGUES = {path.name: path for path in sorted((ROOT / "tests" / "docs").glob("errors_*.md"))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

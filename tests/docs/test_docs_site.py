@@ -8,7 +8,8 @@ from paths import ROOT
 
 import einmpi
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 OUTSIDE = ("http://", "https://")
 
 
@@ -38,7 +39,7 @@ def test_links_lead_somewhere(path):
         target = (path.parent / name).resolve() if name else path
         assert target.exists(), f"{path.name}: {link}: there is no such file"
         # A page of the site sees nothing but the site.
-        assert path.parent == ROOT or target.is_relative_to(path.parent), (
+        assert path.parent == ROOT or target.is_relative_to(DOCS), (
             f"{path.name}: {link} leads out of docs"
         )
         if anchor:
@@ -67,7 +68,7 @@ def test_modules_page_equals_the_docstrings():
 def test_tables_equal_the_records():
     script = runpy.run_path(str(ROOT / "docs" / "make_tables.py"), run_name="make_tables")
     found = set()
-    for path in (ROOT / "docs").glob("*.md"):
+    for path in DOCS.rglob("*.md"):
         text = path.read_text()
         found |= set(re.findall(r"<!-- table: ([\w-]+) -->", text))
         assert text == script["renewed"](text), (
@@ -79,7 +80,7 @@ def test_tables_equal_the_records():
 def test_site_has_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
 def test_files_that_pages_name_exist():
