@@ -12,9 +12,11 @@ from bound_cases import TRAPS, is_among, optimum, random_products
 from plan_oracle import P, R, axes_of, layouts, random_graph
 
 import einmpi
+from bench.paper.planning import GRAPHS
 from einmpi.planner.factor import Edge
 from einmpi.planner.lower_bound import parts as parts_problem
 from einmpi.planner.lower_bound.parts import PartsEdge
+from einmpi.planner.lower_bound.pieces import ALL_CUTS
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
@@ -169,3 +171,25 @@ def test_the_gradients_of_a_network_are_planned_exactly(ranks):
     plan = einmpi.plan(job, ranks)
     assert plan.kind == "exact"
     assert lower_bound_words(job.graph, ranks) < plan.words_predicted
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("attention", 96), ("attention", 256), ("llama-layer", 64), ("llama-layer", 256)],
+)
+def test_plans_are_exact_where_tables_are_large(name, ranks):
+    """Single vertices move up to 1 % less. Plans of other strategies are far above the bound."""
+    graph = GRAPHS[name]()
+    plan = make_plan(graph, ranks)
+    assert (plan.kind, plan.among) == ("exact", ALL_CUTS)
+    assert lower_bound_words(graph, ranks) < plan.lower_bound
+    other = make_plan(graph, ranks, Options("sqrt"))
+    assert other.lower_bound == plan.lower_bound < other.words_predicted
+
+
+def test_a_bound_is_looked_for_up_to_any_number_of_words():
+    """It is the smaller one of this number and the minimum."""
+    graph = GRAPHS["attention"]()
+    alone, least = 285_212_672, 285_343_744
+    for words in (alone + 1, least - 1, least, least + 1, 2 * least):
+        assert lower_bound_words(graph, 96, words=words) == min(words, least)

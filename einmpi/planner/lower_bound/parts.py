@@ -181,59 +181,86 @@ def most_kept(
     Of a tensor whose partial results are added up, at most `one_copy` is kept. The axes along which
     they are added up are not among the parts before.
     """
-    shape = len(before), len(after)
     short = []  # and not cut into equal parts
     for dimension, extent in enumerate(bound):
         if extent < ranks and any(extent % parts for parts in divisors(ranks) if parts <= extent):
             short.append(dimension)
-    repeated = np.ones(shape, np.int64)
-    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
-    # dimension along such an axis.
-    elements = np.full(shape, prod(bound))
-    # Every axis that turns leaves an equal share, if extents are rounded up to divide evenly.
-    times = np.ones(shape, np.int64)
-    shares = np.ones(shape, np.int64)
+    # Places in the tables of what is kept: a digit for each length of axes.
+    shape = len(before), len(after)
+    by_turns = np.zeros(shape, np.int32)
+    by_exponents = np.zeros(shape, np.int32)
     primes = prime_factors(ranks)
     for prime in sorted(set(primes)):
-        exponents_before = _exponents(before, prime, primes.count(prime))[:, None]
-        exponents_after = _exponents(after, prime, primes.count(prime))[None]
-        copies_after = exponents_after[..., -1]
-        away = exponents_before[..., :-1] - exponents_after[..., :-1]
-        leaving = np.maximum(0, away).sum(axis=-1)  # at least so many leave their dimension
-        # At most so many turn from a short dimension to another one.
-        among_short = np.minimum(
-            exponents_before[..., short].sum(axis=-1), exponents_after[..., short].sum(axis=-1)
-        )
-        exponent = copies_after - leaving + among_short
+        most = primes.count(prime)
+        exponents_before = _exponents(before.T, prime, ranks)[:, :, None]
+        exponents_after = _exponents(after.T, prime, ranks)[:, None, :]
+        copies_after = exponents_after[-1]
+        leaving = np.zeros(shape, np.int8)  # at least so many axes leave their dimension
+        for dimension in range(len(bound)):
+            away = exponents_before[dimension] - exponents_after[dimension]
+            leaving += np.maximum(away, 0)
+        exponents = copies_after - leaving
+        staying = np.minimum(exponents_before[-1], 0 if one_copy else copies_after)
+        turns = exponents < staying
+        if short:  # at most so many turn from a short dimension to another one
+            exponents += np.minimum(
+                exponents_before[short].sum(axis=0, dtype=np.int8),
+                exponents_after[short].sum(axis=0, dtype=np.int8),
+            )
         if one_copy:
-            turns = leaving > copies_after
-            exponent = np.minimum(exponent, 0)
-        else:
-            staying = np.minimum(exponents_before[..., -1], copies_after)
-            repeated *= prime**staying
-            turns = leaving > copies_after - staying
-        longest = _elements_of_longest_share(bound, prime, ranks)
-        elements = np.where(turns, np.minimum(elements, longest), elements)
-        times *= prime ** np.maximum(exponent, 0)
-        shares *= prime ** np.maximum(-exponent, 0)
-    kept: Ints = repeated * elements
+            exponents = np.minimum(exponents, 0)
+        by_turns = by_turns * (2 * most + 2) + (2 * staying + turns)
+        by_exponents = by_exponents * (2 * most + 1) + (exponents + most)
+    of_turns, of_exponents = _kept_by_axes(bound, ranks)
+    kept: Ints = np.minimum(of_turns[by_turns], of_exponents[by_exponents])
+    return kept
+
+
+@lru_cache(maxsize=1024)
+def _kept_by_axes(bound: tuple[int, ...], ranks: int) -> tuple[Ints, Ints]:
+    """Return two tables of the most elements that ranks keep.
+
+    The first has an entry for each number of axes that have copies before and afterwards, and for
+    whether an axis must turn; the second one for the share that axes leave, as an exponent.
+    """
+    repeated = np.ones(1, np.int64)
+    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
+    # dimension along such an axis.
+    elements = np.full(1, prod(bound))
+    # Every axis that turns leaves an equal share, if extents are rounded up to divide evenly.
+    times = np.ones(1, np.int64)
+    shares = np.ones(1, np.int64)
+    primes = prime_factors(ranks)
+    for prime in sorted(set(primes)):
+        powers = prime ** np.arange(primes.count(prime) + 1)
+        longest = [prod(bound), _elements_of_longest_share(bound, prime, ranks)]
+        repeated = np.multiply.outer(repeated, np.repeat(powers, 2)).ravel()
+        elements = np.minimum.outer(elements, np.tile(longest, len(powers))).ravel()
+        ones = np.ones_like(powers[1:])
+        times = np.multiply.outer(times, np.concatenate([ones, powers])).ravel()
+        shares = np.multiply.outer(shares, np.concatenate([powers[:0:-1], ones, [1]])).ravel()
     # Extents as they would be if all fine blocks of a dimension were alike. How many fine blocks
     # there are depends on the axes; the worst case is taken.
     rounded = 1
     for extent in bound:
         rounded *= extent if extent < ranks else -(-extent // ranks) * ranks
     if rounded * ranks > MOST_ELEMENTS:
-        return kept
-    even: Ints = rounded * times // shares
-    return np.minimum(kept, even)
+        return repeated * elements, np.full(len(times), np.iinfo(np.int64).max)
+    return repeated * elements, rounded * times // shares
 
 
-def _exponents(numbers: Ints, prime: int, most: int) -> Ints:
-    """Return how often a prime divides each of the numbers, which is at most `most` times."""
-    found = np.zeros(numbers.shape, np.int64)
-    for exponent in range(1, most + 1):
-        found += numbers % prime**exponent == 0
-    return found
+def _exponents(numbers: Ints, prime: int, ranks: int) -> npt.NDArray[np.int8]:
+    """Return how often a prime divides each of the numbers, which divide the number of ranks."""
+    known, exponents = _exponents_of_divisors(prime, ranks)
+    return exponents[np.searchsorted(known, numbers)]
+
+
+@lru_cache(maxsize=64)
+def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np.int8]]:
+    """Return the divisors of a number of ranks, and how often a prime divides each of them."""
+    known = divisors(ranks)
+    exponents = [prime_factors(number).count(prime) for number in known]
+    return np.array(known), np.array(exponents, np.int8)
 
 
 @lru_cache(maxsize=1024)
@@ -313,14 +340,15 @@ class PartsEdge:
     def words(self, before: Ints, after: Ints) -> Ints:
         """Return what moves at least, for each pair of layouts."""
         partials = before[:, -1]
-        kept = np.empty((len(before), len(after)), np.int64)
+        words = np.empty((len(before), len(after)), np.int64)
         for one_copy in (False, True):
             rows = (partials > 1) == one_copy
             if rows.any():
                 layouts = before[rows, :-1], after[:, :-1]
-                kept[rows] = most_kept(*layouts, self.edge.bound, self.ranks, one_copy)
-        moved = self.elements * (partials[:, None] - 1 + after[:, -2])
-        words: Ints = moved - self.weight * kept
+                kept = most_kept(*layouts, self.edge.bound, self.ranks, one_copy)
+                words[rows] = -self.weight * kept
+        words += (self.elements * (partials - 1))[:, None]
+        words += self.elements * after[:, -2]
         return words
 
 
@@ -369,7 +397,8 @@ class Link:
         self.words = self.edge.words(self.before, self.after)
         maker = self.edge.charged_to_maker(self.before)
         reader = self.edge.charged_to_reader(self.after)
-        self.uncharged = self.words - maker[:, None] - reader
+        self.uncharged = self.words - maker[:, None]
+        self.uncharged -= reader
 
     def other(self, variable: int) -> int:
         """Return the variable at the other end."""

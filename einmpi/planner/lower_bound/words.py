@@ -69,6 +69,16 @@ class Columns(NamedTuple):
     entries: Floats  # a column for each
     costs: Floats
 
+    def used(self) -> tuple[Ints, Floats]:
+        """Return the rows in which columns are not 0, and their entries there.
+
+        After them, a column has other rows, in which it is 0.
+        """
+        used = self.entries != 0
+        longest = int(used.sum(axis=0).max(initial=0))
+        rows = np.argsort(~used, axis=0, kind="stable")[:longest]
+        return rows, np.take_along_axis(self.entries, rows, axis=0)
+
 
 class Basis:
     """A solution with one column for each row, and the prices of the rows that follow from it."""
@@ -78,9 +88,9 @@ class Basis:
         self.amounts = _times(inverse, right_side)  # of each of these columns
         self.prices = _times(inverse.T, costs)  # of the rows
 
-    def enter(self, column: Floats, reduced_cost: float) -> None:
+    def enter(self, rows: Ints, entries: Floats, reduced_cost: float) -> None:
         """Use as much of a column as possible, in place of the one that is used up first."""
-        direction = _times(self.inverse, column)
+        direction = _times(self.inverse[:, rows], entries)
         usable = direction > TOLERANCE
         assert usable.any(), "the costs have a minimum"
         ratios = np.full(len(direction), np.inf)
@@ -90,7 +100,8 @@ class Basis:
         self.amounts = np.maximum(0.0, self.amounts - amount * direction)
         self.amounts[row] = amount
         pivot_row = self.inverse[row] / direction[row]
-        self.inverse = self.inverse - direction[:, None] * pivot_row
+        changed = direction.nonzero()[0]
+        self.inverse[changed] -= direction[changed, None] * pivot_row
         self.inverse[row] = pivot_row
         self.prices = self.prices + reduced_cost * pivot_row
 
@@ -102,13 +113,14 @@ def find_prices(basis: Basis, columns: Columns, more: Callable[[Floats], Columns
     """
     pivots = PIVOTS_FOR_EACH_ROW * len(basis.amounts)
     while True:
+        rows, entries = columns.used()
         while pivots:
             # What one unit of each column costs, less the prices of what it gives.
-            reduced = columns.costs - (columns.entries * basis.prices[:, None]).sum(axis=0)
+            reduced = columns.costs - (entries * basis.prices[rows]).sum(axis=0)
             cheapest = int(reduced.argmin())
             if reduced[cheapest] > -TOLERANCE:
                 break
-            basis.enter(columns.entries[:, cheapest], float(reduced[cheapest]))
+            basis.enter(rows[:, cheapest], entries[:, cheapest], float(reduced[cheapest]))
             pivots -= 1
         new = more(basis.prices)
         if not pivots or not len(new.costs):
@@ -432,7 +444,6 @@ def lower_bound_words(
 
 
 FEW_CELLS = 1 << 19  # of tables of all operands: they take little time
-# Where tables are large, nothing better is looked for than a bound as near to what a plan moves.
 SMALL_GAP = 100  # one part in so many
 
 
@@ -444,20 +455,30 @@ def best_lower_bound(
     If it is below what the plan moves, plans that repeat more operations than this one are left
     out, and so are those that do not fit into the memory that this one may have.
 
-    Where tables are large, they are made for the default strategy only, and if the gap is not
-    small.
+    Where tables are large, this takes long. Then nothing more is looked for where all plans move so
+    much that the gap is small; nor, for other strategies than the default, much above what single
+    vertices move.
     """
-    if _cells(graph, ranks) > FEW_CELLS:
-        words = lower_bound_words(graph, ranks, resident)
-        if not is_default or (plan.words - words) * SMALL_GAP <= plan.words:
-            return Bound(words, ALL_CUTS)
-    best = Bound(lower_bound_words(graph, ranks, resident, plan.words), ALL_CUTS)
+    if ranks == 1:
+        return Bound(0, ALL_CUTS)
+    alone, charges = _charged(graph, ranks, resident)
+    looked_for = plan.words
+    is_large = _cells(graph, ranks) > FEW_CELLS
+    if is_large and not is_default:
+        looked_for = min(plan.words, alone + alone // SMALL_GAP)
+    best = Bound(alone, ALL_CUTS)
+    if alone < looked_for:
+        together = bound_of_graph(graph, ranks, resident, charges, looked_for)
+        best = Bound(max(alone, together), ALL_CUTS)
+    has_small_gap = (plan.words - best.words) * SMALL_GAP <= plan.words
+    if is_large and (has_small_gap or not is_default):
+        return best
     repeated = plan.repeated_operations(graph)
     divisors: tuple[int, ...] = PRICES_OF_OPERATIONS
     if not repeated or len(graph.computed) > MOST_VARIABLES:
         divisors = divisors[:1]
     for divisor in divisors:
-        if best.words >= plan.words or ranks == 1:
+        if best.words >= plan.words:
             break
         work = _work(graph, repeated, divisor, plan.words)
         alone, charges = _charged(graph, ranks, resident, work)
