@@ -361,7 +361,7 @@ class GraphProgram(Program):
         """
         trial = copy(run.buffers)
         trial.arrays = dict(trial.arrays)
-        trial.peak = trial.bytes_in_use
+        trial.peak = bytes_before = trial.bytes_in_use
         allocator = placing_allocator(
             self.cuda, self.device, address, self.graphs[stretch.first].places
         )
@@ -379,20 +379,25 @@ class GraphProgram(Program):
                             ACTIONS[type(step)](step, self.comm, run.storage, trial)
                     finally:
                         graph = stream.end_capture()
-            return _captured(graph, run.buffers, trial)
+            return _captured(graph, run.buffers.arrays, trial, bytes_before)
         except Exception as error:  # whatever it is, kernels can still be launched one by one
             LOGGER.debug("kernels are launched one by one: %r", error)
             self._give_up()
             return None
 
 
-def _captured(graph: Any, before: Buffers, after: Buffers) -> _CapturedStretch:
-    """Return a graph with what its steps change in the slots."""
-    names_by_array = {id(array): name for name, array in before.arrays.items()}
+def _captured(
+    graph: Any, before: Mapping[str, DeviceArray], after: Buffers, bytes_before: int
+) -> _CapturedStretch:
+    """Return a graph with what its steps change in the slots, and the bytes that they take.
+
+    Meanwhile a thread may have taken and released memory for messages, which is not theirs.
+    """
+    names_by_array = {id(array): name for name, array in before.items()}
     made = {}
     aliases = {}
     for name, array in after.arrays.items():
-        if name in before.arrays:
+        if name in before:
             continue
         if id(array) in names_by_array:
             aliases[name] = names_by_array[id(array)]
@@ -402,9 +407,9 @@ def _captured(graph: Any, before: Buffers, after: Buffers) -> _CapturedStretch:
         graph,
         made,
         aliases,
-        tuple(before.arrays.keys() - after.arrays.keys()),
-        after.peak - before.bytes_in_use,
-        after.bytes_in_use - before.bytes_in_use,
+        tuple(before.keys() - after.arrays.keys()),
+        after.peak - bytes_before,
+        after.bytes_in_use - bytes_before,
     )
 
 
@@ -417,4 +422,4 @@ def _change_slots(buffers: Buffers, captured: _CapturedStretch) -> None:
         del arrays[name]
     arrays.update(captured.made)
     buffers.grow(captured.most_bytes)
-    buffers.bytes_in_use += captured.bytes_left - captured.most_bytes
+    buffers.shrink(captured.most_bytes - captured.bytes_left)

@@ -118,6 +118,26 @@ def test_batches(tmp_path):
     np.testing.assert_allclose(found.outputs["w"].gather(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "int8", "bool"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_prepared_calls_copy_small_arrays_of_the_host(dtype, order, ranks):
+    def on_rank(comm):
+        job = einmpi.program("Y[i,j] = X[i,j]", X=given.shape, dtype=dtype)
+        step = einmpi.compile(on_gpu(job), comm)
+        found = []
+        for turn in range(8):
+            array = np.asarray(np.roll(given, turn, 0), order=order)
+            found.append(step({"X": array})["Y"])
+            array[...] = 0  # the call has read it
+        return [array.gather() for array in found]
+
+    given = np.random.default_rng(1).integers(0, 2, (9, 7)).astype(np.dtype(dtype))
+    for found in run_threads(ranks, on_rank):
+        for turn, array in enumerate(found):
+            np.testing.assert_array_equal(array, np.roll(given, turn, 0))
+
+
 @pytest.mark.parametrize("ranks, nodes", [(2, 2), (5, 3)])
 def test_kernels_while_messages_travel(ranks, nodes, monkeypatch):
     monkeypatch.setattr(overlap, "PART_UNIT_BYTES", 2**10)

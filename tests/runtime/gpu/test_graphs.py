@@ -19,7 +19,7 @@ from einmpi.compiled.gpu_inputs import DeviceInputs
 from einmpi.kernels.cuda import driver
 from einmpi.process.environment import GRAPHS_VARIABLE
 from einmpi.runtime.gpu import graphs as gpu_graphs
-from einmpi.runtime.gpu.graphs import ArenaLayout, Place, aligned
+from einmpi.runtime.gpu.graphs import ArenaLayout, GraphProgram, Place, aligned
 from einmpi.runtime.program import Program
 
 CASES = cases()
@@ -92,6 +92,34 @@ def test_from_the_fourth_run_on_graphs_are_launched(pool):
     graphs = program_of(step)
     assert graphs.captured_steps >= 5
     assert all(len(each.by_addresses) <= 2 for each in graphs.graphs.values())
+
+
+def test_messages_that_travel_during_a_capture_are_not_part_of_the_graph(pool, monkeypatch):
+    """A thread takes memory for a message while a graph is captured, and gives it back later."""
+    message = 10**6
+    capture = GraphProgram._capture
+    end_capture = fake_cupy.Stream.end_capture
+
+    def capture_meanwhile(program, run, stretch, address):
+        def take_and_end(stream):
+            run.buffers.grow(message)
+            return end_capture(stream)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_cupy.Stream, "end_capture", take_and_end)
+            captured = capture(program, run, stretch, address)
+        run.buffers.shrink(message)
+        return captured
+
+    monkeypatch.setattr(GraphProgram, "_capture", capture_meanwhile)
+    step = einmpi.compile(on_gpu(layers_job()), ALONE)
+    given = {name: on_device(array) for name, array in layers_inputs().items()}
+    peaks = []
+    for _ in range(8):
+        step(given)
+        peaks.append(step.measured.peak)
+    assert max(peaks) > message
+    assert peaks[-1] == peaks[0]
 
 
 def test_graphs_compute_with_the_values_of_their_run(pool):
