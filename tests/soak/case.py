@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .gradients_programs import make_program
 from .looping import make_loop
 from .tree import Program
 
+HAS_ZARR = find_spec("zarr") is not None  # without it, inputs in stores are in .npy files
 RANKS = {
     1: 10.0,
     2: 18.0,
@@ -188,7 +190,7 @@ def with_options(case: Case, draw: Draw) -> Case:
             distributed[item.name] = cut(draw, case.ranks, item.values.shape)
         layouts[item.name] = draw.weighted(LAYOUTS)
     stores = []
-    if files:
+    if files and HAS_ZARR:
         draw_stores = Draw("zarr", case.seed, case.number)
         stores = [item.name for item in case.program.inputs if draw_stores.chance(ZARR_SHARE)]
     for statement in case.program.statements:
