@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.comm.base import spread_over_nodes
+from einmpi.compiled.given_inputs import with_inputs
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
@@ -336,21 +337,17 @@ def plan_loop(
     of_step = step_options(options, stages)
 
     def make(staying: Mapping[str, Layout]) -> Plan:
-        given = {name: layout.cuts for name, layout in staying.items()}
-        mesh = next((layout.mesh for layout in staying.values()), None)
-        orders = {name: layout.orders for name, layout in staying.items()}
-        of_given = replace(of_step, given=given, orders=orders, mesh=mesh)
+        of_given = with_inputs(of_step, tuple(staying.items()), job.backend)
         return make_plan(stages.step.graph, ranks, of_given)
 
     plan = best_planned(stages, options, movable, make, lambda found: found)
     once = None
     if stages.once is not None:
-        of_once = once_options(options, stages, plan)
-        given = {}
+        kinds = []
         for name, layout in known.items():
             if name in stages.once.graph.by_name:
-                given[name] = layout_for_once(layout, plan).cuts
-        of_once = replace(of_once, given=given)
+                kinds.append((name, layout_for_once(layout, plan)))
+        of_once = with_inputs(once_options(options, stages, plan), tuple(kinds), job.backend)
         once = make_plan(stages.once.graph, ranks, of_once)
     batches = plan_batches(job, plan)
     lying = {**known, **hoisted_layouts(stages, once)}
