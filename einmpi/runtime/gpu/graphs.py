@@ -230,14 +230,6 @@ class GraphProgram(Program):
         else:
             self._launch(run)
 
-    @property
-    def captured_steps(self) -> int:
-        """The steps that are launched in graphs."""
-        if not self.can_repeat or not self.block_bytes or self.stretches is None:
-            return 0
-        captured = [stretch for stretch in self.stretches if stretch.is_captured]
-        return sum(stretch.stop - stretch.first for stretch in captured)
-
     # ---- the first two runs ---------------------------------------------------------------------
 
     def _watch(self, run: Run) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graph_programs import captured_steps, program_of
 from paths import ROOT
 from run_cases import cases
 from runtime.gpu.test_gpu import NO_GPU
@@ -39,11 +40,6 @@ def compiled_twice(monkeypatch, job, **options):
     return without, einmpi.compile(on_gpu(job), ALONE, **options)
 
 
-def program_of(compiled):
-    ((_, found),) = compiled.runner.programs.values()
-    return found
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_graphs_give_the_same_bits(dtype, monkeypatch):
     text, shapes, _ = llama_program(MODEL, 2, 64)
@@ -59,7 +55,7 @@ def test_graphs_give_the_same_bits(dtype, monkeypatch):
         assert step.measured.peak <= next(iter(step.ready.values()))[0].peak
         del found
     graphs = program_of(step)
-    assert graphs.can_repeat and graphs.captured_steps > 30
+    assert graphs.can_repeat and captured_steps(graphs) > 30
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -80,7 +76,7 @@ def test_a_training_step_in_place(dtype, monkeypatch):
     for name in carry:
         np.testing.assert_array_equal(found[0][name], found[1][name])
     graphs = program_of(step)
-    assert graphs.can_repeat and graphs.captured_steps > 60
+    assert graphs.can_repeat and captured_steps(graphs) > 60
     assert max(len(each.by_addresses) for each in graphs.graphs.values()) <= 2
 
 
