@@ -361,12 +361,16 @@ def assert_shown(shown, printed, here):
 # They start ranks many times. Their blocks that start none are mostly of the kinds that other pages
 # have, too, and those with errors are run by test_every_error_has_an_example.
 SLOW_PAGES = (
+    "README.md",
+    "checkpoint.md",
     "command_line.md",
     "errors_of_jobs.md",
     "errors_of_machines.md",
     "errors_of_models.md",
     "experiment2.md",
+    "howto_hdf5.md",
     "howto_machine.md",
+    "howto_memory.md",
     "howto_python.md",
     "job_file.md",
     "llama.md",
