@@ -23,7 +23,8 @@ from einmpi.planner.memory import (
     scattered_label,
     staging,
 )
-from einmpi.planner.moving.halo import is_inside, most_needed
+from einmpi.planner.moving.halo import is_inside
+from einmpi.planner.moving.halo_words import most_needed
 
 
 def bytes_at_vertices(

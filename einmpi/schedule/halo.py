@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.scalar import Const, IndexEntries, Scalar
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, most_needed, shares_of
+from einmpi.planner.moving.halo import (
+    Needed,
+    axes_of_labels,
+    borders_of_blocks,
+    ends_of_middle,
+    is_inside,
+    reached_blocks,
+    shares_of,
+)
+from einmpi.planner.moving.halo_words import most_needed
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import group_of, moves_of, sent_and_received
-from einmpi.schedule.regions import Region, Runs, locate
+from einmpi.schedule.regions import Region, Runs, intersect, locate, one_run, subtract
 from einmpi.schedule.transfers import Moves
 
 
@@ -20,9 +32,13 @@ from einmpi.schedule.transfers import Moves
 class _NeededBlocks:
     """What each rank needs of a tensor, in place of a layout."""
 
-    mesh: Mesh
+    source: Layout
     needed: Needed
     state: tuple[str | None, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.source.mesh
 
     @property
     def bound(self) -> tuple[int, ...]:
@@ -30,10 +46,38 @@ class _NeededBlocks:
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         """Return the indices of a dimension that the rank with these digits needs."""
+        return self.needed.runs(dimension, self._shares(dimension, digits))
+
+    def _shares(self, dimension: int, digits: Sequence[int]) -> Mapping[str, Runs]:
         axes = axes_of_labels(self.needed.labels(dimension), self.state)
-        return self.needed.runs(
-            dimension, shares_of(self.mesh, self.needed, dimension, axes, digits)
-        )
+        return shares_of(self.mesh, self.needed, dimension, axes, digits)
+
+    def reached(self, dimension: int, digits: Sequence[int]) -> Runs:
+        """Return the indices in blocks that the middle of a star reaches; all without a star."""
+        ends = ends_of_middle(self.needed, dimension, self._shares(dimension, digits))
+        side = self.needed.sides[dimension]
+        borders = borders_of_blocks(self.mesh, side, self.source.axes_of(dimension))
+        first, stop = reached_blocks(borders, *np.array(ends))
+        return one_run(int(first), int(stop))
+
+    def is_read(self, block: Region, digits: Sequence[int]) -> bool:
+        """Return whether the rank with these digits reads of this block: it is at no corner."""
+        outside = 0
+        for dimension, runs in enumerate(block):
+            outside += not intersect(runs, self.reached(dimension, digits))
+        return outside <= 1
+
+    def corners(self, digits: Sequence[int]) -> Iterator[Region]:
+        """Yield what the rank with these digits has room for, but does not read."""
+        sides = []
+        for dimension in range(len(self.bound)):
+            runs = self.runs(dimension, digits)
+            inside = intersect(runs, self.reached(dimension, digits))
+            sides.append((inside, subtract(runs, inside)))
+        for outside in itertools.product((0, 1), repeat=len(sides)):
+            region = tuple(side[which] for side, which in zip(sides, outside, strict=True))
+            if sum(outside) > 1 and all(region):
+                yield region
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits these indices depend."""
@@ -53,16 +97,24 @@ def halo_moves(
     stored = source.region(digits)
     if is_inside(mesh, needed, source.cuts, state):
         return None, stored
-    wanted = _NeededBlocks(mesh, needed, tuple(state))
+    wanted = _NeededBlocks(source, needed, tuple(state))
     own = tuple(wanted.runs(dimension, digits) for dimension in range(len(needed.bound)))
     axes = source.cutting_axes()
     group, me = group_of(mesh, axes, rank)
     sends, receives = sent_and_received(source, source, wanted, axes, rank)
+    if needed.middle is not None:
+        for number, member in enumerate(group):
+            if sends[number] is not None and not wanted.is_read(stored, mesh.digits(member)):
+                sends[number] = None
+            theirs = source.region(mesh.digits(member)) if receives[number] is not None else None
+            if theirs is not None and not wanted.is_read(theirs, digits):
+                receives[number] = None
     most = most_needed(mesh, needed, state)
     max_elements = max(source.max_elements() * mesh.ranks, most)
     moves = moves_of(group, me, sends, receives, False, max_elements)
     largest_block = max(source.max_elements(), most)
-    return replace(moves, largest_block=largest_block, is_halo=True), own
+    unread = tuple(tuple(map(locate, corner, own)) for corner in wanted.corners(digits))
+    return replace(moves, largest_block=largest_block, is_halo=True, unread=unread), own
 
 
 def index_in_region(

@@ -454,6 +454,8 @@ class Transfer(TensorStep):
             yield self.target, self.moves.own[1]
         for _, region in self.moves.incoming():
             yield self.target, region
+        for region in self.moves.unread:  # nobody misses it
+            yield self.target, region
 
     def __str__(self) -> str:
         place = "" if self.part is None else f" at {self.part}"

@@ -1,4 +1,4 @@
-"""What a vertex needs of an operand with index arithmetic, such as u[i+1], and what that moves.
+"""What a vertex needs of an operand with index arithmetic, such as u[i+1].
 
 A rank needs more than its block, or another part of it: the difference comes from its neighbours.
 """
@@ -6,11 +6,11 @@ A rank needs more than its block, or another part of it: the difference comes fr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import gcd, prod
-from typing import NamedTuple, TypeAlias, TypeVar
+from math import prod
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,8 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
-from einmpi.planner.mesh import Extent, Mesh, length_of, members_along, sides
+from einmpi.planner.mesh import Extent, Mesh, length_of, sides
 from einmpi.planner.orders import NO_ORDERS, Orders
-from einmpi.planner.states import named
 
 # ---- runs ----------------------------------------------------------------------------------------
 #
@@ -222,6 +221,28 @@ class Needed:
         """Return whether a dimension is indexed by one label and nothing else."""
         return self._dimensions[dimension].is_plain
 
+    @cached_property
+    def middle(self) -> Needed | None:
+        """What is needed for the middle of a star; None if the operands are not one.
+
+        Each operand of a star differs from the middle in one dimension, or in none. So what is
+        outside of the middle in two dimensions, at the corners, is not needed.
+        """
+        entries_by_dimension = []
+        for each in self._dimensions:
+            plain_first = sorted(each.entries, key=lambda entry: not isinstance(entry, str))
+            entries_by_dimension.append(plain_first)
+        if sum(len(entries) > 1 for entries in entries_by_dimension) < 2:
+            return None  # there are no corners
+        for middle in itertools.product(*entries_by_dimension):
+            if all(_differing(index, middle) <= 1 for index in self.indices):
+                return replace(self, indices=(middle,))
+        return None
+
+    def has_arms(self, dimension: int) -> bool:
+        """Return whether operands of a star differ in this dimension."""
+        return self.middle is not None and len(self._dimensions[dimension].entries) > 1
+
     def runs(self, dimension: int, shares: Mapping[str, Runs]) -> Runs:
         """Return the indices of a dimension that are needed, given the shares of its labels.
 
@@ -255,6 +276,11 @@ class Needed:
         for low, high in reached:
             inside.extend(one_run(max(low, 0), min(high + 1, extent)))
         return _first_to_last(sorted(inside), wraps)
+
+
+def _differing(one: IndexEntries, other: IndexEntries) -> int:
+    """Return in how many dimensions two indices differ."""
+    return sum(entry != other_entry for entry, other_entry in zip(one, other, strict=True))
 
 
 def _first_to_last(runs: Sequence[tuple[int, int]], has_gap: bool) -> Runs:
@@ -355,283 +381,38 @@ def _all_digits(mesh: Mesh, axes: Collection[int]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*ranges)
 
 
-# ---- words ---------------------------------------------------------------------------------------
+# ---- stars ---------------------------------------------------------------------------------------
 #
-# Words that move where indices are arithmetic: of one plan, and for the tables of the search.
-
-
-Axes = tuple[int, ...]
-Item = TypeVar("Item", bound=Hashable)
-
-MOST_RANKS_COUNTED = 32  # for the tables of the search
-HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
+# Blocks of the ranks that the middle of a star reaches, so that what a rank fetches from another is
+# a block, too: nothing if the other's block is beside those that the middle reaches in two
+# dimensions. Where blocks have gaps, or the middle has some, this says that it reaches all.
 
 
 @lru_cache(maxsize=4096)
-def _needed_runs(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> tuple[tuple[Runs, list[int]], ...]:
-    """Return the indices of a dimension that ranks need, each time with the places of the ranks."""
-    cutting = tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
-    found = []
-    for digits, places in _places_by_digits(mesh, ranks, cutting):
-        runs = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
-        found.append((runs, places))
-    return tuple(found)
+def borders_of_blocks(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
+    """Return where the blocks begin that these axes cut a dimension into, and the last one ends.
 
-
-@lru_cache(maxsize=4096)
-def _needed_lengths(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> Ints:
-    """Return how many indices of a dimension each of some ranks needs."""
-    if needed.is_plain(dimension):
-        (label,) = needed.labels(dimension)
-        return _share_lengths(mesh, needed.side_of[label], dict(axes).get(label, ()), ranks)
-    lengths = np.empty(len(ranks), np.int64)
-    for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
-        lengths[places] = length(runs)
-    return lengths
-
-
-@lru_cache(maxsize=4096)
-def _places_by_digits(
-    mesh: Mesh, ranks: tuple[int, ...], axes: Axes
-) -> tuple[tuple[tuple[int, ...], list[int]], ...]:
-    """Return the places of ranks with the same digits on some axes, after one rank's digits."""
-    groups: dict[Axes, tuple[tuple[int, ...], list[int]]] = {}
-    for place, rank in enumerate(ranks):
-        digits = mesh.digits(rank)
-        key = tuple([digits[axis] for axis in axes])
-        groups.setdefault(key, (digits, []))[1].append(place)
-    return tuple(groups.values())
-
-
-def _kept_counts(
-    mesh: Mesh,
-    needed: Needed,
-    dimension: int,
-    axes: Sequence[LabelAxes],
-    sources: Sequence[Axes],
-    ranks: tuple[int, ...],
-) -> Ints:
-    """Return how many indices ranks need and have in their blocks, as [source, axes, rank].
-
-    `axes` cut the labels of the vertex, `sources` the dimension where the tensor is stored.
+    If they have gaps, all of them count as one block.
     """
-    if needed.is_plain(dimension):
-        return _kept_of_label(mesh, needed.sides[dimension], axes, sources, ranks)
-    # The starts and the stops of the runs that are needed, as [0 or 1, run, axes, rank].
-    ends = _ends_of_runs(
-        [_needed_runs(mesh, needed, dimension, each, ranks) for each in axes], len(ranks)
-    )
-    table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
-    for row, source in enumerate(sources):
-        for digits, places in _places_by_digits(mesh, ranks, source):
-            cuts = tuple([(axis, digits[axis]) for axis in source])
-            stored = share(mesh, needed.sides[dimension], cuts)
-            below = _count_below(stored, ends[:, :, :, places])
-            table[row][:, places] = (below[1] - below[0]).sum(axis=0)
-    return table
+    extent = length_of(side)
+    blocks = 1
+    for window in mesh.windows(side):
+        if axes and set(axes) == set(window[: len(axes)]):
+            blocks = prod(mesh.factors[axis] for axis in axes)
+    return -(-np.arange(blocks + 1) * extent // blocks)
 
 
-def _ends_of_runs(needed_runs: Sequence[Sequence[tuple[Runs, list[int]]]], ranks: int) -> Ints:
-    """Return starts and stops as an array [0 or 1, run, axes, rank]; missing runs are empty."""
-    most_runs = 1
-    for every_rank in needed_runs:
-        most_runs = max(most_runs, *(len(runs) for runs, _ in every_rank))
-    ends = np.zeros((2, most_runs, len(needed_runs), ranks), np.int64)
-    for row, every_rank in enumerate(needed_runs):
-        for runs, places in every_rank:
-            for number, (start, stop) in enumerate(runs):
-                ends[0, number, row, places] = start
-                ends[1, number, row, places] = stop
-    return ends
+def reached_blocks(borders: Ints, first: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Return where the blocks that have indices from `first` up to `stop` begin and end."""
+    reached_first = borders[np.searchsorted(borders, first, side="right") - 1]
+    reached_stop = borders[np.searchsorted(borders, stop, side="left")]
+    return reached_first, reached_stop
 
 
-def _kept_of_label(
-    mesh: Mesh,
-    extent: Extent,
-    axes: Sequence[LabelAxes],
-    sources: Sequence[Axes],
-    ranks: tuple[int, ...],
-) -> Ints:
-    """Return the counts of a dimension that one label indexes: both cuts together select them."""
-    table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
-    for row, source in enumerate(sources):
-        for column, label_axes in enumerate(axes):
-            cutting = {axis for _, each in label_axes for axis in each}
-            together = tuple(sorted(cutting.union(source)))
-            table[row, column] = _share_lengths(mesh, extent, together, ranks)
-    return table
-
-
-@lru_cache(maxsize=4096)
-def _share_lengths(mesh: Mesh, extent: Extent, axes: Axes, ranks: tuple[int, ...]) -> Ints:
-    """Return how many indices of a label that these axes cut each of some ranks has."""
-    combination = np.zeros(len(ranks), np.int64)
-    for axis in axes:
-        digits = [mesh.digits(rank)[axis] for rank in ranks]
-        combination = combination * mesh.factors[axis] + digits
-    return indices_by_digits(mesh, extent, axes)[combination]
-
-
-def _count_below(runs: Runs, bounds: Ints) -> Ints:
-    """Return how many of the indices are below each of the bounds."""
-    if not runs:
-        return np.zeros(bounds.shape, np.int64)
-    starts, stops = np.array(runs, np.int64).T
-    before = (stops - starts).cumsum()  # the last index of a run and all before it
-    run = starts.searchsorted(bounds, side="right") - 1  # the last one that begins below
-    missing = np.maximum(stops[run] - bounds, 0)
-    count: Ints = (before[run] - missing) * (run >= 0)
-    return count
-
-
-def halo_words(
-    mesh: Mesh,
-    needed: Needed,
-    layouts: Sequence[Sequence[int]],
-    states: Sequence[Sequence[int]],
-    most_ranks: int,
-) -> tuple[Ints, Ints]:
-    """Return (words that all ranks receive, those of them that come from other nodes).
-
-    Both are arrays [layout, state], for all pairs of symbols that the axes cut where the operand is
-    stored, and in the vertex. On many ranks, `most_ranks` of them stand for all.
-
-    The sender of an element has the digits of the receiver on all axes that do not cut the
-    operand, so it is on another node only if an axis between nodes cuts the operand.
-    """
-    ranks = _counted_ranks(mesh.ranks, most_ranks)
-    shape = (len(layouts), len(states), len(ranks))
-    label_names = [label for label, _ in needed.extents]
-    label_states = [named(state, label_names) for state in states]
-    wanted: Ints = np.ones((1, 1), np.int64)
-    kept: Ints = np.ones((1, 1, 1), np.int64)
-    kept_on_node = kept
-    for dimension in range(len(needed.bound)):
-        labels = needed.labels(dimension)
-        axes_by_state = [axes_of_labels(labels, state) for state in label_states]
-        cutting_by_layout = []
-        between_by_layout = []
-        for cuts in layouts:
-            cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
-            cutting_by_layout.append(cutting)
-            between_by_layout.append(tuple(axis for axis in cutting if axis < mesh.node_axes))
-        # Many states cut the labels of one dimension in the same way, and many layouts do so too.
-        axes, state_numbers = _distinct(axes_by_state)
-        counts = [_needed_lengths(mesh, needed, dimension, each, ranks) for each in axes]
-        wanted = wanted * _once_if_equal(np.array(counts, np.int64))[state_numbers]
-        sources, layout_numbers = _distinct(cutting_by_layout)
-        table = _once_if_equal(_kept_counts(mesh, needed, dimension, axes, sources, ranks))
-        kept = kept * table[np.ix_(layout_numbers, state_numbers)]
-        if mesh.nodes > 1:  # else everything stays on the node
-            sources, layout_numbers = _distinct(between_by_layout)
-            table = _kept_counts(mesh, needed, dimension, axes, sources, ranks)
-            kept_on_node = kept_on_node * table[np.ix_(layout_numbers, state_numbers)]
-    needed_words = np.broadcast_to(wanted, shape[1:]).sum(axis=1)
-    received = needed_words - np.broadcast_to(kept, shape).sum(axis=2)
-    between = np.zeros_like(received)
-    if mesh.nodes > 1:
-        between = needed_words - kept_on_node.sum(axis=2)
-    return received * mesh.ranks // len(ranks), between * mesh.ranks // len(ranks)
-
-
-def _once_if_equal(counts: Ints) -> Ints:
-    """Return counts of ranks, on the last array axis, for one rank if they are equal for all."""
-    first = counts[..., :1]
-    return first if (counts == first).all() else counts
-
-
-def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
-    """Return the distinct items, and the number of each item among them."""
-    numbers = {item: number for number, item in enumerate(dict.fromkeys(items))}
-    return list(numbers), [numbers[item] for item in items]
-
-
-@lru_cache(maxsize=64)
-def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
-    """Return all ranks, or so many of them that have all kinds of digits."""
-    if ranks <= most:
-        return tuple(range(ranks))
-    # Multiples of a number without a common factor come to all ranks, in a mixed order.
-    step = ranks * 5 // 8
-    while gcd(step, ranks) > 1:
-        step += 1
-    return tuple(sorted(k * step % ranks for k in range(most)))
-
-
-# Counts that depend on the digits of a rank on some axes, as an array with an axis for each axis of
-# the mesh: of length 1 where the digit makes no difference.
-_ByDigits: TypeAlias = Ints
-
-
-def halo_words_of_plan(
-    mesh: Mesh, needed: Needed, cuts: Sequence[int], state: Sequence[int]
-) -> tuple[int, int]:
-    """Return the same as `halo_words` for one layout and one state, counted on all ranks."""
-    label_state = named(state, [label for label, _ in needed.extents])
-    wanted: list[_ByDigits] = []
-    kept: list[_ByDigits] = []
-    kept_on_node: list[_ByDigits] = []
-    for dimension in range(len(needed.bound)):
-        label_axes = axes_of_labels(needed.labels(dimension), label_state)
-        reading = tuple(sorted({axis for _, axes in label_axes for axis in axes}))
-        ranks = members_along(mesh, reading)
-        lengths = _needed_lengths(mesh, needed, dimension, label_axes, ranks)
-        wanted.append(_by_digits(mesh, reading, lengths))
-        cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
-        between = tuple(axis for axis in cutting if axis < mesh.node_axes)
-        for source, counts in ((cutting, kept), (between, kept_on_node)):
-            axes = tuple(sorted({*reading, *source}))
-            ranks = members_along(mesh, axes)
-            table = _kept_counts(mesh, needed, dimension, [label_axes], [source], ranks)
-            counts.append(_by_digits(mesh, axes, table[0, 0]))
-    needed_words = _sum_over_ranks(mesh, wanted)
-    received = needed_words - _sum_over_ranks(mesh, kept)
-    return received, needed_words - _sum_over_ranks(mesh, kept_on_node)
-
-
-def _by_digits(mesh: Mesh, axes: Axes, counts: Ints) -> _ByDigits:
-    """Return counts of the ranks along some axes as an array by their digits."""
-    shape = [length if axis in axes else 1 for axis, length in enumerate(mesh.factors)]
-    return counts.reshape(shape)
-
-
-def _sum_over_ranks(mesh: Mesh, counts: Iterable[_ByDigits]) -> int:
-    """Return the sum, over all ranks, of the product of these counts.
-
-    Counts are multiplied only if they depend on the same axes. The sum over an axis is taken as
-    soon as one array depends on it, so that no array is larger than these axes make it.
-    """
-    total = 1
-    arrays = list(counts)
-    for axis, length in enumerate(mesh.factors):
-        depending = [array for array in arrays if array.shape[axis] > 1]
-        if not depending:
-            total *= length
-            continue
-        arrays = [array for array in arrays if array.shape[axis] == 1]
-        product = depending[0]
-        for array in depending[1:]:
-            product = product * array
-        arrays.append(product.sum(axis=axis, keepdims=True))
-    return total * prod(int(array.sum()) for array in arrays)
-
-
-def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
-    """Return a bound on the elements that a rank needs, the same for all ranks."""
-    return prod(most_needed_bound(mesh, needed, state))
-
-
-def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> tuple[int, ...]:
-    """Return how many indices of each dimension a rank needs at most."""
-    bound = []
-    for dimension in range(len(needed.bound)):
-        label_axes = axes_of_labels(needed.labels(dimension), state)
-        ranks = members_along(
-            mesh, tuple(sorted({axis for _, axes in label_axes for axis in axes}))
-        )
-        bound.append(int(_needed_lengths(mesh, needed, dimension, label_axes, ranks).max()))
-    return tuple(bound)
+def ends_of_middle(needed: Needed, dimension: int, shares: Mapping[str, Runs]) -> tuple[int, int]:
+    """Return the first index that the middle of a star needs, and the last one plus 1."""
+    if needed.middle is not None and needed.has_arms(dimension):
+        runs = needed.middle.runs(dimension, shares)
+        if len(runs) == 1:
+            return runs[0]
+    return 0, needed.bound[dimension]

@@ -15,13 +15,8 @@ from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Extent, Mesh, sides
-from einmpi.planner.moving.halo import (
-    HALO_NEIGHBOURS,
-    Needed,
-    halo_words,
-    halo_words_of_plan,
-    indices_by_digits,
-)
+from einmpi.planner.moving.halo import Needed, indices_by_digits
+from einmpi.planner.moving.halo_words import HALO_NEIGHBOURS, halo_words, halo_words_of_plan
 from einmpi.planner.paper import Cost
 
 # ---- volume --------------------------------------------------------------------------------------

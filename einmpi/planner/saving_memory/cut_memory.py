@@ -25,7 +25,8 @@ from einmpi.planner.memory import (
     stage_of,
 )
 from einmpi.planner.mesh import Mesh, sides
-from einmpi.planner.moving.halo import is_inside, most_needed_bound
+from einmpi.planner.moving.halo import is_inside
+from einmpi.planner.moving.halo_words import most_needed_bound
 from einmpi.planner.peak_memory import (
     blocked_products,
     bytes_at_vertices,

@@ -19,7 +19,7 @@ from einmpi.planner.machine import (
     Prices,
 )
 from einmpi.planner.mesh import Mesh, sides
-from einmpi.planner.moving.halo import MOST_RANKS_COUNTED
+from einmpi.planner.moving.halo_words import MOST_RANKS_COUNTED
 from einmpi.planner.moving.volume import (
     NO_AXES,
     Factors,

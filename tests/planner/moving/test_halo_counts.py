@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving import halo
+from einmpi.planner.moving import halo_words
 from einmpi.planner.moving.halo import indices_by_digits, length, share
 
 
@@ -22,14 +22,14 @@ def _program(layers: int, extent: int) -> einmpi.Job:
 def test_more_layers_are_not_counted_again(monkeypatch):
     """The indices that ranks need are counted once, however many layers there are."""
     calls = 0
-    length = halo.length
+    length = halo_words.length
 
     def counted_length(runs):
         nonlocal calls
         calls += 1
         return length(runs)
 
-    monkeypatch.setattr(halo, "length", counted_length)
+    monkeypatch.setattr(halo_words, "length", counted_length)
     calls_of_layers = []
     for layers, extent in ((4, 1000), (16, 1001)):  # other extents, which no cache knows
         calls = 0
