@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import fake_cupy
 import numpy as np
 import pytest
-from distributed import run_from_files
+from distributed import run_from_files, run_on_threads
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.planner.orders import digit_orders
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.orders import digit_orders, other_first_axes
 from einmpi.schedule.layout import Layout
 
 RNG = np.random.default_rng(5)
@@ -81,11 +85,68 @@ def test_values_and_bytes(name, ranks):
     np.testing.assert_allclose(outputs["v"], expected(u), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("ranks", [4, 6, 16])
+@pytest.mark.parametrize("name", CASES)
+def test_values_on_gpus(name, ranks, monkeypatch):
+    """The GPU backend without a GPU: halos are packed and unpacked there."""
+    fake_cupy.install(monkeypatch)
+    text, u, expected = CASES[name]
+    job = replace(einmpi.program(text, u=u), backend="cupy")
+    done = run_on_threads(job, ranks, {"u": u})
+    if name != "summed":  # there is a matrix to read once more, which may be cut into rows
+        assert any(any(orders) for orders in done.plan.orders.values())
+    np.testing.assert_allclose(done.outputs["v"], expected(u), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [4, 6, 16])
+@pytest.mark.parametrize("name", ["five points", "two steps", "periodic"])
+def test_gradients(name, ranks):
+    """The step is linear, v = S·u, so that the gradient of g·v² is 2·Sᵀ·(g·v)."""
+    text, u, step = CASES[name]
+    g = RNG.normal(size=u.shape)
+    text += "\nloss = sum(g[i,j] * v[i,j]**2)\ndu[p,q] = grad(loss, u[p,q])"
+    outputs, _ = run_from_files(ranks, text, {"u": u, "g": g})
+    columns = []
+    for place in range(u.size):
+        unit = np.zeros(u.size)
+        unit[place] = 1
+        columns.append(step(unit.reshape(u.shape)).ravel())
+    expected = np.stack(columns) @ (2 * g * step(u)).ravel()
+    # Sums of some dozens of numbers around 1, in another order.
+    np.testing.assert_allclose(outputs["du"].ravel(), expected, rtol=1e-11, atol=1e-11)
+
+
 def test_programs_without_index_arithmetic_keep_the_order_of_the_mesh():
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(8, 8), B=(8, 8)).graph
     assert digit_orders(graph, 6) == {}
     one = einmpi.program("v[i:7] = u[i+1] - u[i]", u=(8,)).graph
     assert digit_orders(one, 6) == {}
+
+
+@pytest.mark.parametrize(
+    "images, channels, ranks, words",
+    [(8, 16, 32, 177_152), (8, 16, 64, 359_424), (8, 16, 1024, 3_140_608), (6, 64, 96, 3_119_616)],
+)
+def test_blocks_of_images_begin_after_the_axes_of_the_batch(images, channels, ranks, words):
+    """No plan of a convolution moves less: the images of a batch are cut, and blocks of them."""
+    text = "V[b,o,x,y] = sum[c,u,v](X[b,c,x+u,y+v] * K[o,c,u,v])"
+    n, results = (66, 32) if channels == 16 else (58, 64)
+    job = einmpi.program(text, X=(images, channels, n, n), K=(results, channels, 3, 3))
+    plan = einmpi.plan(job, ranks)
+    assert plan.words_predicted == plan.lower_bound == words
+
+
+def test_a_batch_in_blocks():
+    """Values and bytes where labels of images begin with a later axis."""
+    x, k = RNG.normal(size=(4, 2, 10, 10)), RNG.normal(size=(3, 2, 3, 3))
+    text = "V[b,o,x,y] = sum[c,u,v](X[b,c,x+u,y+v] * K[o,c,u,v])"
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+    graph = einmpi.program(text, X=x, K=k).graph
+    assert other_first_axes(graph, Mesh(16)) == [2]
+    outputs, _ = run_from_files(16, text, {"X": x, "K": k})
+    expected = np.einsum("bcxyuv,ocuv->boxy", windows, k)
+    np.testing.assert_allclose(outputs["V"], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_labels_that_go_together_have_one_order():

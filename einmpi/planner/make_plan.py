@@ -18,6 +18,7 @@ from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.late import late
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, divisors, prime_factors
+from einmpi.planner.orders import other_first_axes
 from einmpi.planner.pairs import best_pairing, in_pairs
 from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
@@ -245,7 +246,7 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
     is_default = options.strategy == DEFAULT_STRATEGY
 
     def plan_of(form: EinGraph) -> Plan:
-        return Planning(form, mesh, ranks, options, tables).plan()
+        return _with_best_orders(form, mesh, ranks, options, tables)
 
     def with_scans(names: Sequence[str]) -> _Form:
         return with_scans_in_blocks(graph, names, mesh.ranks), {name: [name] for name in names}
@@ -274,6 +275,28 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
     gathers = [vertex.name for vertex in written.computed if _moves_for_gathers(plan, vertex)]
     plan = _in_better_form(plan, gathers, partial(with_picked_gathers, written), plan_of)
     return _with_pairs(plan, options, tables)
+
+
+def _with_best_orders(
+    graph: EinGraph, mesh: Mesh, ranks: int, options: Options, tables: SharedTables
+) -> Plan:
+    """Return the plan of a graph; where it has stencils, with the best first axis of their digits.
+
+    Others than the first axis of the mesh are tried where a plan may be better than that one.
+    """
+    best = Planning(graph, mesh, ranks, options, tables).plan()
+    may_be_better = best.kind == "gap" and _may_move_less(best)
+    if options.strategy != DEFAULT_STRATEGY or not best.orders or not may_be_better:
+        return best
+    for first_axis in other_first_axes(graph, mesh):
+        with_other_orders = replace(options, first_axis=first_axis)
+        try:
+            other = Planning(graph, mesh, ranks, with_other_orders, tables).plan()
+        except InputError:  # it needs more memory
+            continue
+        if (other.spilled, price_of(other)) < (best.spilled, price_of(best)):
+            best = other
+    return best
 
 
 def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:

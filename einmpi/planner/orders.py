@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
-from einmpi.planner.mesh import REVERSED
+from einmpi.planner.mesh import REVERSED, Mesh
 
 # ("vertex" or "tensor", name) → the order of each label or dimension: see `Side`.
 Orders = Mapping[tuple[str, str], tuple[int, ...]]
@@ -17,6 +17,7 @@ NO_ORDERS: Orders = {}
 Fixed = Mapping[int, int]  # dimension → its order
 NOTHING_FIXED: Mapping[str, Fixed] = {}
 NOTHING_ALIKE: Mapping[str, str] = {}
+MOST_FIRST_AXES = 2  # to try: each is a search of its own
 
 _Member = tuple[str, str, str | int]  # a label of a vertex, or a dimension of a tensor
 
@@ -26,13 +27,14 @@ def digit_orders(
     axes: int,
     same: Mapping[str, str] = NOTHING_ALIKE,
     fixed: Mapping[str, Fixed] = NOTHING_FIXED,
+    first_axis: int = 0,
 ) -> Orders:
     """Return the orders of all that is not in the order of the mesh; pure, as all ranks ask.
 
     Labels and dimensions that go together have one order: those that index each other, by
     arithmetic too, and those of tensors that have the `same` layout. Some dimensions are `fixed`,
-    because a tensor lies so already. Of those with arithmetic the first begin with the first
-    axis of the mesh, the last with the last one, and those between them with axes in between. So
+    because a tensor lies so already. Of those with arithmetic the first begin with the `first_axis`
+    of the mesh, the last with the last one, and those between them with axes in between. So
     each can be cut into contiguous blocks by axes of its own. All else keeps the order of the mesh.
     """
     if axes < 2:
@@ -44,7 +46,8 @@ def digit_orders(
     with_arithmetic = classes.with_arithmetic()
     for number, root in enumerate(with_arithmetic):
         is_last = 0 < number == len(with_arithmetic) - 1
-        order = REVERSED if is_last else axes * number // len(with_arithmetic)
+        later = (axes - first_axis) * number // len(with_arithmetic)
+        order = REVERSED if is_last else first_axis + later
         of_class.setdefault(root, order)
     if not any(of_class.values()):
         return NO_ORDERS
@@ -56,6 +59,30 @@ def digit_orders(
             members = [("vertex", each.name, label) for label in each.einsum.labels]
             orders["vertex", each.name] = tuple(of_class.get(classes.root(m), 0) for m in members)
     return {name: found for name, found in orders.items() if any(found)}
+
+
+def other_first_axes(graph: EinGraph, mesh: Mesh) -> list[int]:
+    """Return axes besides the first one with which labels with arithmetic may well begin.
+
+    The axes before them can cut a short label that needs no halo, such as the images of a batch.
+    """
+    found = set()
+    for vertex in graph.computed:
+        einsum = vertex.computed_einsum
+        in_arithmetic: set[str] = set()
+        beside: set[str] = set()
+        for operand, index in enumerate(einsum.operands):
+            if einsum.has_arithmetic(operand):
+                for entry in index:
+                    if isinstance(entry, str):
+                        beside.add(entry)
+                    else:
+                        in_arithmetic.update(arithmetic_labels(entry) or ())
+        for label in beside.intersection(einsum.output) - in_arithmetic:
+            windows = mesh.windows(einsum.extent[label])
+            if len(windows) > 1:
+                found.add(len(windows[0]))
+    return sorted(found)[:MOST_FIRST_AXES]
 
 
 def orders_agree(graph: EinGraph, same: Mapping[str, str], fixed: Mapping[str, Fixed]) -> bool:

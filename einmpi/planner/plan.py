@@ -379,6 +379,7 @@ class Options:
     placed: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     # The orders of the digits of dimensions in these layouts, where they are not those of the mesh.
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    first_axis: int = 0  # of the digits of labels with index arithmetic
     # input → the output that it becomes in the next step of a loop; both have one layout
     carry: Mapping[str, str] = field(default_factory=dict)
     # Whether what is carried may be updated in place; and the outputs that must be computed before,

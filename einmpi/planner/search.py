@@ -331,7 +331,8 @@ class CutSearch:
             fixed = prescribed
         else:
             self.options = replace(options, placed={})
-        return digit_orders(self.graph, len(self.mesh.factors), options.carry, fixed)
+        axes = len(self.mesh.factors)
+        return digit_orders(self.graph, axes, options.carry, fixed, options.first_axis)
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact."""
