@@ -1,16 +1,22 @@
 """Symmetric results by pairs of blocks on several ranks: values, bytes moved, memory, bounds."""
 
+import copy
 import itertools
+from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 from bound_cases import is_among
-from distributed import run_on_threads
+from distributed import run_from_files, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 
 import einmpi
+from einmpi.api import options_of
+from einmpi.comm.threads import run_threads
+from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.graph.forms.pairs import (
     MOST_BLOCKS,
@@ -23,6 +29,8 @@ from einmpi.graph.forms.pairs import (
 from einmpi.kernels.reference import evaluate
 from einmpi.planner import pairs
 from einmpi.planner.lower_bound.symmetric import words_of_pairs
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
 
 GRAM = "C[i,k] = sum(A[i,j] * A[k,j])"
@@ -50,6 +58,7 @@ def test_covers_are_small():
     st.lists(st.integers(1, 4), max_size=2),
     st.integers(0, 40),
     st.booleans(),
+    st.sampled_from([1, 2, 3, 6]),
     st.sampled_from(
         [
             GRAM,
@@ -60,13 +69,16 @@ def test_covers_are_small():
         ]
     ),
 )
-def test_every_division_gives_the_same_values(blocks, pieces, more, pieces_first, text):
+def test_every_division_gives_the_same_values(blocks, pieces, more, pieces_first, sums, text):
     division = Division(blocks * int(np.prod(pieces)) + more, blocks, tuple(pieces), pieces_first)
     n = division.rows
-    first = (3, n) if "A[j,i]" in text else (n, 3)
-    shapes = {"A": first, "B": first, "T": (n, 2, 3), "w": (3,)}
+    first = (6, n) if "A[j,i]" in text else (n, 6)
+    shapes = {"A": first, "B": first, "T": (n, 2, 6), "w": (6,)}
     rng = np.random.default_rng(n)
-    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items() if name in text}
+    arrays = {}
+    for name, shape in shapes.items():
+        if name in text:  # small integers, of which sums are exact in every order
+            arrays[name] = rng.integers(-9, 10, shape).astype(float)
     graph = einmpi.program(text, **arrays).graph
     if paired_labels(graph, graph["C"]) is None:
         assert "any" in text or "T" in text
@@ -74,6 +86,13 @@ def test_every_division_gives_the_same_values(blocks, pieces, more, pieces_first
     form = with_pairs_of_blocks(graph, "C", division)
     wanted = evaluate(graph, arrays)["C"]
     np.testing.assert_array_equal(evaluate(form.graph, arrays)["C"], wanted)
+    if sums > 1:
+        division = replace(division, summed="j", sums=sums)
+    form = with_pairs_of_blocks(graph, "C", division, stays=True)
+    assert "C" not in form.graph.by_name and form.rest.outputs == ("C",)
+    found = evaluate(form.rest, evaluate(form.graph, arrays))["C"]
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.fixture
@@ -89,14 +108,114 @@ def by_numpy(text, a):
 
 
 @pytest.mark.parametrize("text", [GRAM, DISTANCES])
-@pytest.mark.parametrize("ranks", [2, 3, 5, 7, 12, 13, 16])
-@pytest.mark.parametrize("shape", [(104, 130), (150, 33), (48, 500)])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 13, 16])
+@pytest.mark.parametrize("shape", [(104, 130), (150, 33), (48, 500), (96, 120)])
 def test_values_and_bytes(small, text, ranks, shape):
     a = np.random.default_rng(0).standard_normal(shape)
-    job = einmpi.program(text, A=a)
-    done = run_on_threads(job, ranks, {"A": a})
-    np.testing.assert_allclose(done.outputs["C"], by_numpy(text, a), rtol=1e-12, atol=1e-12)
-    assert done.moved == done.plan.bytes_predicted
+    outputs, _ = run_from_files(ranks, text, {"A": a})
+    np.testing.assert_allclose(outputs["C"], by_numpy(text, a), rtol=1e-12, atol=1e-12)
+
+
+# ---- results that stay in pairs of blocks --------------------------------------------------------
+
+
+GENERATED = """
+program = "C[i,k] = sum(A[i,j] * A[k,j])"
+[inputs]
+A = { shape = [96, 120], random = "normal", seed = 1 }
+"""
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """A job whose input is on no rank before, and what it gives."""
+    (tmp_path / "job.toml").write_text(GENERATED)
+    job = einmpi.load(tmp_path / "job.toml")
+    return job, einmpi.reference(job)["C"]
+
+
+def on_ranks(job, ranks, read):
+    """Run the job on threads, and return what `read` makes of the result on each rank."""
+
+    def on_rank(comm):
+        compiled = Compiled(job, comm, options_of(job))
+        return read(comm, compiled()["C"], compiled)
+
+    return run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 7, 8])
+def test_a_result_moves_when_it_is_read_first(small, generated, ranks):
+    job, wanted = generated
+
+    def read(comm, array, compiled):
+        ((plan, _),) = compiled.ready.values()
+        assert plan.outputs == ("C",) and "stays" in plan.notes["C"]
+        assert repr(array) == "DistArray(in pairs of blocks, shape=(96, 96), dtype=float64)"
+        assert array.shape == wanted.shape and array.labels == ("i", "k")
+        before = comm.received
+        block = array.local
+        moved = comm.received - before
+        assert array.local is block and comm.received == before + moved
+        np.testing.assert_allclose(array.gather(), wanted, rtol=1e-12, atol=1e-12)
+        return compiled.measured.received, moved, plan
+
+    found = on_ranks(job, ranks, read)
+    plan = found[0][2]
+    assert sum(received for received, _, _ in found) == plan.bytes_predicted
+    assert sum(moved for _, moved, _ in found) == plan.unread["C"].bytes_predicted
+
+
+def in_a_program(array):
+    job = einmpi.program("Y[i,k] = C[i,k]", C=array.shape)
+    return Compiled(job, array.own_comm, options_of(job))({"C": array})["Y"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda array: (array + 1).gather() - 1,
+        lambda array: array[::-1].gather()[::-1],
+        lambda array: array.T.gather(),
+        lambda array: copy.copy(array).gather(),
+        lambda array: in_a_program(array).gather(),
+        lambda array: array.redistribute(array.layout).gather(),
+    ],
+)
+def test_every_way_to_read_a_result(small, generated, read):
+    job, wanted = generated
+    for found in on_ranks(job, 4, lambda comm, array, compiled: read(array)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_compiled_job_is_called_again(small):
+    job = einmpi.program(GRAM, A=(96, 120))
+    first, second = np.random.default_rng(0).standard_normal((2, 96, 120))
+
+    def on_rank(comm):
+        given = [einmpi.DistArray.from_global(each, comm=comm) for each in (first, second)]
+        layout = einmpi.DistArray.zeros((96, 120), comm=comm).layout
+        compiled = Compiled(job, comm, options_of(job))
+        results = []
+        for each in (*given, *given):
+            results.append(compiled({"A": each.redistribute(layout)})["C"])
+        return [each.gather() for each in reversed(results)]
+
+    for found in run_threads(3, on_rank):
+        for array, a in zip(found, (second, first, second, first), strict=True):
+            np.testing.assert_allclose(array, a @ a.T, rtol=1e-12, atol=1e-12)
+
+
+def test_results_in_layouts_of_others_do_not_stay(small, generated):
+    job, _ = generated
+    assert einmpi.plan(job, ranks=4).unread
+    assert not einmpi.plan(job, ranks=4, pin={"C": (2, 2)}).unread
+    again = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = C[i,k] + 1", A=(96, 120))
+    assert not einmpi.plan(again, ranks=4).unread  # it is read
+    loop = einmpi.program("C[i,k] = sum(B[i,j] * B[k,j])", B=(96, 96))
+    assert make_plan(loop.graph, 4).unread
+    assert not make_plan(loop.graph, 4, Options(carry={"B": "C"})).unread
+    assert not make_plan(loop.graph, 4, Options(unread=False)).unread  # as for checkpoints
 
 
 PROGRAMS = {
@@ -147,32 +266,39 @@ def test_gradients_go_through_it(small, ranks):
     np.testing.assert_allclose(found, 4 * a @ a.T @ a, rtol=1e-9, atol=1e-6)
 
 
-@pytest.mark.parametrize("divisor", [2, 3])
+@pytest.mark.parametrize("divisor", [1, 1.2, 1.5, 2, 3])
 def test_memory_limits_hold(small, divisor):
     a = np.random.default_rng(0).standard_normal((98, 210))
     job = einmpi.program(GRAM, A=a)
-    limit = einmpi.plan(job, ranks=7).peak // divisor
+    limit = int(einmpi.plan(job, ranks=7).peak_in_all / divisor)
     try:
-        done = run_on_threads(job, 7, {"A": a}, memory=limit)
+        outputs, _ = run_from_files(7, GRAM, {"A": a}, memory=limit)
     except InputError:
         return
-    assert max(done.peaks) <= limit
-    np.testing.assert_allclose(done.outputs["C"], a @ a.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(outputs["C"], a @ a.T, rtol=1e-12, atol=1e-12)
+    for rest in einmpi.plan(job, ranks=7, memory=limit).unread.values():
+        assert rest.peak <= limit
 
 
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_under_mpirun(ranks):
-    code = """
-import numpy as np, einmpi
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_under_mpirun(ranks, tmp_path):
+    a = np.random.default_rng(0).standard_normal((1008, 1200))
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        file["A"] = a
+    code = f"""
+import numpy as np, einmpi, h5py
 from mpi4py import MPI
-a = np.random.default_rng(0).standard_normal((1000, 1200))
+a = np.random.default_rng(0).standard_normal((1008, 1200))
 job = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])", A=a)
-c = einmpi.run(job, {"A": a})["C"].gather()
-plan = einmpi.plan(job, ranks=MPI.COMM_WORLD.size)
-assert "pairs of" in plan.notes["C"], plan.notes
-np.testing.assert_allclose(c, a @ a.T, rtol=1e-12, atol=1e-9)
+A = einmpi.DistArray.from_global(a)
+c = einmpi.run(job, A=A.redistribute(einmpi.DistArray.zeros(a.shape).layout))["C"]
+assert "in pairs" in repr(c), c
+c.to_hdf5("{tmp_path}/C.h5", "C")
+np.testing.assert_allclose(c.gather(), a @ a.T, rtol=1e-12, atol=1e-9)
+with h5py.File("{tmp_path}/C.h5") as file:
+    np.testing.assert_allclose(file["C"][:], a @ a.T, rtol=1e-12, atol=1e-9)
 """
     done = run_mpi(ranks, code)
     assert done.returncode == 0, done.stderr
@@ -184,20 +310,20 @@ np.testing.assert_allclose(c, a @ a.T, rtol=1e-12, atol=1e-9)
 @pytest.mark.parametrize(
     ("rows", "columns", "ranks", "words", "bound"),
     [
-        (8192, 8192, 2, 51_380_224, 26_158_284),
-        (8192, 8192, 4, 126_353_408, 59_120_817),
-        (8192, 8192, 7, 172_612_476, 91_887_086),
-        (8192, 8192, 8, 201_326_592, 100_651_007),
-        (8192, 8192, 13, 247_911_429, 136_014_637),
-        (8192, 8192, 16, 276_824_064, 152_975_768),
-        (8192, 8192, 52, 357_101_952, 275_037_098),
-        (8192, 8192, 64, 423_624_704, 301_961_215),
-        (8192, 8192, 256, 699_400_192, 538_460_870),
-        (8192, 8192, 1024, 1_107_296_256, 913_880_672),
-        (8192, 1024, 16, 50_331_648, 25_163_775),
-        (8192, 1024, 64, 117_440_512, 58_716_159),
-        (1024, 65536, 16, 8_816_640, 7_823_863),
-        (1024, 65536, 64, 37_610_496, 32_965_111),
+        (8192, 8192, 2, 33_558_528, 26_158_284),
+        (8192, 8192, 4, 100_667_392, 59_120_817),
+        (8192, 8192, 7, 134_217_728, 91_887_086),
+        (8192, 8192, 8, 167_776_256, 100_651_007),
+        (8192, 8192, 13, 201_326_592, 136_014_637),
+        (8192, 8192, 16, 234_885_120, 152_975_768),
+        (8192, 8192, 52, 302_592_900, 275_037_098),
+        (8192, 8192, 64, 369_111_040, 301_961_215),
+        (8192, 8192, 256, 637_546_496, 538_460_870),
+        (8192, 8192, 1024, 1_040_248_832, 913_880_672),
+        (8192, 1024, 16, 33_554_432, 25_163_775),
+        (8192, 1024, 64, 67_108_864, 58_716_159),
+        (1024, 65536, 16, 7_872_000, 7_823_863),
+        (1024, 65536, 64, 33_062_400, 32_965_111),
     ],
 )
 def test_words_and_bounds_of_products_with_the_transpose(rows, columns, ranks, words, bound):

@@ -94,8 +94,10 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         return found
 
     def __repr__(self) -> str:
-        if self._local is None:
+        if self._is_given_away:
             return f"DistArray(given away, shape={self.shape}, dtype={self.dtype})"
+        if self._bring is not None:
+            return f"DistArray(in pairs of blocks, shape={self.shape}, dtype={self.dtype})"
         if self.is_view and not self._is_current and not self.is_alone():
             # No rank waits for others here: programs often print on one rank only.
             return f"DistArray(changed since it was read, shape={self.shape}, dtype={self.dtype})"
@@ -133,7 +135,7 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         return self._share_origin(self._with_block(self.local.copy()))
 
     def __reduce__(self) -> Any:
-        """Pickle this rank's block. No messages are sent."""
+        """Pickle this rank's block. No messages are sent but to bring a result to its layout."""
         rank = self.own_comm.rank
         return _unpickled, (self.host, self.layout, rank, self.own_comm.size)
 
@@ -199,6 +201,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
         return bool(self._changes == self.base._changes)
 
     def _update(self) -> None:
+        if self._bring is not None:
+            self._brought()
         if not self.links or self._is_given_away or self._is_current:
             return
         values = self.base

@@ -76,6 +76,8 @@ class ArrayRecord:
     _changes = 0
     # Whether it stands for a tensor of a program that is being written (`tracing`).
     is_symbol = False
+    # Of a result that is not in its layout yet: returns this rank's block. All ranks call it.
+    _bring: Callable[[], Array] | None = None
     links: tuple[Any, ...] = ()  # of a view: how it depends on another tensor, its base
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
@@ -99,12 +101,22 @@ class ArrayRecord:
 
         On several ranks, most views have copies of elements, and their blocks are read-only. All
         ranks read the block of a view together after its tensor has changed. Views do not see what
-        is written into the block of their tensor; they see `x[...] = ...`.
+        is written into the block of their tensor; they see `x[...] = ...`. Large symmetric results
+        are in pairs of blocks until they are read, which all ranks do together, too.
         """
         if self.links:
             self._update()
         if self._local is None:
+            return self._brought()
+        return self._local
+
+    def _brought(self) -> Array:
+        """Bring a result to its layout, and return this rank's block."""
+        if self._bring is None:
             raise _given_away_error()
+        with abort_on_divergence(self.own_comm):
+            self._local = self._bring()
+        self._bring = None
         return self._local
 
     def _check_is_here(self) -> None:
@@ -115,6 +127,7 @@ class ArrayRecord:
     def _give_away(self) -> None:
         """Forget this rank's block: someone else uses its memory from now on."""
         self._local = None
+        self._bring = None
         self._count_change()
 
     def _count_change(self) -> None:
@@ -122,7 +135,12 @@ class ArrayRecord:
         self.origin = None  # these are no longer the values of a run
 
     def _update(self) -> None:
-        """Make the block of a view up to date. All ranks call it."""
+        """Make the block up to date, of a view or of a result. All ranks call it."""
+
+    def _leave_unread(self, bring: Callable[[], Array]) -> None:
+        """Have no block until it is read: `bring` returns it then, on all ranks."""
+        self._local = None
+        self._bring = bring
 
     def _replace_block(self, local: Array) -> None:
         """Make another array this rank's block, of the same shape and dtype."""
@@ -131,7 +149,7 @@ class ArrayRecord:
     @property
     def _is_given_away(self) -> bool:
         """Whether someone else uses its memory."""
-        return self._local is None
+        return self._local is None and self._bring is None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -129,8 +129,14 @@ def prepare(
     a new plan for the rest of the graph.
     """
     saved = None if checkpoints is None else checkpoints.saved
+
+    def plan_options(of_job: Job) -> Options:
+        # A checkpoint has tensors of the program only: no result is left in pairs of blocks.
+        options = together(comm, lambda: options_of(of_job))
+        return options if checkpoints is None else replace(options, unread=False)
+
     if saved is None or saved.ranks == comm.size:
-        compiled = Compiled(job, comm, together(comm, lambda: options_of(job)))
+        compiled = Compiled(job, comm, plan_options(job))
         compiled.planning.overlaps = False  # first the schedule may be cut at a save point
         plan, schedule, _ = compiled.prepare({})
         if checkpoints is not None:
@@ -146,7 +152,7 @@ def prepare(
     assert checkpoints is not None
     rest_of_job = replace(job, graph=rest(checkpoints.graph, saved.done))
     # What was saved comes first, so that the next checkpoint has it.
-    options = replace(together(comm, lambda: options_of(rest_of_job)), first=tuple(saved.blocks))
+    options = replace(plan_options(rest_of_job), first=tuple(saved.blocks))
     compiled = Compiled(rest_of_job, comm, options)
     plan, schedule, given = compiled.prepare(_saved_tensors(job, saved))
     _agree_inputs_stayed(compiled, checkpoints)

@@ -269,6 +269,8 @@ class Planning:
                 if load.slot.name in shared and load.tensor not in dict(kinds):
                     saved += shared[load.slot.name].bytes_saved(load.slot)
         needed = plan.peak - plan.ahead - plan.overlap - saved
+        for each in plan.unread.values():
+            needed = max(needed, each.peak)
         self.work.check_memory(self.job.source.name, needed)
         return plan, fuse(schedule, plan, self.work.backend.fusions, self.overlaps)
 

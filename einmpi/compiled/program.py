@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,7 +38,7 @@ from einmpi.compiled.prepared_runs import (
     prepare_run,
     take_donated,
 )
-from einmpi.compiled.running import Measured, Runner, workplace_of
+from einmpi.compiled.running import Measured, Runner, Workplace, workplace_of
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.reading import find_planned
 from einmpi.files.specs import Number
@@ -49,7 +50,8 @@ from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import result_layout
+from einmpi.schedule.lower import lower, result_layout
+from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
 from einmpi.units import counted
 
@@ -62,10 +64,16 @@ class Results:
     """Makes the outputs of runs: this rank's blocks, their layouts, and where they come from."""
 
     def __init__(
-        self, job: Job, comm: Comm, files: Mapping[str, Dataset], has_carried: bool
+        self,
+        job: Job,
+        comm: Comm,
+        work: Workplace,
+        files: Mapping[str, Dataset],
+        has_carried: bool,
     ) -> None:
         self.job = job
         self.comm = comm
+        self.work = work
         self.files = files  # in which inputs were found, as of the last call
         self.has_carried = has_carried
         self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
@@ -79,15 +87,38 @@ class Results:
         origin = self.origin(plan, given)
         found = {}
         for name in self.job.graph.outputs:
-            found[name] = self.output(plan, name, blocks.get(name), origin)
+            if name in plan.unread:
+                found[name] = self.unread(plan, name, blocks, origin)
+            else:
+                found[name] = self.output(plan, name, blocks.get(name), origin)
         return found
+
+    def unread(self, plan: Plan, name: str, blocks: Mapping[str, Any], origin: Origin) -> DistArray:
+        """Return an output that stays in pairs of blocks until it is read, given these."""
+        rest = plan.unread[name]
+        pairs = {}
+        for vertex in rest.graph.inputs:
+            pairs[vertex.name] = self.output(plan, vertex.name, blocks.get(vertex.name), origin)
+
+        def bring() -> npt.NDArray[Any]:
+            job = replace(self.job, graph=rest.graph, inputs=())
+            schedule = fuse(lower(rest, self.comm.rank), rest, self.work.backend.fusions)
+            runner = Runner(job, self.comm, self.work, may_share=False)
+            found, _ = runner.run(rest, schedule, Inputs(job, pairs, {}))
+            return self.output(rest, name, found.get(name), origin).local
+
+        no_block = np.empty(0, rest.graph[name].dtype)
+        layout = self.layout_of(rest, name)
+        result = DistArray._of_run(no_block, layout, self.comm, origin, name)
+        result._leave_unread(bring)
+        return result
 
     def output(
         self, plan: Plan, name: str, local: npt.NDArray[Any] | None, origin: Origin
     ) -> DistArray:
         """Return an output, given this rank's block of it."""
         if local is None:
-            vertex = self.job.graph[name]
+            vertex = plan.graph[name]
             local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
         result = DistArray(local, self.layout_of(plan, name), self.comm)
         result.origin = origin
@@ -217,7 +248,7 @@ class Compiled:
         self.input_files = InputFiles(job, comm, self.residents)
         self.files = self.input_files.found
         self.runner = Runner(job, comm, self.work, self.planning.may_share)
-        self.results = Results(job, comm, self.files, bool(options.carry))
+        self.results = Results(job, comm, self.work, self.files, bool(options.carry))
         self.measured: Measured | None = None  # in the last call
 
     def __repr__(self) -> str:
@@ -344,7 +375,7 @@ class Compiled:
 
     def _prepare_next_call(self, known: KnownCall, inputs: Mapping[str, Any]) -> None:
         """Prepare further calls with inputs that look like these, if that is possible."""
-        if not known.may_be_prepared or known.prepared is not None:
+        if not known.may_be_prepared or known.prepared is not None or known.plan.unread:
             return
         program = self.runner.program(known.schedule)
         if not program.is_bound:

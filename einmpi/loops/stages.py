@@ -340,6 +340,7 @@ def step_options(options: Options, stages: Stages) -> Options:
         batched=batched if reads_into_memory_of_plan(stages.step) else (),
         files=(),
         pins=pins,
+        unread=False,
     )
 
 
@@ -375,6 +376,7 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
         fitting=(),
         files=tuple(name for name in options.files if name in inputs),
         pins=pins,
+        unread=False,
     )
 
 

@@ -19,14 +19,14 @@ from einmpi.late import late
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, divisors, prime_factors
 from einmpi.planner.orders import other_first_axes
-from einmpi.planner.pairs import best_pairing, in_pairs
+from einmpi.planner.pairs import Pairing, best_pairing, in_pairs, to_rows
 from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
 from einmpi.planner.saving_memory.recompute import without_copies
 from einmpi.planner.solving.solver import SharedTables
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
-from einmpi.units import counted
+from einmpi.units import counted, show_bytes
 
 # ---- fastest -------------------------------------------------------------------------------------
 #
@@ -309,21 +309,61 @@ def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
     names = [vertex.name for vertex in plan.graph.computed if vertex.recurrence is None]
     names.sort(key=lambda name: -plan.bills[name].nbytes)
     for name in names[:MOST_IN_PAIRS]:
-        pairing = best_pairing(plan.graph, plan.graph[name], plan.mesh)
-        if pairing is None or pairing.words >= plan.bills[name].words.total:
-            continue
-        form, start = in_pairs(plan.graph, plan, pairing)
-        planning = Planning(form, plan.mesh, plan.ranks, replace(options, start=start), tables)
-        try:
-            other = planning.plan()
-        except InputError:  # it needs more memory
-            continue
-        if (other.spilled, price_of(other)) < (plan.spilled, price_of(plan)):
-            notes = {**plan.notes, **other.notes, name: pairing.note}
-            bound = min(plan.lower_bound, other.words_predicted)
-            among = plan.among
-            plan = replace(other, notes=notes, lower_bound=bound, among=among, kind="gap")
+        for stays in (True, False) if _may_stay_in_pairs(plan, name, options) else (False,):
+            pairing = best_pairing(plan.graph, plan.graph[name], plan.mesh, stays)
+            if pairing is None or pairing.words >= plan.bills[name].words.total:
+                continue
+            try:
+                other = _in_pairs(plan, pairing, options, tables)
+            except InputError:  # it needs more memory
+                continue
+            if any(each.spilled for each in other.unread.values()):
+                continue
+            if (other.spilled, price_of(other)) < (plan.spilled, price_of(plan)):
+                plan = other
+                break
     return plan
+
+
+def _may_stay_in_pairs(plan: Plan, name: str, options: Options) -> bool:
+    """Return whether an output need not be in a layout: nothing reads it or says how it lies."""
+    if not options.unread or options.carry or not isinstance(options.recompute, str):
+        return False
+    has_layout = name in options.pins or name in options.placed
+    return plan.graph.is_output(name) and not plan.graph.consumers[name] and not has_layout
+
+
+def _in_pairs(plan: Plan, pairing: Pairing, options: Options, tables: SharedTables) -> Plan:
+    """Return the plan with a symmetric result in pairs of blocks; InputError if none fits."""
+    form, start = in_pairs(plan.graph, plan, pairing)
+    planning = Planning(form.graph, plan.mesh, plan.ranks, replace(options, start=start), tables)
+    other = planning.plan()
+    unread = dict(plan.unread)
+    note = pairing.note
+    if form.rest is not None:
+        names = [vertex.name for vertex in form.rest.inputs]
+        of_rest = Options(
+            memory=options.memory,
+            given={name: other.layouts[name] for name in names},
+            orders={name: other.orders_of(name) for name in names},
+            mesh=plan.mesh,
+            start=to_rows(form, plan.mesh, pairing),
+            nodes=options.nodes,
+            uneven=options.uneven,
+            overlap=False,
+        )
+        rest = Planning(form.rest, plan.mesh, plan.ranks, of_rest).plan()
+        unread[pairing.name] = rest
+        needed = show_bytes(rest.peak)
+        note += f". It stays in these: to read it moves {rest.words_predicted:,} words, in {needed}"
+    return replace(
+        other,
+        notes={**plan.notes, **other.notes, pairing.name: note},
+        lower_bound=min(plan.lower_bound, other.words_predicted),
+        among=plan.among,
+        kind="gap",
+        unread=unread,
+    )
 
 
 def _may_move_less(plan: Plan) -> bool:

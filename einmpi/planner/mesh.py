@@ -355,6 +355,15 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
     return tuple(by_products[products] for products in sorted(by_products))
 
 
+def is_possible(mesh: Mesh, extents: Sequence[Extent], state: Sequence[int]) -> bool:
+    """Return whether axes cut labels as a search may do it: each one by axes of one window."""
+    for label, extent in enumerate(extents):
+        axes = {axis for axis, cut in enumerate(state) if cut == label}
+        if axes and not any(axes <= set(window) for window in mesh.windows(extent)):
+            return False
+    return True
+
+
 # ---- placement -----------------------------------------------------------------------------------
 #
 # Turn the parts that a strategy asks for into a state that the axes of the mesh can hold.

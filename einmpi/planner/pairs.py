@@ -3,8 +3,8 @@ moves, and what no plan can avoid to move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
@@ -36,6 +36,7 @@ class Pairing:
     block_axes: tuple[int, ...]  # axes of the mesh that cut the blocks; the others cut pieces
     piece_axes: tuple[tuple[int, ...], ...]  # for each label of pieces
     words: int
+    stays: bool  # in pairs of blocks
 
     @property
     def note(self) -> str:
@@ -56,21 +57,25 @@ def can_be_paired(graph: EinGraph, vertex: Vertex, ranks: int) -> bool:
     return labels is not None and vertex.einsum.extent[labels[0]] >= MIN_ROWS * ranks
 
 
-def best_pairing(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Pairing | None:
-    """Return the pairing of a vertex that moves the fewest words; None if there is none."""
+def best_pairing(graph: EinGraph, vertex: Vertex, mesh: Mesh, stays: bool) -> Pairing | None:
+    """Return the pairing of a vertex that moves the fewest words; None if there is none.
+
+    `stays` says whether the result stays in pairs of blocks.
+    """
     if not can_be_paired(graph, vertex, mesh.ranks):
         return None
-    return min(_pairings(graph, vertex, mesh), key=lambda pairing: pairing.words, default=None)
+    pairings = _pairings(graph, vertex, mesh, stays)
+    return min(pairings, key=lambda pairing: pairing.words, default=None)
 
 
-def _pairings(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Iterator[Pairing]:
+def _pairings(graph: EinGraph, vertex: Vertex, mesh: Mesh, stays: bool) -> Iterator[Pairing]:
     labels = paired_labels(graph, vertex)
     assert labels is not None, f"{vertex.name} is not symmetric"
     einsum = vertex.computed_einsum
     rows = einsum.extent[labels[0]]
     summed = max(einsum.aggregated, key=lambda label: (einsum.extent[label], label))
     axes = tuple(range(len(mesh.factors)))
-    candidates = [(0, blocks) for blocks in UNCUT_BLOCKS]  # axes that cut blocks, and blocks
+    candidates = [(0, blocks) for blocks in (1, *UNCUT_BLOCKS)]  # axes that cut blocks, and blocks
     for count in range(1, len(axes) + 1):
         candidates.append((count, prod(mesh.factors[:count])))
     for count, blocks in candidates:
@@ -78,12 +83,20 @@ def _pairings(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Iterator[Pairing]:
         if piece_axes is None or blocks > MOST_BLOCKS:
             continue
         pieces = tuple(prod(mesh.factors[axis] for axis in group) for group in piece_axes)
+        ranks_of_group = prod(pieces)
+        is_packed = stays and einsum.extent[summed] % ranks_of_group == 0
         division = Division(rows, blocks, pieces, pieces_first=count == 0)
+        if is_packed:
+            division = replace(division, summed=summed, sums=ranks_of_group)
+        if blocks == 1:  # its triangle is packed, or there is no gain
+            if not is_packed:
+                continue
+            division = replace(division, pieces=(), pieces_first=False)
         can_sum = not pieces or einsum.extent[summed] >= mesh.ranks
         if can_sum and rows >= division.parts:
-            words = _words(graph, vertex, labels, division)
+            words = _words(graph, vertex, labels, division, ranks_of_group, stays)
             cut = axes[:count], tuple(piece_axes)
-            yield Pairing(vertex.name, labels, summed, division, *cut, words)
+            yield Pairing(vertex.name, labels, summed, division, *cut, words, stays)
 
 
 def _axes_of_pieces(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, ...]] | None:
@@ -102,10 +115,18 @@ def _axes_of_pieces(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, ...]] | 
     return groups
 
 
-def _words(graph: EinGraph, vertex: Vertex, labels: tuple[str, str], division: Division) -> int:
+def _words(
+    graph: EinGraph,
+    vertex: Vertex,
+    labels: tuple[str, str],
+    division: Division,
+    ranks_of_group: int,
+    stays: bool,
+) -> int:
     """Return what moves: rows for other blocks, partial results of pairs, and pairs to their rows.
 
-    Each pair of blocks is summed once, but a block on the diagonal has both of its halves.
+    Each pair of blocks is summed once. A block on the diagonal has both of its halves, if they are
+    not packed. Results that stay in pairs are not brought to rows.
     """
     einsum = vertex.computed_einsum
     read = set()
@@ -114,63 +135,102 @@ def _words(graph: EinGraph, vertex: Vertex, labels: tuple[str, str], division: D
             read.add(name)
     blocks = division.blocks
     distances = division.pairs
-    pieces = prod(division.pieces)
-    computed = vertex.elements * (division.parts * division.longest) ** 2 // division.rows**2
-    block = -(-computed // (2 * blocks))  # half of what all ranks have at one distance
+    of_block = division.longest * prod(division.pieces)
+    elements = vertex.elements * of_block**2 // division.rows**2  # of a pair of blocks
     halves = 1 if division.halves else 0
-    words = (pieces - 1) * block * (2 * len(distances) - halves)
+    summed = blocks * elements * (2 * len(distances) - halves) // 2
+    if division.sums > 1:
+        summed -= blocks * (elements - elements * (of_block + 1) // (2 * of_block))
+    words = (ranks_of_group - 1) * summed
     if division.pieces_first:
-        away = 2 * (blocks - len(distances)) + halves
-        return words + block * away * (pieces - 1) // pieces
+        away = blocks * elements * (2 * (blocks - len(distances)) + halves) // 2
+        return words + (0 if stays else away * (ranks_of_group - 1) // ranks_of_group)
     operands = sum(graph[name].elements for name in read)
     words += (len(division.fetched) - 1) * operands
+    if stays:
+        return words
     in_place = {distance for distance, (first, _) in enumerate(distances) if first == 0}
     for distance, (_, second) in enumerate(distances):
         if second == 0:
             in_place.add(-distance % blocks)
-    return words + block * (2 * (blocks - len(in_place)) + halves)
+    return words + blocks * elements * (2 * (blocks - len(in_place)) + halves) // 2
 
 
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-def in_pairs(graph: EinGraph, cut: Cuts, pairing: Pairing) -> tuple[EinGraph, Cuts]:
-    """Return the graph with a vertex in pairs of blocks, and cuts from which a search begins.
+def in_pairs(graph: EinGraph, cut: Cuts, pairing: Pairing) -> tuple[InPairs, Cuts]:
+    """Return a vertex in pairs of blocks, and cuts of the graph from which a search begins.
 
     What is not added keeps the cuts that it has.
     """
-    form = with_pairs_of_blocks(graph, pairing.name, pairing.division)
-    states = dict(cut.states)
-    layouts = dict(cut.layouts)
-    for vertex in form.added:
-        labels = vertex.computed_einsum.labels
-        states[vertex.name] = _cuts(cut.mesh, pairing, form, labels)
-        layout = _cuts(cut.mesh, pairing, form, vertex.computed_einsum.output)
-        layouts[vertex.name] = _dimensions(layout, vertex.computed_einsum.output)
+    form = with_pairs_of_blocks(graph, pairing.name, pairing.division, pairing.stays)
+    added = _cuts_of(form.added, cut.mesh, pairing, form)
+    states = {**cut.states, **added.states}
+    layouts = {**cut.layouts, **added.layouts}
     vertex = graph[pairing.name]
     einsum = vertex.computed_einsum
     first = pairing.labels[0]
-    states[vertex.name] = (first,) * len(cut.mesh.factors)
-    layouts[vertex.name] = _dimensions(states[vertex.name], einsum.output)
+    if pairing.stays:
+        del states[vertex.name]
+        layouts.pop(vertex.name, None)
+    else:
+        states[vertex.name] = (first,) * len(cut.mesh.factors)
+        layouts[vertex.name] = _dimensions(states[vertex.name], einsum.output)
     for name, index in zip(vertex.inputs, einsum.operands, strict=True):
         if first in index:
             state: list[str | None] = [pairing.summed] * len(cut.mesh.factors)
             for axis in pairing.block_axes:
                 state[axis] = first
             layouts[name] = _dimensions(state, [str(entry) for entry in index])
-    return form.graph, Cuts(form.graph, cut.mesh, states, layouts)
+    return form, Cuts(form.graph, cut.mesh, states, layouts)
+
+
+def to_rows(form: InPairs, mesh: Mesh, pairing: Pairing) -> Cuts:
+    """Return cuts of the graph that makes a result of pairs of blocks: a search begins there."""
+    assert form.rest is not None, f"{pairing.name} does not stay in pairs of blocks"
+    *added, result = form.rest.computed
+    found = _cuts_of(added, mesh, pairing, form)
+    state = (pairing.labels[0],) * len(mesh.factors)
+    layout = _dimensions(state, result.computed_einsum.output)
+    states = {**found.states, result.name: state}
+    return Cuts(form.rest, mesh, states, {**found.layouts, result.name: layout})
+
+
+def _cuts_of(vertices: Sequence[Vertex], mesh: Mesh, pairing: Pairing, form: InPairs) -> Cuts:
+    """Return what axes cut in vertices that were added, and in their results."""
+    states = {}
+    layouts = {}
+    for vertex in vertices:
+        einsum = vertex.computed_einsum
+        states[vertex.name] = _cuts(mesh, pairing, form, einsum.extent)
+        of_output = {label: einsum.extent[label] for label in einsum.output}
+        layout = _cuts(mesh, pairing, form, of_output)
+        layouts[vertex.name] = _dimensions(layout, einsum.output)
+    return Cuts(form.graph, mesh, states, layouts)
 
 
 def _cuts(
-    mesh: Mesh, pairing: Pairing, form: InPairs, labels: Sequence[str]
+    mesh: Mesh, pairing: Pairing, form: InPairs, extents: Mapping[str, int]
 ) -> tuple[str | None, ...]:
-    """Return what axes cut in a vertex that was added: blocks, and the summed label or pieces."""
+    """Return what axes cut in a vertex that was added, or in its result.
+
+    Some cut blocks. The others cut the sum, or the rows of what is summed; of packed triangles
+    columns, too, if there are few rows.
+    """
     state: list[str | None] = [None] * len(mesh.factors)
     for axis in pairing.block_axes:
         state[axis] = form.block
-    for piece, axes in zip(form.pieces, pairing.piece_axes, strict=True):
+    for number, axes in enumerate(pairing.piece_axes):
+        of_sum = (form.part, pairing.summed)
+        labels = [label for label in (*of_sum, *form.packed, form.rows[number]) if label in extents]
         for axis in axes:
-            state[axis] = pairing.summed if pairing.summed in labels else piece
+            for label in labels:
+                cutting = {axis, *(other for other, cut in enumerate(state) if cut == label)}
+                windows = mesh.windows(extents[label])
+                if label in of_sum or any(cutting <= set(window) for window in windows):
+                    state[axis] = label
+                    break
     return tuple(state)
 
 

@@ -157,6 +157,9 @@ class Plan(Cuts):
     recomputed: Recomputed | None = None  # None if every tensor is computed once
     shared: SharedInputs | None = None  # None if no other program keeps inputs of this one
     fitted: FittedInputs | None = None  # None if the limit decides about no input
+    # Outputs of the program that stay in pairs of blocks: these are outputs of the graph → the plan
+    # of the graph that makes the output of them when it is read.
+    unread: Mapping[str, Plan] = field(default_factory=dict)
     loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took
 
@@ -166,7 +169,7 @@ class Plan(Cuts):
         return explain(self)
 
     def __repr__(self) -> str:
-        outputs = ", ".join(self.graph.outputs)
+        outputs = ", ".join(self.outputs)
         moved = show_bytes(self.cost_in_all.nbytes)
         return f"<Plan of {outputs} on {counted(self.ranks, 'rank')}: {moved} to move>"
 
@@ -174,6 +177,12 @@ class Plan(Cuts):
         """Return what a notebook shows."""
         text: str = late("plan_html")(self)
         return text
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of the program."""
+        parts = {each.name for plan in self.unread.values() for each in plan.graph.inputs}
+        return (*(name for name in self.graph.outputs if name not in parts), *self.unread)
 
     @property
     def digest(self) -> str:
@@ -192,6 +201,7 @@ class Plan(Cuts):
         if self.stage != MESSAGE_BUFFER_BYTES:
             parts.append(f"messages: {self.stage}")
         parts += [f"fused: {', '.join(chain.vertices)}, {chain.block}" for chain in self.chains]
+        parts += [f"{name}: {plan.digest}" for name, plan in self.unread.items()]
         if self.spilled:
             parts.append(f"memory: {self.memory}")
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -329,8 +339,11 @@ class Plan(Cuts):
 
     @property
     def peak_in_all(self) -> int:
-        """The peak of all loops, with what they compute before their first steps."""
-        peaks = [self.peak]
+        """The peak of all loops, with what they compute before their first steps.
+
+        That of bringing results to their layouts counts, too.
+        """
+        peaks = [self.peak, *(each.peak for each in self.unread.values())]
         for each in self.loops:
             loop = loop_plan_of(each)
             for part in (each, loop.once, loop.validation):
@@ -393,6 +406,7 @@ class Options:
     operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
     first: tuple[str, ...] = ()  # vertices that are computed before all others
     overlap: bool = True  # kernels may run while tensors move between nodes
+    unread: bool = True  # outputs that nothing reads may stay in pairs of blocks
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None

@@ -17,7 +17,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored, factor
 from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.memory import Cuts
-from einmpi.planner.mesh import Mesh, groupings, place
+from einmpi.planner.mesh import Mesh, groupings, is_possible, place
 from einmpi.planner.orders import Orders, digit_orders, fixed_orders, orders_agree
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import (
@@ -472,12 +472,13 @@ class CutSearch:
             self.partitionings = choice.partitionings
             for name, parts in choice.partitionings.items():
                 self.prescribe_vertex(name, parts)
-        if self.prescribed:
+        if self.options.start is not None and not self.options.pins:
+            self.start = self.started(self.options.start)
+        elif self.prescribed:
             self.start = self.placed(self.prescribed)
+        if self.start is not None:
             for number, state in self.fixed.items():
                 self.start[number] = state
-        elif self.options.start is not None:
-            self.start = self.started(self.options.start)
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
@@ -508,12 +509,20 @@ class CutSearch:
         return states
 
     def started(self, start: Cuts) -> States:
-        """Return states with the cuts that are given; what has none is not cut."""
+        """Return states with the cuts that are given; what has none is not cut.
+
+        Where other axes cut a label because of the order of its digits, it has as many parts.
+        """
         states = Solver(self.problem, self.mesh).uncut()
         for number, variable in enumerate(self.problem.variables):
             known = start.states if variable.kind == "vertex" else start.layouts
-            if variable.name in known:
-                states[number] = start.symbols(variable.kind, variable.name)
+            if variable.name not in known:
+                continue
+            state = start.symbols(variable.kind, variable.name)
+            if not is_possible(self.mesh, variable.sides, state):
+                parts = self.mesh.parts(state, range(len(variable.sides)))
+                state = place(self.mesh, variable.sides, parts)
+            states[number] = state
         return states
 
     @cached_property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from html import escape
 from importlib.util import find_spec
 from io import BytesIO
+from math import prod
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -424,11 +425,13 @@ def array_html(array: DistArray) -> str:
     """Return a DistArray as its shape, dtype and layout, with a drawing of this rank's block."""
     comm = array.own_comm
     own = "nothing" if array.region is None else show_region(array.region)
+    block_shape = array.layout.block_shape(comm.rank)
+    own_bytes = 0 if block_shape is None else prod(block_shape) * array.itemsize
     rows = [
         ("shape", show_shape(array.shape)),
         ("dtype", f"{array.dtype}, {show_bytes(array.nbytes)} in all"),
         ("layout", str(array.layout)),
-        (f"rank {comm.rank} of {comm.size}", f"{own}, {show_bytes(array.local.nbytes)}"),
+        (f"rank {comm.rank} of {comm.size}", f"{own}, {show_bytes(own_bytes)}"),
     ]
     return _page(f"DistArray on {counted(comm.size, 'rank')}", _drawing(array) + _table(rows))
 

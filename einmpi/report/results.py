@@ -54,6 +54,7 @@ def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
     """Return norm, least and greatest value of each tensor, on all ranks."""
     own = {}
     for name, array in arrays.items():
+        array._update()
         if array.layout.owns(comm.rank):
             own[name] = _figures_of_block(array.host)
     blocks = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]

@@ -3,6 +3,10 @@ that has both, and copied to its mirror image.
 
 A rank has the blocks a + r for r in a difference cover R: every difference of two blocks occurs
 among them. So for each distance d one pair of blocks at that distance meets on every rank.
+
+A result that the rest of the program reads is brought to its rows. One that nobody reads may stay
+in pairs of blocks: a graph of its own makes it of them. Of a block on the diagonal only a triangle
+is then summed over ranks, packed into a rectangle.
 """
 
 from __future__ import annotations
@@ -78,6 +82,10 @@ class Division:
     blocks: int
     pieces: tuple[int, ...]  # the lengths of the labels that number the pieces of a block
     pieces_first: bool
+    # The aggregated label that is divided into so many parts, one for each rank of a group: their
+    # sums of blocks on the diagonal are then packed. 1: ranks may cut any label.
+    summed: str = ""
+    sums: int = 1
 
     @property
     def parts(self) -> int:
@@ -189,32 +197,59 @@ class InPairs:
     graph: EinGraph
     added: tuple[Vertex, ...]
     block: str  # the label of the blocks, in all vertices that are added
-    pieces: tuple[str, ...]  # the labels of the pieces of a block
+    rows: tuple[str, ...]  # the labels of the pieces of a block, and of the places there
+    part: str  # the label of the parts of a sum
+    packed: tuple[str, str]  # the labels of packed triangles
+    # Makes the result of pairs of blocks, if it stays in these.
+    rest: EinGraph | None = None
 
 
-def with_pairs_of_blocks(graph: EinGraph, name: str, division: Division) -> InPairs:
-    """Return the graph in which a symmetric vertex is computed by pairs of blocks."""
+def with_pairs_of_blocks(
+    graph: EinGraph, name: str, division: Division, stays: bool = False
+) -> InPairs:
+    """Return the graph in which a symmetric vertex is computed by pairs of blocks.
+
+    If it `stays` in these, they are outputs in its place.
+    """
     vertex = graph[name]
     labels = paired_labels(graph, vertex)
     assert labels is not None, f"{name} is not symmetric"
-    writer = _Writer(graph, vertex, labels, division)
+    writer = _Writer(graph, vertex, labels, division, stays)
     written = writer.written()
     vertices: list[Vertex] = []
     for each in graph.vertices:
         vertices += written if each.name == name else [each]
-    changed = EinGraph(tuple(vertices), graph.outputs)
-    return InPairs(changed, tuple(written[:-1]), writer.block, writer.sides[0][:-1])
+    outputs: list[str] = []
+    rest = None
+    for output in graph.outputs:
+        outputs += writer.pairs if stays and output == name else [output]
+    if stays:
+        given = []
+        for pair in writer.pairs:
+            made = writer.known[pair]
+            given.append(Vertex(pair, made.bound, made.dtype))
+        rest = EinGraph((*given, *writer.rest), (name,))
+    changed = EinGraph(tuple(vertices), tuple(outputs))
+    added = tuple(each for each in written if each.name != name)
+    rows = writer.sides[0]
+    return InPairs(changed, added, writer.block, rows, writer.part, writer.packed, rest)
 
 
 @dataclass
 class _Writer:
-    """Writes the vertices that compute one symmetric vertex, the last of them."""
+    """Writes the vertices that compute one symmetric vertex, the last of them.
+
+    If the result stays in pairs of blocks, what makes it of them goes to `rest`.
+    """
 
     graph: EinGraph
     vertex: Vertex
     labels: tuple[str, str]
     division: Division
+    stays: bool
     vertices: list[Vertex] = field(default_factory=list)
+    rest: list[Vertex] = field(default_factory=list)
+    pairs: list[str] = field(default_factory=list)  # the vertices that compute them
 
     def __post_init__(self) -> None:
         self.einsum = self.vertex.computed_einsum
@@ -235,6 +270,12 @@ class _Writer:
             sides.append(tuple(side))
         self.sides = tuple(sides)
         self.others = [label for label in self.einsum.output if label not in self.labels]
+        self.part = unlike("part", self.extent)
+        self.in_part = unlike(f"{division.summed}_part", self.extent)
+        self.packed = (unlike("packed", self.extent), unlike("packed_column", self.extent))
+        if division.sums > 1:
+            length = self.extent[division.summed] // division.sums
+            self.extent.update({self.part: division.sums, self.in_part: length})
 
     def written(self) -> list[Vertex]:
         """Return the vertices in the order in which they are computed."""
@@ -243,6 +284,9 @@ class _Writer:
         for distance, pair in enumerate(self.division.pairs):
             if self.division.halves and 2 * distance == self.division.blocks:
                 at_distance[distance] = self.halves_of_pairs(pair, fetched)
+                continue
+            if self.division.sums > 1 and distance == 0:
+                at_distance[0] = self.packed_diagonal(fetched)
                 continue
             product = self.pair_of_blocks(distance, pair, fetched)
             for away, first, mirrored in (
@@ -268,13 +312,13 @@ class _Writer:
             if self.division.pieces_first:  # all that follow it, so that no index wraps around
                 block = unlike("any_block", self.einsum.labels)
                 self.extent[block] = self.division.blocks + self.division.blocks // 2
-            labels = [block, *side, *_others(index, self.labels)]
+            labels = [block, *side, *self.others_in(index)]
             for member in self.division.fetched:
                 shifted = self.shifted(member)
                 if self.division.pieces_first:
                     shifted = _modulo(Index(block), self.division.blocks)
                 where = self.division.row(shifted, pieces, place)
-                at_row = tuple(where if entry == first else entry for entry in index)
+                at_row = tuple(where if entry == first else self.inside(entry) for entry in index)
                 copy = self.added("rows", labels, Element(name, at_row))
                 found[element, member] = copy
         return found
@@ -288,7 +332,113 @@ class _Writer:
             return self.of_block(fetched, element, pair[which], self.sides[which])
 
         output = [self.block, *self.sides[0], *self.sides[1], *self.others]
-        return self.product(f"pairs_{distance}", output, read)
+        product = self.product(f"pairs_{distance}", output, read, self.aggregated)
+        self.pairs.append(product.name)
+        return product
+
+    # ---- blocks on the diagonal ------------------------------------------------------------------
+    #
+    # A triangle of s rows becomes a rectangle of s + e rows and h = ⌈s/2⌉ columns, where e is 1 for
+    # even s, else 0. Its element [r,q] is [r - e, q] of the block if r ≥ q + e, and otherwise
+    # [h - 1 + e + q, h + r]. What follows from that for s = 4:
+    #
+    #     00             22 32
+    #     10 11          00 33
+    #     20 21 22   →   10 11
+    #     30 31 32 33    20 21
+    #                    30 31
+
+    def packed_diagonal(self, fetched: Mapping[tuple[Element, int], Vertex]) -> Element:
+        """Add the vertices that sum the blocks on the diagonal: each rank those of its part."""
+        one, two = self.sides
+
+        def read(element: Element, which: int) -> Element:
+            return self.of_block(fetched, element, 0, self.sides[which])
+
+        output = [self.part, self.block, *one, *two, *self.others]
+        inner = [label for label in self.aggregated if label != self.part]
+        whole = self.product("diagonal", output, read, inner)
+        rows = self.division.longest * prod(self.division.pieces)
+        half = -(-rows // 2)
+        is_even = 1 - rows % 2
+        row, column = map(Index, self.packed)
+        self.extent.update(zip(self.packed, (rows + is_even, half), strict=True))
+
+        def element(first: Scalar, second: Scalar) -> Element:
+            places = (*self.digits_of(first), *self.digits_of(second))
+            return Element(whole.name, (self.part, self.block, *places, *self.others))
+
+        # An index that is a label alone would have to be a label as long as the dimension.
+        left_column = call("minimum", column, Const(rows - 1))
+        left = element(call("maximum", _plus(row, -is_even), Const(0)), left_column)
+        right_column = call("minimum", _plus(row, half), Const(rows - 1))
+        right = element(_plus(column, half - 1 + is_even), right_column)
+        is_left = call(">=", row, _plus(column, is_even))
+        output = [self.block, *self.packed, *self.others]
+        triangle = self.added("triangle", [self.part, *output], call("where", is_left, left, right))
+        parts = Element(triangle.name, (self.part, *output))
+        packed = self.added("pairs_0", output, parts, [self.part])
+        self.pairs.append(packed.name)
+        return self.unpacked(packed, rows)
+
+    def digits_of(self, row: Scalar) -> list[Scalar]:
+        """Return the piece of a row of a block, and its place there."""
+        digits: list[Scalar] = []
+        below = self.division.longest * prod(self.division.pieces)
+        for length in (*self.division.pieces, self.division.longest):
+            below //= length
+            digit = _over(row, below)
+            digits.append(digit if not digits else _modulo(digit, length))
+        return digits
+
+    def row_of(self, side: Sequence[str]) -> Scalar:
+        """Return the row of a block, given its piece and its place there."""
+        first, *others = side
+        row: Scalar = Index(first)
+        for label in others:
+            row = call("+", _times(row, self.extent[label]), Index(label))
+        return row
+
+    def unpacked(self, packed: Vertex, rows: int) -> Element:
+        """Add the vertices that bring all rows of blocks on the diagonal to where these are.
+
+        There are four cases: on or below the diagonal or above it, and from each triangle the
+        left part of the rectangle or the right one.
+        """
+        one, two = self.sides
+        first, second = self.row_of(one), self.row_of(two)
+        half = -(-rows // 2)
+        is_even = 1 - rows % 2
+        skipped = half - 1 + is_even  # columns of the block before those of the right part
+        any_row = unlike("any_row", self.extent)
+        any_column = unlike("any_column", self.extent)
+        self.extent.update({any_row: rows, any_column: half})
+
+        def after(row: Scalar, start: int) -> Scalar:
+            return call("maximum", _plus(row, -start), Const(0))
+
+        def copy(label: str, row: str | Scalar, column: str | Scalar, at: Scalar) -> Element:
+            index = (self.block, row, column, *self.others)
+            output = [self.block, *one, label, *self.others]
+            made = self.added("diagonal", output, Element(packed.name, index), at_end=True)
+            return Element(made.name, (self.block, *one, at, *self.others))
+
+        in_left = call("minimum", second, Const(half - 1))
+        last = call("minimum", first, Const(half - 1))
+        below = _plus(Index(any_row), is_even)
+        lower_left = copy(any_column, _plus(first, is_even), any_column, in_left)
+        at_row = call("minimum", Index(any_column), Const(rows - 1))  # no label: see above
+        lower_right = copy(any_column, at_row, after(first, skipped), after(second, half))
+        upper_left = copy(any_row, below, last, second)
+        upper_right = copy(any_column, after(first, half), any_column, after(second, skipped))
+        lower = call("where", call("<", second, Const(half)), lower_left, lower_right)
+        upper = call("where", call("<", first, Const(half)), upper_left, upper_right)
+        plain = (self.block, *one, *two, *self.others)
+        is_lower = call("<=", second, first)
+        whole = self.added("diagonal", plain, call("where", is_lower, lower, upper), at_end=True)
+        return Element(whole.name, plain)
+
+    # ---- blocks of which two ranks have a half each ----------------------------------------------
 
     def halves_of_pairs(
         self, pair: tuple[int, int], fetched: Mapping[tuple[Element, int], Vertex]
@@ -320,16 +470,17 @@ class _Writer:
                 place = call("minimum", place, Const(self.division.longest - 1))
                 side: tuple[str | Scalar, ...] = (*sides[which][:-1], place)
                 rows = self.of_block(fetched, element, pair[which], side)
-                labels = (self.block, quarter, *sides[which], *_others(element.index, self.labels))
+                labels = (self.block, quarter, *sides[which], *self.others_in(element.index))
                 copy = self.added("half", labels, rows)
                 copies[element, which] = Element(copy.name, labels)
             return copies[element, which]
 
         one, two = sides
         output = (self.block, quarter, *one, *two, *self.others)
-        computed = self.product(f"pairs_{blocks // 2}", output, read)
+        computed = self.product(f"pairs_{blocks // 2}", output, read, self.aggregated)
+        self.pairs.append(computed.name)
         opposite = (self.shifted(blocks // 2), quarter, *two, *one, *self.others)
-        moved = self.added("moved", output, Element(computed.name, opposite))
+        moved = self.added("moved", output, Element(computed.name, opposite), at_end=True)
         halves = []
         index: list[str | Scalar] = []
         for own in self.sides:
@@ -348,7 +499,7 @@ class _Writer:
         )
         whole = call("where", is_own, Element(computed.name, entries), Element(moved.name, entries))
         plain = (self.block, *self.sides[0], *self.sides[1], *self.others)
-        return Element(self.added("halves", plain, whole).name, plain)
+        return Element(self.added("halves", plain, whole, at_end=True).name, plain)
 
     def of_block(
         self,
@@ -358,14 +509,18 @@ class _Writer:
         side: Sequence[str | Scalar],
     ) -> Element:
         """Return an element of a block of rows: the one so many places after that of a rank."""
-        index = (*side, *_others(element.index, self.labels))
+        index = (*side, *self.others_in(element.index))
         if self.division.pieces_first:
             after = call("+", Index(self.block), Const(member))
             return Element(fetched[element, 0].name, (after, *index))
         return Element(fetched[element, member].name, (self.block, *index))
 
     def product(
-        self, stem: str, output: Sequence[str], read: Callable[[Element, int], Element]
+        self,
+        stem: str,
+        output: Sequence[str],
+        read: Callable[[Element, int], Element],
+        aggregated: Sequence[str],
     ) -> Vertex:
         """Add a vertex like the symmetric one, on what `read` gives for elements with a label.
 
@@ -381,10 +536,10 @@ class _Writer:
             if self.labels[1] in node.index:
                 index = tuple(swapped.get(str(entry), entry) for entry in node.index)
                 return read(Element(node.tensor, index), 1)
-            return node
+            return Element(node.tensor, tuple(map(self.inside, node.index)))
 
         expression = rebuild(reopen(self.einsum, self.vertex.inputs), leaf)
-        return self.added(stem, output, expression, aggregates=True)
+        return self.added(stem, output, expression, aggregated)
 
     def at_its_row(self, pairs: Vertex, member: int, mirrored: bool) -> Element:
         """Return what ranks have of the pairs at a distance, by the block of their first row.
@@ -397,7 +552,7 @@ class _Writer:
         if member == 0:
             return Element(pairs.name, (self.block, *index))
         moved = Element(pairs.name, (self.shifted(self.division.blocks - member), *index))
-        return Element(self.added("moved", plain, moved).name, plain)
+        return Element(self.added("moved", plain, moved, at_end=True).name, plain)
 
     def joined(self, at_distance: Mapping[int, Element]) -> Vertex:
         """Add the vertex that has the blocks at all distances."""
@@ -408,7 +563,7 @@ class _Writer:
             expression = call("where", is_here, at_distance[distance], expression)
         one, two = self.sides
         output = [self.block, *one[:-1], self.distance, one[-1], *two, *self.others]
-        return self.added("blocks", output, expression)
+        return self.added("blocks", output, expression, at_end=True)
 
     def result(self, joined: Vertex) -> None:
         """Add the vertex itself, which reads each element at its place in a block."""
@@ -424,7 +579,32 @@ class _Writer:
         made = make_vertex(
             self.vertex.name, einsum, inputs, self.known, self.vertex.origin, self.vertex.places
         )
-        self.vertices.append(made)
+        (self.rest if self.stays else self.vertices).append(made)
+
+    @property
+    def aggregated(self) -> tuple[str, ...]:
+        """The aggregated labels, of which one may be divided."""
+        return tuple(self.others_in(self.einsum.aggregated))
+
+    def others_in(self, index: Sequence[str | Scalar]) -> list[str]:
+        """Return the labels of an index, each once, but for those of rows.
+
+        In place of a label that is divided come its parts, and the places there.
+        """
+        found: list[str] = []
+        for entry in dict.fromkeys(index):
+            if self.division.sums > 1 and entry == self.division.summed:
+                found += [self.part, self.in_part]
+            elif entry not in self.labels:
+                found.append(str(entry))
+        return found
+
+    def inside(self, entry: str | Scalar) -> str | Scalar:
+        """Return an entry of an index: a label that is divided by its part and the place there."""
+        if self.division.sums == 1 or entry != self.division.summed:
+            return entry
+        before = _times(Index(self.part), self.extent[self.in_part])
+        return call("+", before, Index(self.in_part))
 
     def shifted(self, member: int) -> Scalar:
         """Return the block so many places after that of a rank."""
@@ -433,20 +613,22 @@ class _Writer:
         return _modulo(_plus(Index(self.block), member), self.division.blocks)
 
     def added(
-        self, stem: str, output: Sequence[str], expression: Scalar, aggregates: bool = False
+        self,
+        stem: str,
+        output: Sequence[str],
+        expression: Scalar,
+        aggregated: Sequence[str] = (),
+        at_end: bool = False,
     ) -> Vertex:
-        """Add and return a vertex that the program does not know."""
-        aggregation = self.einsum.aggregation if aggregates else None
-        aggregated = self.einsum.aggregated if aggregates else ()
+        """Add and return a vertex that the program does not know.
+
+        `at_end` says that it makes the result of pairs of blocks.
+        """
+        aggregation = self.einsum.aggregation if aggregated else None
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, self.extent)
         name = self.taken.take_new(f"{self.vertex.name}_{stem}")
         vertex = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
         vertex = replace(vertex, is_auxiliary=True)
         self.known[name] = vertex
-        self.vertices.append(vertex)
+        (self.rest if at_end and self.stays else self.vertices).append(vertex)
         return vertex
-
-
-def _others(index: Sequence[str | Scalar], labels: Sequence[str]) -> list[str]:
-    """Return the labels of an index, each once, but for these."""
-    return [str(entry) for entry in dict.fromkeys(index) if entry not in labels]
