@@ -26,6 +26,7 @@ from einmpi.report.picture import memory_picture
 from einmpi.report.record import write_trace
 from einmpi.report.terminal import comparison_text, plan_text
 from einmpi.simulate.cluster import make_cluster
+from einmpi.simulate.flows import Network, read_network
 from einmpi.simulate.replay import (
     PLATFORM_EXPECTED,
     ReplayEnded,
@@ -33,7 +34,13 @@ from einmpi.simulate.replay import (
     find_smpirun,
     read_platform,
 )
-from einmpi.simulate.simulation import Place, Simulated, reason_against, simulate_plan
+from einmpi.simulate.simulation import (
+    MOST_RANKS_OF_SIMGRID,
+    Place,
+    Simulated,
+    reason_against,
+    simulate_plan,
+)
 from einmpi.units import counted, show_bytes, show_count, show_seconds
 
 
@@ -123,12 +130,17 @@ def _simulate(options: argparse.Namespace) -> None:
         raise InputError(options.job, "several loops follow one another", "a job with one loop")
     names = _strategies(options)
     place = _place(options, job)
-    find_smpirun()
+    network = None
+    needs_files = options.traces is not None or options.trace or options.report
+    if options.ranks > MOST_RANKS_OF_SIMGRID and not needs_files:
+        network = read_network(place.platform)
+    if network is None:
+        find_smpirun()
     done: list[Simulated] = []
     refused: dict[str | None, InputError] = {}
     for name in names:
         try:
-            done.append(_simulate_strategy(options, job, name, place))
+            done.append(_simulate_strategy(options, job, name, place, network))
         except InputError as error:
             refused[name] = error
     if not done:
@@ -138,7 +150,7 @@ def _simulate(options: argparse.Namespace) -> None:
         print_or_write(options, _text(done[0], job), done[0].as_json())
         return
     notes = [f"{name}: {error}" for name, error in refused.items()]
-    text = "\n".join([*_comparison(done), *notes])
+    text = "\n".join([*_comparison(done), f"model: {done[0].model}", *notes])
     print_or_write(options, text, [each.as_json() for each in done])
 
 
@@ -175,7 +187,11 @@ def _place(options: argparse.Namespace, job: Job) -> Place:
 
 
 def _simulate_strategy(
-    options: argparse.Namespace, job: Job, strategy: str | None, place: Place
+    options: argparse.Namespace,
+    job: Job,
+    strategy: str | None,
+    place: Place,
+    network: Network | None,
 ) -> Simulated:
     plan = api.plan(
         job,
@@ -197,6 +213,7 @@ def _simulate_strategy(
             shared=may_share_memory(job) and (place.machine is None or place.machine.shared),
             folder=folder,
             with_timeline=bool(options.trace or options.report),
+            network=network,
         )
     except ReplayEnded:
         raise
@@ -248,8 +265,13 @@ def _text(done: Simulated, job: Job) -> str:
     ]
     if plan.seconds_predicted is not None:
         lines.append(f"predicted    {show_seconds(plan.seconds_predicted)} by the planner")
-    lines += [f"moved        {moved}", f"digest       {plan.digest}"]
+    lines += [f"moved        {moved}", f"model        {_model(done)}"]
+    lines.append(f"digest       {plan.digest}")
     return "\n".join(lines)
+
+
+def _model(done: Simulated) -> str:
+    return f"{done.model}; {show_count(done.lowered)} of {counted(done.plan.ranks, 'rank')} lowered"
 
 
 def _comparison(done: Sequence[Simulated]) -> list[str]:

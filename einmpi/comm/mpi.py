@@ -162,14 +162,12 @@ def comm_of(comm: Any = None) -> Comm:
     return attached
 
 
-def is_gathered_directly(group: Group, buffer: Array) -> bool:
+def is_gathered_directly(group: Group, nbytes: int) -> bool:
     """Return whether each member of a group sends its piece to every other one itself.
 
     All members decide alike. MPI's own gather pays for larger groups and larger messages.
     """
-    return (
-        len(group) <= MOST_RANKS_OF_DIRECT_GATHER and buffer.nbytes <= MOST_BYTES_OF_DIRECT_GATHER
-    )
+    return len(group) <= MOST_RANKS_OF_DIRECT_GATHER and nbytes <= MOST_BYTES_OF_DIRECT_GATHER
 
 
 class _FreedCommunicator:
@@ -283,7 +281,7 @@ class MpiComm(MessageComm):
     # communicator.
 
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
-        if is_gathered_directly(group, buffer):
+        if is_gathered_directly(group, buffer.nbytes):
             return super().prepare_allgatherv(group, buffer, counts)
         return partial(self._gather_large, group, buffer, counts)
 

@@ -19,7 +19,7 @@ HOST_PREFIX = "node-"
 
 # What SimGrid would otherwise add to the numbers of a platform: factors that were measured on a
 # cluster with a network of 1 Gbit/s, and the traffic of acknowledgements.
-_CONFIG = {
+CONFIG = {
     "smpi/bw-factor": "0:1",
     "smpi/lat-factor": "0:1",
     "network/weight-S": "0",
@@ -65,7 +65,7 @@ class Cluster:
         if parameters:
             attributes["topology"] = self.topology.replace("-", "_").upper()
             attributes["topo_parameters"] = parameters
-        properties = "".join(f'<prop id="{key}" value="{_CONFIG[key]}"/>' for key in _CONFIG)
+        properties = "".join(f'<prop id="{key}" value="{CONFIG[key]}"/>' for key in CONFIG)
         cluster = " ".join(f'{key}="{value}"' for key, value in attributes.items())
         return "\n".join(
             [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load, Step, Transfer
-from einmpi.simulate.message_rounds import Message, MessageRounds
+from einmpi.simulate.message_rounds import CallComm, Message, MessageRounds
 from einmpi.units import ATTOSECONDS
 
 
 def dry_run(
-    schedule: Schedule, slots: SharedSlots, comm: MessageRounds, on_step: Callable[[Step], None]
+    schedule: Schedule, slots: SharedSlots, comm: CallComm, on_step: Callable[[Step], None]
 ) -> None:
     """Carry out the steps of a schedule, of which some slots lie in shared memory.
 
@@ -49,7 +49,7 @@ class _SharedNotes(SharedArrays):
 
 
 def _note_transfer(step: Transfer, buffers: Buffers, comm: Comm) -> None:
-    assert isinstance(comm, MessageRounds)
+    assert isinstance(comm, CallComm)
     for slot in step.writes:
         buffers.make(slot)
     comm.barrier_among(step.group)
@@ -213,7 +213,7 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Tra
     `shared` says whether the ranks of a node share memory.
     """
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
-    kernel_times = _KernelTimes(plan, prices)
+    kernel_times = KernelTimes(plan, prices)
     first = 0
     while first < plan.ranks:
         # What the ranks of a node share depends on all of them.
@@ -230,12 +230,12 @@ def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[Tra
 
 
 def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
-    """Return what ranks of a node that follow one another share, as they would agree on it.
+    """Return what ranks of a node share, as they would agree on it.
 
     Other ranks of the node agree with them.
     """
     choices = [choose_shared_slots(schedule, nodes) for schedule in schedules]
-    first = schedules[0].rank
+    place_of = {schedule.rank: place for place, schedule in enumerate(schedules)}
     chosen = [SharedSlots()] * len(schedules)
     questions: dict[int, tuple[tuple[int, ...], bool]] = {}
 
@@ -249,7 +249,7 @@ def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[
     for place in range(len(schedules)):
         ask(place, None)
     while questions:
-        members = _group_that_is_asked(questions, range(first, first + len(schedules)))
+        members = _group_that_is_asked(questions, place_of)
         answer = all(questions[place][1] for place in members)
         for place in members:
             ask(place, answer)
@@ -257,18 +257,18 @@ def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[
 
 
 def _group_that_is_asked(
-    questions: Mapping[int, tuple[tuple[int, ...], bool]], ranks: range
+    questions: Mapping[int, tuple[tuple[int, ...], bool]], place_of: Mapping[int, int]
 ) -> list[int]:
     """Return the places of a group whose members are all at the same question."""
     for group, _ in questions.values():
-        members = [rank - ranks.start for rank in group if rank in ranks]
+        members = [place_of[rank] for rank in group if rank in place_of]
         if all(place in questions and questions[place][0] == group for place in members):
             return members
     raise AssertionError("the groups of a node wait for each other")
 
 
 def _trace_of(
-    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: _KernelTimes
+    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: KernelTimes
 ) -> TraceComm:
     comm = TraceComm(schedule.rank, nodes)
 
@@ -282,7 +282,13 @@ def _trace_of(
     return comm
 
 
-class _KernelTimes:
+class Actions(Protocol):
+    """Takes actions of a trace."""
+
+    def add(self, action: str) -> None: ...
+
+
+class KernelTimes:
     """Writes kernels to a trace: in seconds of a measured machine, or in operations."""
 
     def __init__(self, plan: Plan, prices: Prices | None) -> None:
@@ -290,7 +296,7 @@ class _KernelTimes:
         self.prices = prices
         self.times: dict[str, int] = {}  # attoseconds of an operation, by vertex
 
-    def add(self, step: Step, comm: TraceComm) -> int:
+    def add(self, step: Step, comm: Actions) -> int:
         """Add the kernels of a step; return their operations."""
         operations = 0
         attoseconds = 0

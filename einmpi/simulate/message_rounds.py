@@ -1,10 +1,12 @@
-"""The messages of one rank of a dry run, in the rounds in which MpiComm would send them."""
+"""The calls of one rank of a dry run, and their messages in the rounds of MpiComm."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from einmpi.comm.base import Array, CountingComm, Counts, Group, count_shared
 from einmpi.comm.mpi import is_gathered_directly
@@ -17,10 +19,10 @@ DOUBLING_BYTES = 2**19
 Message: TypeAlias = tuple[int, int]  # the other rank, and the bytes; 0 for no message
 
 
-class MessageRounds(CountingComm):
-    """Counts what a rank receives, and takes every call apart into its messages.
+class CallComm(CountingComm):
+    """Counts what a rank receives, and passes on each call with the bytes of its pieces.
 
-    A subclass says what becomes of them: lines of a trace, or seconds.
+    A subclass says what becomes of the calls.
     """
 
     def __init__(self, rank: int, nodes: tuple[int, ...]) -> None:
@@ -29,8 +31,16 @@ class MessageRounds(CountingComm):
         self.received_shared = 0
 
     @abstractmethod
-    def send_together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
-        """Receive and send messages that are all on their way at the same time."""
+    def exchange(self, group: Group, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Exchange pieces with all other members at once."""
+
+    @abstractmethod
+    def gather(self, group: Group, sizes: Sequence[int]) -> None:
+        """Get the pieces of all members."""
+
+    @abstractmethod
+    def scatter_sums(self, group: Group, sizes: Sequence[int]) -> None:
+        """Sum up what all members have, so that each gets its piece of the sum."""
 
     @abstractmethod
     def send_round(self, received: Message | None, sent: Message | None, ring: Group = ()) -> None:
@@ -53,18 +63,6 @@ class MessageRounds(CountingComm):
         if copied:
             self.copy_shared(copied)
 
-    def barrier_rounds(self, group: Group) -> list[tuple[int, int]]:
-        """Return for each round of a barrier the ranks that signal this one and that it signals."""
-        place = group.index(self.rank)
-        found = []
-        distance = 1
-        while distance < len(group):
-            found.append((group[place - distance], group[(place + distance) % len(group)]))
-            distance *= 2
-        return found
-
-    # ---- payload ---------------------------------------------------------------------------------
-
     def alltoallv(
         self,
         group: Group,
@@ -74,29 +72,17 @@ class MessageRounds(CountingComm):
         receive_counts: Counts,
     ) -> None:
         super().alltoallv(group, send, send_counts, receive, receive_counts)
-        self._exchange_with_all(group, send_counts, receive_counts, send.dtype.itemsize)
+        itemsize = send.dtype.itemsize
+        self.exchange(group, _sizes(send_counts, itemsize), _sizes(receive_counts, itemsize))
 
     def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
         super().allgatherv(group, buffer, counts)
-        place = group.index(self.rank)
-        sizes = [count * buffer.dtype.itemsize for count in counts]
-        if is_gathered_directly(group, buffer):
-            own = [counts[place]] * len(group)
-            self._exchange_with_all(group, own, counts, buffer.dtype.itemsize)
-        elif len(group) > 2 and is_power_of_two(len(group)) and sum(sizes) < DOUBLING_BYTES:
-            self._exchange_by_halves(group, place, sizes, is_gather=True)
-        else:
-            self._gather_around_ring(group, place, sizes)
+        self.gather(group, _sizes(counts, buffer.dtype.itemsize))
 
     def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
         if not super().reduce_scatter(group, send, counts, receive):
             return False
-        sizes = [count * send.dtype.itemsize for count in counts]
-        place = group.index(self.rank)
-        if is_power_of_two(len(group)):
-            self._exchange_by_halves(group, place, sizes, is_gather=False)
-        else:
-            self._scatter_pair_by_pair(group, place, sizes)
+        self.scatter_sums(group, _sizes(counts, send.dtype.itemsize))
         return True
 
     def sendrecv(
@@ -110,49 +96,131 @@ class MessageRounds(CountingComm):
             sent = to, send.nbytes
         self.send_round(received, sent)
 
-    def _exchange_with_all(
-        self, group: Group, send_counts: Counts, receive_counts: Counts, itemsize: int
-    ) -> None:
+
+def _sizes(counts: Counts, itemsize: int) -> list[int]:
+    return [int(count) * itemsize for count in counts]
+
+
+class MessageRounds(CallComm):
+    """Takes every call apart into its messages.
+
+    A subclass says what becomes of them: lines of a trace, or seconds.
+    """
+
+    @abstractmethod
+    def send_together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
+        """Receive and send messages that are all on their way at the same time."""
+
+    def barrier_rounds(self, group: Group) -> list[tuple[int, int]]:
+        """Return for each round of a barrier the ranks that signal this one and that it signals."""
+        place = group.index(self.rank)
+        found = []
+        for distance in barrier_distances(len(group)):
+            found.append((group[place - distance], group[(place + distance) % len(group)]))
+        return found
+
+    def exchange(self, group: Group, sent: Sequence[int], received: Sequence[int]) -> None:
         """Post all receives, then all sends, each rank beginning with another one."""
         place = group.index(self.rank)
         receives = []
         sends = []
         for step in range(1, len(group)):
             source = place - step
-            receives.append((group[source], receive_counts[source] * itemsize))
+            receives.append((group[source], received[source]))
             target = (place + step) % len(group)
-            sends.append((group[target], send_counts[target] * itemsize))
+            sends.append((group[target], sent[target]))
         self.send_together(receives, sends)
 
-    def _gather_around_ring(self, group: Group, place: int, sizes: Sequence[int]) -> None:
-        """Each rank passes on the piece that came last."""
-        following = group[(place + 1) % len(group)]
-        for step in range(len(group) - 1):
-            received = group[place - 1], sizes[place - step - 1]
-            self.send_round(received, (following, sizes[place - step]), group)
+    def gather(self, group: Group, sizes: Sequence[int]) -> None:
+        place = group.index(self.rank)
+        if is_gathered_directly(group, sum(sizes)):
+            self.exchange(group, [sizes[place]] * len(group), sizes)
+            return
+        rounds = rounds_of_gather(place, sizes)
+        self._send_rounds(group, rounds, () if is_doubling(sizes) else group)
 
-    def _exchange_by_halves(
-        self, group: Group, place: int, sizes: Sequence[int], is_gather: bool
-    ) -> None:
-        """Exchange pieces with ranks whose distance doubles, or halves where sums are scattered.
+    def scatter_sums(self, group: Group, sizes: Sequence[int]) -> None:
+        self._send_rounds(group, rounds_of_sums(group.index(self.rank), sizes))
 
-        In each round of a gather, two ranks exchange all that they have; in one of a sum, each gets
-        the half that it needs.
-        """
-        distances = [2**number for number in range(len(group).bit_length() - 1)]
-        for distance in distances if is_gather else reversed(distances):
-            other = place ^ distance
-            first = place // distance * distance
-            others_first = other // distance * distance
-            own = sum(sizes[first : first + distance])
-            others = sum(sizes[others_first : others_first + distance])
-            received, sent = (others, own) if is_gather else (own, others)
-            self.send_round((group[other], received), (group[other], sent))
+    def _send_rounds(self, group: Group, rounds: Iterator[Round], ring: Group = ()) -> None:
+        for each in rounds:
+            received = group[each.source], int(each.received)
+            self.send_round(received, (group[each.target], int(each.sent)), ring)
 
-    def _scatter_pair_by_pair(self, group: Group, place: int, sizes: Sequence[int]) -> None:
-        for step in range(1, len(group)):
-            target = (place + step) % len(group)
-            self.send_round((group[place - step], sizes[place]), (group[target], sizes[target]))
+
+# ---- rounds --------------------------------------------------------------------------------------
+#
+# The places in a group are numbers, or arrays of numpy for many ranks at once; then the sizes are
+# an array, too.
+
+
+Places: TypeAlias = Any
+
+
+class Round(NamedTuple):
+    """The places of a rank's partners in its group, and the bytes."""
+
+    source: Places
+    received: Any
+    target: Places
+    sent: Any
+
+
+def rounds_of_gather(place: Places, sizes: Any) -> Iterator[Round]:
+    """Yield the rounds of a gather that is left to MPI."""
+    if is_doubling(sizes):
+        return _by_halves(place, sizes, is_gather=True)
+    return _around_ring(place, sizes)
+
+
+def is_doubling(sizes: Any) -> bool:
+    """Return whether a gather that is left to MPI goes in steps that double."""
+    return len(sizes) > 2 and is_power_of_two(len(sizes)) and sum(sizes) < DOUBLING_BYTES
+
+
+def rounds_of_sums(place: Places, sizes: Any) -> Iterator[Round]:
+    """Yield the rounds of sums that are left to MPI."""
+    if is_power_of_two(len(sizes)):
+        return _by_halves(place, sizes, is_gather=False)
+    return _pair_by_pair(place, sizes)
+
+
+def _around_ring(place: Places, sizes: Any) -> Iterator[Round]:
+    """Each rank passes on the piece that came last."""
+    size = len(sizes)
+    for step in range(size - 1):
+        received = sizes[(place - step - 1) % size]
+        yield Round((place - 1) % size, received, (place + 1) % size, sizes[(place - step) % size])
+
+
+def _by_halves(place: Places, sizes: Any, is_gather: bool) -> Iterator[Round]:
+    """Exchange pieces with ranks whose distance doubles, or halves where sums are scattered.
+
+    In each round of a gather, two ranks exchange all that they have; in one of a sum, each gets the
+    half that it needs.
+    """
+    bytes_before = np.concatenate([[0], np.cumsum(sizes)])
+    distances = [2**number for number in range(len(sizes).bit_length() - 1)]
+    for distance in distances if is_gather else reversed(distances):
+        other = place ^ distance
+        first = place // distance * distance
+        others_first = other // distance * distance
+        own = bytes_before[first + distance] - bytes_before[first]
+        others = bytes_before[others_first + distance] - bytes_before[others_first]
+        received, sent = (others, own) if is_gather else (own, others)
+        yield Round(other, received, other, sent)
+
+
+def _pair_by_pair(place: Places, sizes: Any) -> Iterator[Round]:
+    size = len(sizes)
+    for step in range(1, size):
+        target = (place + step) % size
+        yield Round((place - step) % size, sizes[place], target, sizes[target])
+
+
+def barrier_distances(size: int) -> list[int]:
+    """Return for each round of a barrier how far the rank is that each member signals."""
+    return [2**number for number in range((size - 1).bit_length())]
 
 
 def is_power_of_two(number: int) -> bool:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.plan import Plan
 from einmpi.process.signals import on_abort
 from einmpi.report.record import Done, OwnSpans, Record, Timeline, timeline_of
+from einmpi.simulate.classes import classes_of, traces_of
 from einmpi.simulate.dry_run import TraceComm, rank_traces
+from einmpi.simulate.flow_model import run_classes
+from einmpi.simulate.flows import Network
 from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
 
 # ---- timeline ------------------------------------------------------------------------------------
@@ -59,6 +62,12 @@ class StepTimes:
         return timeline_of([[record] for record in self.records])
 
 
+SIMGRID = "SimGrid"
+FLOWS = "flows"
+MOST_RANKS_OF_SIMGRID = 4096  # it needs a minute and more; flows take over
+_MOST_CLASSES = 1024  # that are lowered for flows: 10 s
+
+
 @dataclass(frozen=True)
 class Place:
     """Where ranks are simulated."""
@@ -77,6 +86,8 @@ class Simulated:
     nbytes: int  # that all ranks receive, those in shared memory included
     shared: int  # those in shared memory
     messages: int  # of elements, between all ranks
+    model: str  # SIMGRID or FLOWS
+    lowered: int  # ranks; the others do the same with other partners
     timeline: Timeline | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -93,6 +104,8 @@ class Simulated:
             "bytes_moved": self.nbytes,
             "bytes_shared": self.shared,
             "messages": self.messages,
+            "model": self.model,
+            "ranks_lowered": self.lowered,
         }
 
 
@@ -103,12 +116,16 @@ def simulate_plan(
     shared: bool = True,
     folder: Path | None = None,
     with_timeline: bool = False,
+    network: Network | None = None,
 ) -> Simulated:
     """Replay the schedules of all ranks; the nodes of the plan are the hosts of the place.
 
     `shared` says whether ranks of a node share memory. With `folder`, the files of the replay are
-    left there.
+    left there. With `network`, which is that of the place, flows on it are looked at in place of a
+    replay by SimGrid, and there are neither files nor a timeline.
     """
+    if network is not None:
+        return _flows(plan, place, shared, network)
     times = StepTimes() if with_timeline else None
     with ExitStack() as stack:
         if folder is None:
@@ -128,13 +145,13 @@ def reason_against(place: Place) -> str | None:
     nodes = spread_over_nodes(len(ranks), len(place.hosts))
     with _temporary_folder() as folder:
         _write_place(place, nodes, folder)
-        with open(folder / "traces", "w") as names:
-            for rank in ranks:
-                comm = TraceComm(rank, nodes)
-                comm.add("init")
-                comm.barrier_among(tuple(ranks))
-                comm.add("finalize")
-                _write_trace(rank, comm.lines, folder, names)
+        for rank in ranks:
+            comm = TraceComm(rank, nodes)
+            comm.add("init")
+            comm.barrier_among(tuple(ranks))
+            comm.add("finalize")
+            _write_trace(rank, comm.lines, folder)
+        _write_names(len(ranks), folder)
         try:
             replay(folder, len(ranks), messages=0)
         except ReplayEnded:
@@ -157,11 +174,13 @@ def _write_place(place: Place, nodes: Sequence[int], folder: Path) -> None:
     (folder / "hosts").write_text("".join(f"{place.hosts[node]}\n" for node in nodes))
 
 
-def _write_trace(rank: int, lines: Sequence[str], folder: Path, names: TextIO) -> None:
-    """Write the file of a rank, and its name to the list of all."""
-    name = f"rank-{rank}.txt"
-    (folder / name).write_text("\n".join(lines) + "\n")
-    names.write(f"{name}\n")
+def _write_trace(rank: int, lines: Sequence[str], folder: Path) -> None:
+    (folder / f"rank-{rank}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _write_names(ranks: int, folder: Path) -> None:
+    """Write the list of the files of all ranks."""
+    (folder / "traces").write_text("".join(f"rank-{rank}.txt\n" for rank in range(ranks)))
 
 
 def _write_traces(
@@ -172,12 +191,35 @@ def _write_traces(
     nbytes = 0
     in_shared_memory = 0
     messages = 0
-    with open(folder / "traces", "w") as names:
-        for trace in rank_traces(plan, prices, shared):
-            _write_trace(trace.rank, trace.lines, folder, names)
-            nbytes += trace.received
-            in_shared_memory += trace.received_shared
-            messages += trace.messages
-            if times is not None:
-                times.add_rank(trace)
-    return Simulated(plan, 0.0, nbytes, in_shared_memory, messages)
+    lowered = 0
+
+    def traces() -> Iterator[TraceComm]:
+        nonlocal lowered
+        if times is None:
+            for ranks in classes_of(plan, prices, shared):
+                lowered += 1
+                yield from traces_of(plan, ranks)
+        else:
+            for trace in rank_traces(plan, prices, shared):
+                lowered += 1
+                times.add_rank(trace)  # with its own steps
+                yield trace
+
+    for trace in traces():
+        _write_trace(trace.rank, trace.lines, folder)
+        nbytes += trace.received
+        in_shared_memory += trace.received_shared
+        messages += trace.messages
+    _write_names(plan.ranks, folder)
+    return Simulated(plan, 0.0, nbytes, in_shared_memory, messages, SIMGRID, lowered)
+
+
+def _flows(plan: Plan, place: Place, shared: bool, network: Network) -> Simulated:
+    """Return what flows between classes of ranks take."""
+    prices = None if place.machine is None else Prices.of(place.machine)
+    classes = list(classes_of(plan, prices, shared, _MOST_CLASSES))
+    seconds, messages = run_classes(plan, classes, network)
+    in_shared_memory = sum(len(each.ranks) * each.comm.received_shared for each in classes)
+    return Simulated(
+        plan, seconds, plan.bytes_predicted, in_shared_memory, messages, FLOWS, len(classes)
+    )

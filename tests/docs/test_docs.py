@@ -377,6 +377,7 @@ SLOW_PAGES = (
     "loop_examples.md",
     "loops.md",
     "reading_a_plan.md",
+    "scikit_learn.md",
 )
 
 

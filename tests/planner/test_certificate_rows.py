@@ -36,7 +36,18 @@ HOLDS = {
     "network": BOTH,
     "many-ranks": BOTH,
 }
-SLOW = ("random-61", "random-62", "random-63")  # seconds each
+# Seconds each; others of their kinds are fast.
+SLOW = (
+    "llama-memory-64",
+    "llama-memory-65",
+    "llama-memory-66",
+    "llama-resident-54",
+    "random-61",
+    "random-62",
+    "random-63",
+    "syrk-32",
+    "syrk-34",
+)
 
 
 def holds(row):

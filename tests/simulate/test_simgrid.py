@@ -126,7 +126,7 @@ def test_compared_strategies_that_do_not_apply(tmp_path):
     done = einmpi_here(tmp_path, [*words, "sqrt", "data", "sqrt"])
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
-    assert [row.split()[0] for row in rows] == ["strategy", "sqrt", "data:"]
+    assert [row.split()[0] for row in rows] == ["strategy", "sqrt", "model:", "data:"]
     done = einmpi_here(tmp_path, [*words, "data", "megatron"])
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and "data" in done.stderr
