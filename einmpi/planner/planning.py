@@ -346,7 +346,7 @@ class Planning:
         fewest_words = exact and counts_bytes and not cut.copies
         bound = Bound(words, CUTS_OF_MESH)
         if not fewest_words:
-            known = known_plan(cut, words, self.options.memory)
+            known = known_plan(cut, words, self.options.memory, self.options.carry)
             bound = best_lower_bound(
                 graph, self.mesh.ranks, self.resident, known, self.search.is_default
             )

@@ -494,7 +494,7 @@ def least_words(piece: Piece, ranks: int, words: int) -> int:
     sizes = [len(variable.extents) + 1 for variable in piece.variables]
     if any(count_of_ways(ranks, size) > MOST_VALUES for size in sizes):
         return 0
-    if any(prod(edge.edge.bound) * ranks > MOST_ELEMENTS for edge in piece.edges):
+    if any(edge.elements * ranks > MOST_ELEMENTS for edge in piece.edges):
         return 0
     if words * len(piece.edges) > MOST_WORDS:
         return 0

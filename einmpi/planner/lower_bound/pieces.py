@@ -43,12 +43,16 @@ class Charges(NamedTuple):
     of_tensors: Mapping[str, float]  # of all readers together
 
 
+NO_CARRY: Mapping[str, str] = {}
+
+
 class KnownPlan(NamedTuple):
     """A plan whose words are compared with the bound."""
 
     words: int
     parts: Mapping[Name, tuple[int, ...]]  # of each symbol of a variable, and the repetitions
     memory: int | None = None  # bytes that a rank may have
+    carry: Mapping[str, str] = NO_CARRY  # input of the next step → the tensor that it becomes
 
     def repeated_operations(self, graph: EinGraph) -> int:
         """Return the operations that are done by one rank and again by another."""
@@ -58,7 +62,9 @@ class KnownPlan(NamedTuple):
         return repeated
 
 
-def known_plan(cut: Cuts, words: int, memory: int | None) -> KnownPlan:
+def known_plan(
+    cut: Cuts, words: int, memory: int | None, carry: Mapping[str, str] = NO_CARRY
+) -> KnownPlan:
     """Return what the bound has to know of a plan with these cuts."""
     parts = {}
     for name, state in cut.states.items():
@@ -67,7 +73,7 @@ def known_plan(cut: Cuts, words: int, memory: int | None) -> KnownPlan:
     for name, layout in cut.layouts.items():
         dimensions = range(len(cut.graph[name].bound))
         parts["tensor", name] = cut.mesh.parts(layout, (*dimensions, None))
-    return KnownPlan(words, parts, memory)
+    return KnownPlan(words, parts, memory, carry)
 
 
 # Which plans a lower bound holds for.
@@ -129,8 +135,12 @@ class PartsProblem:
             borders.pop()  # what is left at the end belongs to the last group
         return list(itertools.starmap(range, itertools.pairwise([*borders, count])))
 
-    def pieces(self, variables: Sequence[PartsVariable]) -> list[tuple[range, Piece]]:
-        """Return the pieces with the numbers of their variables; costs are in halves of a word.
+    def pieces(
+        self, variables: Sequence[PartsVariable], unit: int = 1
+    ) -> list[tuple[range, Piece]]:
+        """Return the pieces with the numbers of their variables; costs are in halves of a unit.
+
+        A word has so many units; the costs of variables are in units already.
 
         Each is two neighbouring groups. The costs of a group, and of edges in it, count half in
         both of its pieces, those of edges between the groups of a piece count fully.
@@ -153,9 +163,9 @@ class PartsProblem:
                 for edge in edges_to[target]:
                     source = edge.edge.source
                     if source is None or group_of[source] == group_of[target]:
-                        edges.append((edge, weight))
+                        edges.append((edge, weight * unit))
                     elif source in together:
-                        edges.append((edge, HALVES))
+                        edges.append((edge, HALVES * unit))
             piece = Piece(tuple(own), _moved_to(edges, together.start))
             found.append((together, piece))
         return found
@@ -185,7 +195,12 @@ def _moved_to(edges: Sequence[tuple[PartsEdge, int]], first: int) -> tuple[Parts
 
 
 def bound_of_graph(
-    graph: EinGraph, ranks: int, resident: Collection[str], charges: Charges, words: int
+    graph: EinGraph,
+    ranks: int,
+    resident: Collection[str],
+    charges: Charges,
+    words: int,
+    carry: Mapping[str, str] = NO_CARRY,
 ) -> int:
     """Return the words that every plan moves, or less; at most the given words.
 
@@ -193,10 +208,16 @@ def bound_of_graph(
     """
     if len(graph.computed) > MOST_VARIABLES:
         return 0
-    factored = factor(graph, resident)
+    factored = _factored(graph, resident, carry)
     if len(factored.variables) > MOST_VARIABLES or _is_empty(factored):
         return 0
     return least_words(PartsProblem(graph, ranks, factored, charges).whole(), ranks, words)
+
+
+def _factored(graph: EinGraph, resident: Collection[str], carry: Mapping[str, str]) -> Factored:
+    """Return the variables and edges of a graph; what a loop carries has one layout."""
+    same_layout = {output: name for name, output in carry.items()}
+    return factor(graph, resident, carry, same_layout={**same_layout, **graph.carried})
 
 
 def _is_empty(factored: Factored) -> bool:
@@ -212,12 +233,14 @@ def bound_by_groups(
     plan: KnownPlan,
     work: Mapping[str, Work],
     price_of_memory: int = 0,
+    unit: int = 1,
 ) -> int:
     """Return what every plan moves and pays for repeated operations and memory, or less.
 
-    The price is that of a byte of resident inputs, in fractions of a word.
+    The price is that of a byte of resident inputs, in fractions of a word. What is returned, and
+    the price of work, is in units, of which a word has so many.
     """
-    factored = factor(graph, resident)
+    factored = _factored(graph, resident, plan.carry)
     if _is_empty(factored) or any(name not in plan.parts for name in factored.number):
         return 0
     problem = PartsProblem(graph, ranks, factored, charges)
@@ -232,7 +255,7 @@ def bound_by_groups(
         variables.append(PartsVariable(variable.extents, own, blocks if price_of_memory else ()))
     total = 0
     solved: dict[Piece, int] = {}
-    for numbers, piece in problem.pieces(variables):
+    for numbers, piece in problem.pieces(variables, unit):
         if piece not in solved:
             limit = piece.words([values[number] for number in numbers])
             solved[piece] = least_words(piece, ranks, limit)

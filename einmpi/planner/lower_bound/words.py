@@ -445,6 +445,7 @@ def lower_bound_words(
 
 FEW_CELLS = 1 << 19  # of tables of all operands: they take little time
 SMALL_GAP = 100  # one part in so many
+FEW_WORDS = 1 << 32  # where prices of operations are counted in fractions of a word
 
 
 def best_lower_bound(
@@ -468,7 +469,7 @@ def best_lower_bound(
         looked_for = min(plan.words, alone + alone // SMALL_GAP)
     best = Bound(alone, ALL_CUTS)
     if alone < looked_for:
-        together = bound_of_graph(graph, ranks, resident, charges, looked_for)
+        together = bound_of_graph(graph, ranks, resident, charges, looked_for, plan.carry)
         best = Bound(max(alone, together), ALL_CUTS)
     has_small_gap = (plan.words - best.words) * SMALL_GAP <= plan.words
     if is_large and (has_small_gap or not is_default):
@@ -482,8 +483,11 @@ def best_lower_bound(
             break
         work = _work(graph, repeated, divisor, plan.words)
         alone, charges = _charged(graph, ranks, resident, work)
-        together = bound_by_groups(graph, ranks, resident, charges, plan, work)
-        found = Bound(max(alone, together) - repeated // divisor, REPEATING_NO_MORE)
+        unit = divisor if repeated and plan.words < FEW_WORDS else 1
+        exact = _work(graph, repeated, divisor, plan.words, unit)
+        together = bound_by_groups(graph, ranks, resident, charges, plan, exact, unit=unit)
+        together = -(-(together - repeated * unit // divisor) // unit)
+        found = Bound(max(alone - repeated // divisor, together), REPEATING_NO_MORE)
         best = max(best, found, key=lambda bound: bound.words)
         if plan.memory is not None and len(graph.computed) <= MOST_VARIABLES:
             for price in PRICES_OF_MEMORY:
@@ -505,16 +509,21 @@ def _cells(graph: EinGraph, ranks: int) -> int:
     return cells
 
 
-def _work(graph: EinGraph, repeated: int, divisor: int, most_words: int) -> dict[str, Work]:
+def _work(
+    graph: EinGraph, repeated: int, divisor: int, words: int, unit: int = 1
+) -> dict[str, Work]:
     """Return how much of its work each vertex may repeat, if all may repeat so many operations.
 
-    A repeated operation costs 1 / `divisor` words, and nothing if none may be repeated.
+    A repeated operation costs 1 / `divisor` words, and nothing if none may be repeated. Prices are
+    in units, of which a word has so many. They are no higher than what a plan with so many words
+    moves and pays.
     """
     work = {}
+    most = (words + repeated // divisor + 1) * unit
     for vertex in graph.computed:
         operations = vertex.operations()
         if operations:
-            price = min(operations // divisor, most_words) if repeated else 0
+            price = min(operations * unit // divisor, most) if repeated else 0
             work[vertex.name] = Work(repeated // operations, price)
     return work
 
