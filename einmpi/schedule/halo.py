@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
@@ -23,7 +24,7 @@ from einmpi.planner.moving.halo import (
 )
 from einmpi.planner.moving.halo_words import most_needed
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.moves import group_of, moves_of, sent_and_received
+from einmpi.schedule.moves import group_of, moves_of, runs_along, sent_and_received
 from einmpi.schedule.regions import Region, Runs, intersect, locate, one_run, subtract
 from einmpi.schedule.transfers import Moves
 
@@ -110,11 +111,54 @@ def halo_moves(
             if theirs is not None and not wanted.is_read(theirs, digits):
                 receives[number] = None
     most = most_needed(mesh, needed, state)
-    max_elements = max(source.max_elements() * mesh.ranks, most)
+    max_elements = _most_moved(source, wanted, axes, digits)
+    if max_elements is None:
+        max_elements = max(source.max_elements() * mesh.ranks, most)
     moves = moves_of(group, me, sends, receives, False, max_elements)
     largest_block = max(source.max_elements(), most)
     unread = tuple(tuple(map(locate, corner, own)) for corner in wanted.corners(digits))
     return replace(moves, largest_block=largest_block, is_halo=True, unread=unread), own
+
+
+def _most_moved(
+    source: Layout, wanted: _NeededBlocks, axes: Sequence[int], digits: Sequence[int]
+) -> int | None:
+    """Return a bound on the elements that a member sends or receives, the same on all members.
+
+    None if it is not known: it is where each member has, needs and keeps a box, and what it needs
+    of a dimension depends on its place along the axes that cut this dimension.
+    """
+    sent = received = kept = 1
+    for dimension in range(len(source.bound)):
+        changing = [axis for axis in source.axes_of(dimension) if axis in axes]
+        if changing != [axis for axis in wanted.axes_of(dimension) if axis in axes]:
+            return None
+        held = list(runs_along(source, dimension, changing, digits))
+        needed = list(runs_along(wanted, dimension, changing, digits))
+        if any(len(runs) != 1 for runs in (*held, *needed)):
+            return None
+        first, stop = np.array(held)[:, 0].T
+        first_needed, stop_needed = np.array(needed)[:, 0].T
+        both = np.minimum(stop, stop_needed) - np.maximum(first, first_needed)
+        if both.min() <= 0:
+            return None
+        # What all members together need of each block.
+        below_stop = _distances(first_needed, stop) - _distances(stop_needed, stop)
+        below_first = _distances(first_needed, first) - _distances(stop_needed, first)
+        sent *= int((below_stop - below_first).max())
+        received *= int((stop_needed - first_needed).max())
+        kept *= int(both.min())
+    return max(sent, received) - kept
+
+
+def _distances(
+    starts: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return for each place the sum of its distances from all starts before it."""
+    starts = np.sort(starts)
+    sums = np.concatenate(([0], np.cumsum(starts)))
+    before = np.searchsorted(starts, places)
+    return before * places - sums[before]
 
 
 def index_in_region(

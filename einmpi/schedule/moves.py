@@ -374,7 +374,7 @@ def _by_member(
     for dimension in range(len(blocks.bound)):
         changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
         found: list[Runs] = []  # for each combination of digits on the changing axes
-        for runs in _runs_along(blocks, dimension, changing, digits):
+        for runs in runs_along(blocks, dimension, changing, digits):
             found.append(place(dimension, runs) if runs else ())
         which = _combinations(mesh, tuple(axes), tuple(changing))
         columns.append([found[k] for k in which])
@@ -382,7 +382,7 @@ def _by_member(
     return [region if all(region) else None for region in zip(*columns, strict=True)]
 
 
-def _runs_along(
+def runs_along(
     blocks: Blocks, dimension: int, axes: Sequence[int], digits: Sequence[int]
 ) -> Iterator[Runs]:
     """Yield the indices of a dimension on ranks that differ on these axes only."""
