@@ -81,6 +81,18 @@ def test_an_edge_moves_no_less_than_its_parts_say(ranks, bound):
     assert exact > len(sources) * len(targets) / 4
 
 
+def test_digits_of_different_numbers_are_not_independent():
+    """On 9 nodes, 18 indices have the windows 3·3 and 3·2, though each divides them evenly."""
+    bound = (18, 18)
+    mesh = Mesh(54, nodes=9)
+    assert mesh.factors == (3, 3, 3, 2)
+    source, target = (2, 0, 2, 1), (2, 1, 2, 0)
+    edge = Edge("T", bound, 8 * prod(bound), 0, 1, (), ())
+    before, after = (np.array([[*mesh.parts(axes, (0, 1, 2)), 1]]) for axes in (source, target))
+    words = traffic(mesh, bound, source, target).words.total
+    assert PartsEdge(edge, 0.0, 54).words(before, after) <= words == 2106
+
+
 @pytest.mark.parametrize(("ranks", "bound"), [(4, (4, 4)), (4, (3, 5)), (6, (6, 6)), (8, (8, 8))])
 def test_a_layout_on_the_way_does_not_help(ranks, bound):
     """To a layout and from there to the reader moves no less than parts say for the reader."""

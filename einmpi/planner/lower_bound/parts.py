@@ -181,9 +181,9 @@ def most_kept(
     Of a tensor whose partial results are added up, at most `one_copy` is kept. The axes along which
     they are added up are not among the parts before.
     """
-    short = []  # and not cut into equal parts
+    short = []  # and without digits that are independent and equal
     for dimension, extent in enumerate(bound):
-        if extent < ranks and any(extent % parts for parts in divisors(ranks) if parts <= extent):
+        if extent < ranks and not _is_even(extent, ranks):
             short.append(dimension)
     # Places in the tables of what is kept: a digit for each length of axes.
     shape = len(before), len(after)
@@ -247,6 +247,18 @@ def _kept_by_axes(bound: tuple[int, ...], ranks: int) -> tuple[Ints, Ints]:
     if rounded * ranks > MOST_ELEMENTS:
         return repeated * elements, np.full(len(times), np.iinfo(np.int64).max)
     return repeated * elements, rounded * times // shares
+
+
+def _is_even(extent: int, ranks: int) -> bool:
+    """Return whether a short dimension is cut into equal parts by digits of the same numbers.
+
+    On several nodes, axes of different lengths may be in windows with digits of other numbers, such
+    as 3·3 and 3·2, unless they fit together.
+    """
+    lengths = [length for length in prime_factors(ranks) if length <= extent]
+    if len(set(lengths)) > 1 and prod(lengths) > extent:
+        return False
+    return not any(extent % parts for parts in divisors(ranks) if parts <= extent)
 
 
 def _exponents(numbers: Ints, prime: int, ranks: int) -> npt.NDArray[np.int8]:

@@ -493,7 +493,8 @@ def best_lower_bound(
             for price in PRICES_OF_MEMORY:
                 if best.words >= plan.words:
                     break
-                paid = repeated // divisor + price * plan.memory // MEMORY_FRACTIONS
+                paid = repeated * MEMORY_FRACTIONS + price * plan.memory * divisor
+                paid //= divisor * MEMORY_FRACTIONS
                 priced = bound_by_groups(graph, ranks, resident, charges, plan, work, price)
                 found = Bound(min(plan.words, priced - paid), WITHIN_MEMORY)
                 best = max(best, found, key=lambda bound: bound.words)
