@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from einmpi.job.job import Job
     from einmpi.loops.running import LoopResult
     from einmpi.planner.plan import Plan
+    from einmpi.sparse_array import SparseArray
 
 __all__ = [
     "Compiled",
@@ -37,6 +38,7 @@ __all__ = [
     "Job",
     "LoopResult",
     "Plan",
+    "SparseArray",
     "__version__",
     "compile",
     "einsum",
@@ -62,6 +64,7 @@ _MODULES = {
     "Job": "einmpi.job.job",
     "LoopResult": "einmpi.loops.running",
     "Plan": "einmpi.planner.plan",
+    "SparseArray": "einmpi.sparse_array",
     "compile": "einmpi.api",
     "einsum": "einmpi.api",
     "fori": "einmpi.api.tracing",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from einmpi.arguments import optional_names, optional_text, path_name
+from einmpi.arguments import named_values, optional_names, optional_text, path_name
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
@@ -16,6 +16,7 @@ from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec, Number, Resident, SliceEntry
 from einmpi.graph.dtypes import dtype_name
 from einmpi.graph.scalar import MAX_EXTENT
+from einmpi.graph.sparse.desugar import check_formats
 from einmpi.job.inputs import FIT, check_dtype
 from einmpi.job.job import Job, program_job, python_values, with_settings
 from einmpi.job.job_file import check_no_batches, parameter, read_job, read_roles, read_tensors
@@ -74,6 +75,7 @@ def program(
     inputs: Mapping[str, Mapping[str, Any] | str] | None = None,
     resident: Resident | Sequence[str] = False,
     roles: Mapping[str, Sequence[str]] | None = None,
+    formats: Mapping[str, str] | None = None,
     **tensors: Any,
 ) -> Job:
     """Make a job from the text of a program.
@@ -95,6 +97,9 @@ def program(
         the memory limit allows, or those with these names. An input that says so itself stays.
     roles : mapping of str to sequence of str, optional
         The labels that have each role, for the strategies that need roles.
+    formats : mapping of str to str, optional
+        Tensors that are "dense", "sparse", or "like A" (where the sparse input A is stored),
+        whatever follows from the program if an input is sparse.
     {settings} : optional
         As for `plan`. A name that the program uses is a tensor, a size or a parameter.
     **tensors : shape, array, int, float, complex or bool
@@ -134,8 +139,9 @@ def program(
     for name, given in arrays.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             from einmpi.compiled.given_inputs import as_array
+            from einmpi.sparse_array import is_sparse
 
-            array = as_array(name, given)
+            array = given if is_sparse(given) else as_array(name, given)
             shapes[name] = tuple(array.shape), dtype_name(array.dtype)
         elif isinstance(given, int) and not isinstance(given, bool):
             sizes[name] = given
@@ -158,7 +164,9 @@ def program(
     specs = [*parameters, *_with_resident(sources, resident)]
     read = read_roles(document)
     job = job_of_program("program", text, shapes, sizes, dtype, outputs, specs, read)
-    return with_settings(job, settings)
+    chosen = named_values("formats", formats)
+    check_formats("formats", chosen, job.written)
+    return with_settings(replace(job, formats=chosen), settings)
 
 
 def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:

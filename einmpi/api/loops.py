@@ -287,6 +287,8 @@ def run_loops(
     `validation` says what is computed for other inputs.
     """
     from einmpi.comm.agreement import comm_of_program
+    from einmpi.compiled.given_inputs import checked_inputs
+    from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
     from einmpi.loops.sequence import LoopSequence
 
     def check() -> Job:
@@ -306,12 +308,22 @@ def run_loops(
     own_comm = comm_of_program(comm)
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
+    stored = None
+    if has_sparse(given):
+        given, _ = checked_inputs(checked_job, own_comm, with_coordinates(own_comm, given))
+        stored = stored_job(own_comm, checked_job, given)
+        checked_job, given = stored.job, stored.inputs(given)
     loops = LoopSequence(checked_job, own_comm, options_of)
     loops.runs[0].start = arguments.start
     for run in loops.runs:
         run.on_step = arguments.on_step
     others = {} if validation is None else named_values("validation", validation.get("inputs"))
-    return loops.run(given, validation_inputs=others)
+    result = loops.run(given, validation_inputs=others)
+    if stored is None:
+        return result
+    return replace(
+        result, outputs=stored.results(result.outputs), state=stored.results(result.state)
+    )
 
 
 def _check_start(loop: Loop, start: Any) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options, Plan
 
+MOST_REFERENCE_ELEMENTS = 10**8  # of a sparse tensor that the reference makes dense
 # The name, shape and dtype of each input; the name and value of each size; the name and Python type
 # of each parameter.
 _InputKinds: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -333,6 +334,7 @@ def _job_and_inputs_of_text(
     only the types of the parameters and the kinds of the arrays.
     """
     from einmpi.compiled.given_inputs import as_array
+    from einmpi.sparse_array import is_sparse
 
     inputs: dict[str, Any] = {}
     sizes: list[tuple[str, int]] = []
@@ -342,7 +344,7 @@ def _job_and_inputs_of_text(
         if type(value) is int:
             sizes.append((name, value))
             continue
-        array = as_array(name, value)
+        array = value if is_sparse(value) else as_array(name, value)
         inputs[name] = array
         if type(value) in (bool, float, complex):
             parameter_types.append((name, type(value)))
@@ -465,9 +467,11 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     from einmpi.compiled.given_inputs import as_input, check_inputs
     from einmpi.compiled.running import check_memory
+    from einmpi.compiled.sparse import as_dense_arrays
     from einmpi.loops.stages import evaluate_loops
 
     check_job("reference", job)
+    inputs = as_dense_arrays(named_values("inputs", inputs), MOST_REFERENCE_ELEMENTS)
 
     def arrays_of(part: Job, values: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs of a job, or of one of its loops, given some of them."""

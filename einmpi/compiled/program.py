@@ -39,10 +39,17 @@ from einmpi.compiled.prepared_runs import (
     take_donated,
 )
 from einmpi.compiled.running import Measured, Runner, Workplace, workplace_of
+from einmpi.compiled.sparse import (
+    StoredJob,
+    has_sparse,
+    pattern_digest,
+    stored_job,
+    with_coordinates,
+)
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.reading import find_planned
 from einmpi.files.specs import Number
-from einmpi.job.job import Job
+from einmpi.job.job import Job, options_of
 from einmpi.late import late
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.startup import first_use_seconds
@@ -58,6 +65,9 @@ from einmpi.units import counted
 # ---- results -------------------------------------------------------------------------------------
 #
 # The outputs of a compiled job as DistArrays.
+
+
+MOST_PATTERNS = 4  # for which a compiled job is kept
 
 
 class Results:
@@ -250,6 +260,7 @@ class Compiled:
         self.runner = Runner(job, comm, self.work, self.planning.may_share)
         self.results = Results(job, comm, self.work, self.files, bool(options.carry))
         self.measured: Measured | None = None  # in the last call
+        self.of_patterns: dict[str, tuple[StoredJob, Compiled]] = {}  # of sparse inputs
 
     def __repr__(self) -> str:
         plans = counted(len(self.ready), "plan")
@@ -292,7 +303,28 @@ class Compiled:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         inputs = as_plain_arrays(inputs)
+        if has_sparse(inputs):
+            return self._call_sparse(inputs)
         return self.call_as_known(self.known_calls.find(inputs), inputs)
+
+    def _call_sparse(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Do a call with sparse inputs: by a job over what is stored, one for each pattern."""
+        given, _ = checked_inputs(self.job, self.comm, with_coordinates(self.comm, inputs))
+        key = together(self.comm, lambda: pattern_digest(given), str)
+        known = self.of_patterns.get(key)
+        if known is None:
+            stored = stored_job(self.comm, self.job, given)
+            options = replace(
+                options_of(stored.job), carry=self.options.carry, donate=self.options.donate
+            )
+            known = stored, Compiled(stored.job, self.comm, options)
+            if len(self.of_patterns) >= MOST_PATTERNS:
+                self.of_patterns.clear()
+            self.of_patterns[key] = known
+        stored, compiled = known
+        outputs = compiled(stored.inputs(given))
+        self.measured = compiled.measured
+        return stored.results(outputs)
 
     def call_as_known(
         self, known: KnownCall | None, inputs: Mapping[str, Any]

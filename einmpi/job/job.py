@@ -30,6 +30,7 @@ from einmpi.job.settings import (
     checked_recompute,
     with_settings_listed,
 )
+from einmpi.language.macro_calls import gradients_by
 from einmpi.language.parse import build_graphs, rewrite
 from einmpi.language.scope import values_in
 from einmpi.language.statements import Inputs, round_every_step
@@ -81,6 +82,8 @@ class Job(Settings):
     loops : tuple of Job
         If several loops follow one another, each as a job of its own. `source`, `graph`, `written`
         and `loop` are then those of the first one.
+    formats : mapping of str to str
+        Tensors that are "dense", "sparse" or "like" another one, whatever follows from the program.
     {settings}
 
     Raises
@@ -108,6 +111,7 @@ class Job(Settings):
     blas_place: str = field(default="", compare=False, repr=False)  # in the job file
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def as_computed(self) -> EinGraph:
@@ -115,6 +119,11 @@ class Job(Settings):
         if self.half == "steps":
             return round_every_step(self.written)
         return self.written
+
+    @property
+    def gradients(self) -> dict[str, str]:
+        """The statements that are a derivative by a tensor, and that tensor."""
+        return gradients_by(statements(self.source))
 
     def rewritten(self, written: EinGraph) -> EinGraph:
         """Return the graph that is planned for this job, or for a part of it as written."""

@@ -14,6 +14,7 @@ from einmpi.files.formats import name_keys
 from einmpi.files.reading import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.scalar import MAX_EXTENT, unique
+from einmpi.graph.sparse.desugar import check_formats
 from einmpi.job.inputs import (
     GENERATED_KEYS,
     check_dtype,
@@ -46,6 +47,7 @@ _KEYS = (
     "program",
     "sizes",
     "parameters",
+    "formats",
     "inputs",
     "outputs",
     "plan",
@@ -150,11 +152,13 @@ def _job_maker(document: Entry, dtype: str) -> MakeJob:
     settings = read_settings(document)
     del settings["half"]  # as it is by default, until the job is complete
     again = settings.pop("recompute")
+    formats = _read_formats(document["formats"])
     common = {
         "title": document["title"].get(str) or Path(document.place).stem,
         "path": document.place,
         "dtype": dtype,
         "roles": read_roles(document),
+        "formats": formats,
         "blas_place": document.place_of("run", "blas"),
         **settings,
     }
@@ -184,6 +188,7 @@ def _job_maker(document: Entry, dtype: str) -> MakeJob:
             written=graphs.written,
             loop=None if loop is None else replace(loop, results=results),
         )
+        check_formats(document.place_of("formats"), formats, job.written)
         return with_settings(job, {"recompute": recompute})
 
     return make_job
@@ -318,6 +323,14 @@ def read_roles(document: Entry) -> dict[str, tuple[str, ...]]:
                 raise entry[number].wrong(f"{show(label)} is not a label", expected)
         roles[role] = tuple(labels)
     return roles
+
+
+def _read_formats(entry: Entry) -> dict[str, str]:
+    """Return the formats that the job file asks for."""
+    found = {}
+    for name in entry.table():
+        found[name] = entry[name].get(str) or ""
+    return found
 
 
 # ---- parameters: numbers on which no plan depends ------------------------------------------------

@@ -29,7 +29,14 @@ from einmpi.language.expression_reader import (
 from einmpi.language.macros import GRADIENT, MACROS, Macro
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
-from einmpi.language.syntax import Source, Statement, labels_in_brackets, parse
+from einmpi.language.syntax import (
+    Declaration,
+    Source,
+    Statement,
+    entries,
+    labels_in_brackets,
+    parse,
+)
 
 # ---- macro calls ---------------------------------------------------------------------------------
 #
@@ -190,6 +197,20 @@ def gradients_in(program: Sequence[Statement]) -> dict[str, list[str]]:
         tensors = found.setdefault(loss_name, [])
         if isinstance(tensor, ast.Name) and tensor.id not in tensors:
             tensors.append(tensor.id)
+    return found
+
+
+def gradients_by(program: Sequence[Statement | Declaration]) -> dict[str, str]:
+    """Return the statements such as dA[i,j] = grad(loss, A[i,j]), and their tensors A."""
+    found = {}
+    for item in program:
+        if isinstance(item, Statement):
+            labels = [label for label, _ in item.labels]
+            match item.value:
+                case ast.Call(func=ast.Name(id=name), args=[_, ast.Subscript() as by]):
+                    index = [getattr(entry, "id", None) for entry in entries(by.slice)]
+                    if name == GRADIENT and isinstance(by.value, ast.Name) and index == labels:
+                        found[item.name] = by.value.id
     return found
 
 

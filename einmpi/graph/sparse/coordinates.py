@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
@@ -81,6 +81,15 @@ class Coordinates:
     def stored(self) -> int:
         """The number of keys: stored elements, or tiles."""
         return len(self.values)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    def astype(self, dtype: np.dtype[Any]) -> Coordinates:
+        """Return the same tensor in another dtype, to which numpy calls a cast safe."""
+        return replace(self, values=self.values.astype(dtype))
 
     @cached_property
     def tile(self) -> tuple[int, ...]:

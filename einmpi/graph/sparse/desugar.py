@@ -95,8 +95,12 @@ def desugar(
     """
     wanted = {}
     for name, request in requested.items():
-        wanted[name] = LIKE + request if request in given else request
-    check_requested(graph, wanted, given)
+        wanted[name] = LIKE + request if request in graph.by_name else request
+        by = wanted[name].removeprefix(LIKE)
+        if by != wanted[name] and by not in given:
+            raise InputError(
+                "formats", f"{name} is {wanted[name]}, which is dense", "a sparse input"
+            )
     likes = {}
     for name, by in gradients.items():
         if by in given and wanted.get(name, LIKE + by) == LIKE + by:
@@ -104,19 +108,16 @@ def desugar(
     return _Desugaring(graph, given, wanted, likes).run()
 
 
-def check_requested(
-    graph: EinGraph, requested: Mapping[str, str], given: Mapping[str, Coordinates]
-) -> None:
+def check_formats(where: str, formats: Mapping[str, str], graph: EinGraph) -> None:
     """Refuse formats of unknown tensors, and unknown formats."""
-    for name, request in requested.items():
+    for name, request in formats.items():
         if name not in graph.by_name:
-            raise InputError("formats", f"unknown tensor {name!r}", nearest_of(graph.by_name, name))
-        expected = '"dense", "sparse", or "like A" with the name of a sparse input'
-        if request.startswith(LIKE):
-            if request.removeprefix(LIKE) not in given:
-                raise InputError("formats", f"{name} is {request!r:.60}", expected)
-        elif request not in ("dense", "sparse"):
-            raise InputError("formats", f"{name} is {request!r:.60}", expected)
+            raise InputError(where, f"unknown tensor {name!r}", nearest_of(graph.by_name, name))
+        inputs = [vertex.name for vertex in graph.inputs]
+        known = ("dense", "sparse", *inputs, *(LIKE + each for each in inputs))
+        if request not in known:
+            expected = '"dense", "sparse", or "like A" with the name of an input'
+            raise InputError(where, f"the format of {name} is {request!r:.60}", expected)
 
 
 def zero_of(vertex: Vertex) -> Scalar:
@@ -370,7 +371,7 @@ class _Desugaring:
     def array(self, stem: str, values: npt.NDArray[Any]) -> str:
         """Return the name of an input with these values; equal ones are one."""
         stored = np.ascontiguousarray(values)
-        key = (stored.dtype.name, blake2b(stored, digest_size=16).digest())
+        key = (stored.dtype.name, blake2b(stored.data, digest_size=16).digest())
         if key not in self.array_names:
             name = self.names.take_new(stem)
             self.array_names[key] = name
@@ -654,8 +655,8 @@ class DenseResult:
         times = prod(self.einsum.extent[label] for label in self.others)
         count = body.iteration.count
         if not count:
-            value = aggregate_of(aggregation, background, total * times, dtype)
-            self._finish(typed(value, dtype))
+            number = aggregate_of(aggregation, background, total * times, dtype)
+            self._finish(typed(number, dtype))
             return
         value = body.value(self.einsum.function)
         is_neutral = self.desugaring.formats.is_neutral(self.vertex, background)

@@ -40,7 +40,7 @@ class Patterns:
         """Return the pattern of sorted keys."""
         digest = blake2b(digest_size=16)
         for column in keys:
-            digest.update(np.ascontiguousarray(column))
+            digest.update(np.ascontiguousarray(column).data)
         key = (tuple(extents), digest.digest())
         return self.known.setdefault(key, Pattern(name, keys, tuple(extents)))
 

@@ -1,0 +1,145 @@
+"""Jobs with sparse inputs: their patterns first, then a job over what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from einmpi.arrays.dist_array import DistArray
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
+from einmpi.errors import InputError
+from einmpi.graph.sparse.coordinates import Coordinates
+from einmpi.graph.sparse.desugar import Desugared, desugar
+from einmpi.job.job import Job
+from einmpi.sparse_array import SparseArray, as_coordinates, is_sparse
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job over what is stored, and how the results of the program follow from its own."""
+
+    job: Job
+    desugared: Desugared
+    whole: Job  # the job of the user
+
+    def inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the job, from those of the user."""
+        found: dict[str, Any] = {}
+        for name, value in {**given, **self.desugared.arrays}.items():
+            if name in self.job.graph.by_name:
+                found[name] = value
+                if isinstance(value, Coordinates):
+                    is_dense = name not in self.desugared.formats
+                    found[name] = value.dense() if is_dense else value.values
+        return found
+
+    def results(self, outputs: Mapping[str, DistArray]) -> dict[str, Any]:
+        """Return the results of the user's job: sparse tensors in place of what is stored."""
+        found: dict[str, Any] = {}
+        for name, values in outputs.items():
+            found[name] = values
+            if name in self.desugared.formats:
+                keys = self.desugared.patterns[name].keys
+                shape = self.whole.written[name].bound
+                found[name] = SparseArray(keys, values, shape, self.desugared.implicit(name))
+        return found
+
+
+def has_sparse(inputs: Mapping[str, Any]) -> bool:
+    """Return whether one of the inputs is sparse."""
+    return any(is_sparse(value) for value in inputs.values())
+
+
+def with_coordinates(comm: Comm, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of which the sparse ones are keys and values. All ranks call it."""
+    gathered: dict[str, Any] = {}
+    for name, value in inputs.items():
+        is_distributed = isinstance(value, SparseArray)
+        gathered[name] = value.coordinates() if is_distributed else value
+
+    def convert() -> dict[str, Any]:
+        found = {}
+        for name, value in gathered.items():
+            found[name] = as_coordinates(name, value) if is_sparse(value) else value
+        return found
+
+    return together(comm, convert)
+
+
+def pattern_digest(given: Mapping[str, Any]) -> str:
+    """Return a text that is the same for inputs whose sparse tensors have the same patterns."""
+    texts = []
+    for name, value in given.items():
+        if isinstance(value, Coordinates):
+            digest = blake2b(digest_size=16)
+            for column in value.keys:
+                digest.update(np.ascontiguousarray(column).data)
+            kind = (name, value.shape, value.dtype.name, repr(value.implicit), digest.hexdigest())
+            texts.append(repr(kind))
+    return " ".join(texts)
+
+
+def stored_job(comm: Comm, job: Job, given: Mapping[str, Any]) -> StoredJob:
+    """Return a job over what is stored of the given sparse tensors.
+
+    All ranks call it, with the same tensors: each of them works out all patterns.
+    """
+    return together(comm, lambda: _stored_job(job, given), lambda _: pattern_digest(given))
+
+
+def _stored_job(job: Job, given: Mapping[str, Any]) -> StoredJob:
+    where = job.path or job.source.name
+    if job.strict:
+        raise InputError(where, "strict is true, and an input is sparse", "strict = false")
+    if job.loops:
+        raise InputError(where, "an input of several loops is sparse", "a job with one loop")
+    formats = dict(job.formats)
+    sparse = {}
+    for name, value in given.items():
+        is_dense = formats.get(name) == "dense"
+        if isinstance(value, Coordinates) and name in job.written.by_name and not is_dense:
+            sparse[name] = value
+    desugared = desugar(job.written, sparse, formats, job.gradients)
+    changed = replace(
+        job,
+        written=desugared.graph,
+        graph=desugared.graph,
+        inputs=tuple(spec for spec in job.inputs if spec.name not in sparse),
+        formats={},
+    )
+    found = replace(changed, graph=changed.rewritten(changed.as_computed))
+    if job.loop is not None:
+        for start, after in job.loop.carry.items():
+            _check_carried(where, desugared, start, after)
+    return StoredJob(found, desugared, job)
+
+
+def _check_carried(where: str, desugared: Desugared, start: str, after: str) -> None:
+    """Refuse a tensor that does not keep its pattern from step to step."""
+    patterns = desugared.patterns
+    if patterns.get(start) is not patterns.get(after):
+        what = f"{start} has another pattern than {after}, which it becomes in the next step"
+        expected = f'one pattern; formats: {after} = "like {start}" makes it so if that is possible'
+        if start not in patterns:
+            expected = f'a dense {after}; formats: {after} = "dense"'
+        raise InputError(where, what, expected)
+
+
+def as_dense_arrays(inputs: Mapping[str, Any], most_elements: int) -> dict[str, Any]:
+    """Return inputs with arrays in place of sparse tensors, for the reference."""
+    found: dict[str, Any] = {}
+    for name, value in inputs.items():
+        found[name] = value
+        if is_sparse(value):
+            tensor = as_coordinates(name, value)
+            elements = int(np.prod(np.array(tensor.shape, dtype=object)))
+            if elements > most_elements:
+                what = f"{name} has {elements:,} elements, most of them not stored"
+                raise InputError("reference", what, f"at most {most_elements:,}")
+            found[name] = tensor.dense()
+    return found

@@ -1,0 +1,200 @@
+"""Random programs over sparse and dense tensors, and what they give if all tensors are dense.
+
+A program has one to three statements. Sparse operands have one to three keys, dense tiles, implicit
+values of all kinds, from nothing to everything stored, stored zeros, and all dtypes. The oracle is
+the reference evaluator on dense tensors: it knows nothing of what is stored.
+"""
+
+import random
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import einmpi
+from einmpi.errors import EinmpiError, InputError
+from einmpi.graph.sparse.coordinates import Coordinates
+
+EXTENT = 4
+LABELS = "ijkf"
+SPARSE = {  # name: keys, dimensions, dtype, implicit values
+    "A": (2, 2, "float64", (0.0,)),
+    "B": (2, 2, "float64", (0.0,)),
+    "C": (2, 2, "float32", (0.0, 1.0)),
+    "W": (2, 2, "float64", (np.inf, -np.inf, 1.0)),
+    "T": (3, 3, "float64", (0.0,)),
+    "K": (2, 3, "float64", (0.0,)),
+    "R": (1, 2, "float64", (0.0,)),
+    "N": (2, 2, "int64", (0, 2)),
+    "U": (2, 2, "uint8", (0, 3)),
+    "L": (2, 2, "bool", (False, True)),
+    "V": (2, 2, "complex128", (0.0,)),
+}
+DENSE = {"D": (2, "float64"), "x": (1, "float64"), "y": (1, "float32"), "m": (1, "int64")}
+KINDS = {"float": "ABCWTKRDxy", "integer": "NUm", "bool": "L", "complex": "V"}
+AGGREGATIONS = {
+    "float": ("sum", "sum", "sum", "min", "max", "prod"),
+    "integer": ("sum", "sum", "min", "max", "prod"),
+    "bool": ("any", "all", "sum"),
+    "complex": ("sum", "sum", "prod"),
+}
+
+
+@dataclass
+class Program:
+    """A program, its inputs as they are given, and formats that are asked for."""
+
+    text: str
+    inputs: dict = field(default_factory=dict)
+    formats: dict = field(default_factory=dict)
+
+    @property
+    def dense(self):
+        """All inputs as arrays."""
+        return {
+            name: given.dense() if isinstance(given, Coordinates) else given
+            for name, given in self.inputs.items()
+        }
+
+
+class Maker:
+    """Draws the statements of one program."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.rng = np.random.default_rng(seed)
+        self.kind = self.draw.choice(["float"] * 5 + ["integer", "bool", "complex"])
+        self.earlier = {}  # tensors of earlier statements: their labels
+
+    def program(self):
+        lines = []
+        count = self.draw.choice((1, 1, 1, 2, 2, 3))
+        for number in range(count):
+            lines.append(self.statement("Z" if number == count - 1 else f"Y{number}"))
+        text = "\n".join(lines)
+        names = [name for name in (*SPARSE, *DENSE) if re.search(rf"\b{name}\[", text)]
+        inputs = {name: self.tensor(name) for name in names}
+        formats = {}
+        if self.draw.random() < 0.08:
+            formats["Z"] = self.draw.choice(("dense", "sparse"))
+        sparse = [name for name in names if name in SPARSE]
+        if sparse and self.draw.random() < 0.05:
+            formats[self.draw.choice(sparse)] = "dense"
+        return Program(text, inputs, formats)
+
+    def statement(self, name):
+        body = self.expression(self.draw.choice((1, 2, 2, 3)))
+        used = [label for label in LABELS if self.has(body, label)]
+        if not used:
+            body, used = f"({body} * {self.one('D[i,j]')})", ["i", "j"]
+        output = [label for label in used if self.draw.random() < 0.55]
+        if self.draw.random() < 0.3:
+            self.draw.shuffle(output)
+        gone = [label for label in used if label not in output]
+        if gone:
+            aggregation = self.draw.choice(AGGREGATIONS[self.kind])
+            if self.draw.random() < 0.2 and len(gone) > 1:
+                inner, outer = gone[:1], gone[1:]
+                body = f"{aggregation}[{inner[0]}]({body})"
+                gone = outer
+            body = f"{aggregation}[{','.join(gone)}]({body})"
+            if self.draw.random() < 0.25 and output:
+                body = f"{self.one('D[i,j]', output)} * {body}"
+        target = f"{name}[{','.join(output)}]" if output else name
+        self.earlier[name] = len(output)
+        return f"{target} = {body}"
+
+    def one(self, usual, within=None):
+        """A tensor to multiply by, over given labels."""
+        if within is None:
+            return (
+                {"float": usual, "integer": "m[i] * m[j]"}.get(self.kind, "V[i,j]")
+                if (self.kind != "bool")
+                else "L[i,j]"
+            )
+        label = within[0]
+        if len(within) > 1 and self.kind == "float":
+            return f"A[{within[0]},{within[1]}]"
+        return {"float": f"x[{label}]", "integer": f"m[{label}]"}.get(self.kind, "1")
+
+    def has(self, body, label):
+        padded = "".join(character if character.isalnum() else " " for character in body)
+        return label in padded.split()
+
+    def leaf(self):
+        if self.earlier and self.draw.random() < 0.35:
+            name = self.draw.choice(list(self.earlier))
+            return self.element(name, self.earlier[name])
+        if self.draw.random() < 0.12:
+            number = {"float": "2.5", "integer": "3", "bool": "True", "complex": "2"}
+            return number[self.kind] if self.kind != "bool" else "(i <= j)"
+        if self.kind in ("float", "integer") and self.draw.random() < 0.04:
+            return "i" if self.kind == "integer" else "float64(j)"
+        name = self.draw.choice(KINDS[self.kind])
+        return self.element(name, SPARSE[name][1] if name in SPARSE else DENSE[name][0])
+
+    def element(self, name, dimensions):
+        if not dimensions:
+            return name
+        labels = [self.draw.choice(LABELS[:3]) for _ in range(dimensions)]
+        if self.draw.random() < 0.7 and dimensions <= 3:
+            labels = list("ijk"[:dimensions])
+            if self.draw.random() < 0.4:
+                self.draw.shuffle(labels)
+            if dimensions == 2 and self.draw.random() < 0.3:
+                labels = ["j", "k"]
+        if name in ("K", "R"):
+            labels[-1] = self.draw.choice("fffk")
+        return f"{name}[{','.join(labels)}]"
+
+    def expression(self, depth):
+        if depth == 0 or self.draw.random() < 0.15:
+            return self.leaf()
+        a, b = self.expression(depth - 1), self.expression(depth - 1)
+        if self.kind == "bool":
+            return self.draw.choice((f"({a} & {b})", f"({a} | {b})", f"(~{a})", f"({a} & {b})"))
+        forms = [f"({a} * {b})"] * 4 + [f"({a} + {b})"] * 2 + [f"({a} - {b})", f"-{a}"]
+        if self.kind != "complex":
+            forms += [f"maximum({a}, {b})", f"abs({a})", f"where({self.leaf()} > 1, {a}, {b})"]
+            forms += [f"where({self.leaf()} != 0, {a}, {b})"]
+        if self.kind == "float":
+            forms += [f"exp(minimum({a}, 3))", f"({a})**2", f"({a} / (1.5 + abs({b})))"]
+            forms += [f"float64({a} <= {b})", f"minimum({a}, {b})", f"tanh({a})"]
+        if self.kind == "complex":
+            forms += [f"conj({a})"]
+        return self.draw.choice(forms)
+
+    def tensor(self, name):
+        if name in DENSE:
+            dimensions, dtype = DENSE[name]
+            values = np.round(self.rng.random((EXTENT,) * dimensions) * 3 + 0.5, 1)
+            return values.astype(dtype)
+        keys, dimensions, dtype, implicit = SPARSE[name]
+        implicit = implicit[self.draw.randrange(len(implicit))]
+        density = self.draw.choice((0.0, 0.1, 0.3, 0.3, 0.8, 1.0))
+        columns = np.nonzero(self.rng.random((EXTENT,) * keys) < density)
+        shape = (len(columns[0]), *(EXTENT,) * (dimensions - keys))
+        values = np.round(self.rng.random(shape) * 4 - (0 if dtype == "uint8" else 2), 1)
+        if dtype == "complex128":
+            values = values + 1j * np.round(self.rng.random(shape), 1)
+        values = values.astype(dtype)
+        values[self.rng.random(shape) < 0.15] = implicit if np.isfinite(implicit) else 0
+        return Coordinates.of(columns, values, (EXTENT,) * dimensions, implicit)
+
+
+def draw_program(seed):
+    """Return a program that the language accepts, and its value; None if this seed gives none."""
+    program = Maker(seed).program()
+    if not any(isinstance(given, Coordinates) for given in program.inputs.values()):
+        return None
+    dense = program.dense
+    try:
+        with np.errstate(all="ignore"):
+            wanted = einmpi.reference(einmpi.program(program.text, outputs=["Z"], **dense), dense)[
+                "Z"
+            ]
+    except EinmpiError:
+        return None
+    except InputError:
+        return None
+    return program, wanted
