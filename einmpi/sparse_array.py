@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -126,8 +127,8 @@ class SparseArray:
             from scipy.sparse import coo_array  # slow to import, and few programs need it
 
             return coo_array((whole.values, whole.keys), shape=whole.shape)
-        places = np.indices(whole.tile).reshape(len(whole.tile), -1)
-        count = places.shape[1]
+        count = prod(whole.tile)
+        places = np.indices(whole.tile).reshape(len(whole.tile), count)
         keys = [np.repeat(column, count) for column in whole.keys]
         tiles = [np.tile(column, whole.stored) for column in places]
         values = whole.values.reshape(-1)

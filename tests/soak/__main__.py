@@ -1,6 +1,6 @@
 """`python -m tests.soak`: random programs; `… gradients`: with a loss and its gradients;
-`… arrays`: scripts over DistArrays; `… traced`: such a script as one function; `… fuzz`: damaged
-files; `… faults`: kills, full disks."""
+`… arrays`: scripts over DistArrays; `… traced`: such a script as one function; `… sparse`: programs
+over sparse tensors; `… fuzz`: damaged files; `… faults`: kills, full disks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ MPI_RANKS = {
     "gradients": (2, 3, 4, 1),
     "arrays": (2, 3, 5, 4, 1),
     "traced": (2, 3, 5, 4, 1),
+    "sparse": (2, 3, 4, 7, 1),
 }
 MPI_CHUNK_CASES = 200
 # Of this many chunks one is run under mpirun, unless the command line says how many cases.

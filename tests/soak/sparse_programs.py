@@ -7,13 +7,19 @@ the reference evaluator on dense tensors: it knows nothing of what is stored.
 
 import random
 import re
+import traceback
+import warnings
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import einmpi
-from einmpi.errors import EinmpiError, InputError
+from einmpi.comm.threads import run_threads
+from einmpi.errors import EinmpiError
 from einmpi.graph.sparse.coordinates import Coordinates
+
+from .running import Outcome
 
 EXTENT = 4
 LABELS = "ijkf"
@@ -183,18 +189,123 @@ class Maker:
 
 
 def draw_program(seed):
-    """Return a program that the language accepts, and its value; None if this seed gives none."""
+    """Return a program that the language accepts, and its value by the reference.
+
+    None if this seed gives none, or one that only has nan.
+    """
     program = Maker(seed).program()
-    if not any(isinstance(given, Coordinates) for given in program.inputs.values()):
-        return None
     dense = program.dense
     try:
-        with np.errstate(all="ignore"):
-            wanted = einmpi.reference(einmpi.program(program.text, outputs=["Z"], **dense), dense)[
-                "Z"
-            ]
+        job = einmpi.program(program.text, outputs=["Z"], **dense)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = einmpi.reference(job, dense)["Z"]
     except EinmpiError:
         return None
-    except InputError:
-        return None
-    return program, wanted
+    is_sparse = any(isinstance(given, Coordinates) for given in program.inputs.values())
+    return (program, wanted) if is_sparse and not np.isnan(wanted).all() else None
+
+
+# ---- cases of the soak ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparseCase:
+    """A program on some ranks, and the value that it must have."""
+
+    seed: int
+    number: int
+    ranks: int
+    program: Program
+    wanted: np.ndarray
+
+    @property
+    def name(self):
+        return f"seed {self.seed}, case {self.number}"
+
+    @property
+    def themes(self):
+        return sorted(name for name in self.program.inputs if name in SPARSE)
+
+    @property
+    def dtypes(self):
+        return sorted({given.dtype.name for given in self.program.inputs.values()})
+
+
+def make_case(seed, number, ranks=None):
+    """Return the case of a seed and a number."""
+    for attempt in range(10_000):
+        text = f"sparse {seed} {number} {attempt}"
+        drawn = draw_program(zlib.crc32(text.encode()))
+        if drawn is not None:
+            return SparseCase(seed, number, ranks or (1, 2, 3, 4)[number % 4], *drawn)
+    raise AssertionError("no program in so many attempts")
+
+
+def check_on_threads(case):
+    """Run a case on threads and return what was wrong."""
+    try:
+        return run_threads(case.ranks, lambda comm: _check(case, comm), limit=80.0)[0]
+    except Exception as error:
+        outcome = Outcome()
+        outcome.fail("error", "".join(traceback.format_exception(error))[-1500:])
+        return outcome
+
+
+def check_on_mpi(case, comm, folder):
+    """Run a case on the ranks of a communicator, which all call this."""
+    return _check(case, comm)
+
+
+def _check(case, comm):
+    outcome = Outcome()
+    program = case.program
+    outcome.elements = case.wanted.size
+    inputs = dict(program.inputs)
+    try:
+        job = einmpi.program(program.text, outputs=["Z"], formats=program.formats, **inputs)
+        compiled = einmpi.compile(job, comm)
+        found = compiled(inputs)["Z"]
+    except einmpi.InputError as error:
+        outcome.notes.append(f"refused: {_reason(str(error))}")
+        return outcome
+    if isinstance(found, einmpi.SparseArray):
+        outcome.notes.append("sparse result")
+        whole = found.coordinates().dense()
+    else:
+        whole = found.gather()
+    wanted = case.wanted
+    sure = ~np.isnan(wanted)
+    outcome.compared = int(sure.sum())
+    if whole.dtype != wanted.dtype or whole.shape != wanted.shape:
+        outcome.fail("value", f"{whole.dtype}{whole.shape} for {wanted.dtype}{wanted.shape}")
+    elif not _is_close(whole[sure], wanted[sure], case.dtypes):
+        outcome.fail("value", f"{whole.tolist()} for {wanted.tolist()}")
+    return outcome
+
+
+def _is_close(found, wanted, dtypes):
+    """Whether values are equal; sums in another order and float32 round differently."""
+    if wanted.dtype.kind in "biu":
+        return np.array_equal(found, wanted)
+    digits = 1e-4 if "float32" in dtypes else 1e-8
+    return np.allclose(found, wanted, rtol=digits, atol=digits, equal_nan=True)
+
+
+def _reason(message):
+    reasons = ("not stored", "would be sparse", "same keys", "at all", "has no pattern")
+    return next((reason for reason in reasons if reason in message), message)
+
+
+def shrink(case, still_fails, seconds):
+    """Return the case: a program has few statements anyway."""
+    return case
+
+
+def failure_text(case, smaller, failures):
+    """Return what failed, with all that it takes to see it again."""
+    lines = [f"{case.name} on {case.ranks} ranks", case.program.text, repr(case.program.formats)]
+    for name, given in case.program.inputs.items():
+        lines.append(f"{name} = {given!r}")
+    lines += [f"{check}: {text}" for check, text in failures]
+    return "\n".join(lines)

@@ -29,6 +29,7 @@ from . import (
     arrays_shrink,
     reproduce,
     running,
+    sparse_programs,
     traced_running,
 )
 from . import case as program_case
@@ -79,6 +80,13 @@ KINDS = {
         traced_running.check_on_mpi,
         arrays_shrink.shrink,
         arrays_case.failure_text,
+    ),
+    "sparse": Kind(
+        sparse_programs.make_case,
+        sparse_programs.check_on_threads,
+        sparse_programs.check_on_mpi,
+        sparse_programs.shrink,
+        sparse_programs.failure_text,
     ),
 }
 

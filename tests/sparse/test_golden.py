@@ -1,10 +1,9 @@
 """The golden cases of sparse tensors, in this process."""
 
 import pytest
+from sparse_cases import NAMES, read_case
 
 import einmpi
-
-from .golden_cases import NAMES, read_case
 
 
 @pytest.mark.parametrize("name", NAMES)

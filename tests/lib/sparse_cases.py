@@ -10,7 +10,7 @@ import numpy as np
 import einmpi
 from einmpi.graph.sparse.coordinates import Coordinates
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent.parent / "sparse" / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
