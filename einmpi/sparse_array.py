@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.graph.scalar import Number
-from einmpi.graph.sparse.coordinates import Coordinates, Keys
+from einmpi.graph.sparse.coordinates import Coordinates, Keys, digest_of
 
 
 class SparseArray:
@@ -100,6 +101,21 @@ class SparseArray:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the values."""
         return self.values.dtype
+
+    def astype(self, dtype: Any) -> SparseArray:
+        """Return the same tensor with its values in another dtype."""
+        implicit = np.asarray(self.implicit).astype(dtype).item()
+        return SparseArray(self.pattern, self.values.astype(dtype), self.shape, implicit)
+
+    @cached_property
+    def digest(self) -> str:
+        """A text that tensors with the same keys have."""
+        return digest_of(self.pattern)
+
+    def outline(self) -> Coordinates:
+        """Return the tensor without its values."""
+        none = np.broadcast_to(np.zeros((), self.dtype), self.values.shape)
+        return Coordinates(self.pattern, none, self.shape, self.implicit)
 
     def coordinates(self) -> Coordinates:
         """Return the whole tensor as keys and values on every rank. All ranks call it."""

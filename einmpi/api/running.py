@@ -387,7 +387,8 @@ def einsum(
     ----------
     *arguments
         ``"ij,jk->ik", a, b`` or ``a, [0, 1], b, [1, 2], [0, 2]``. If one of the operands is a
-        DistArray, all ranks call it.
+        DistArray or a SparseArray, all ranks call it. Those of scipy and pydata/sparse are like
+        arrays.
     out : array, optional
         Takes the result; not for DistArrays.
     dtype : dtype, optional
@@ -407,8 +408,8 @@ def einsum(
 
     Returns
     -------
-    array or DistArray
-        A DistArray if one of the operands is.
+    array, DistArray or SparseArray
+        A DistArray or a SparseArray if one of the operands is.
 
     Raises
     ------
@@ -424,7 +425,14 @@ def einsum(
            [3., 3.]])
     """
     from einmpi.arrays.products import einsum_of_arrays
+    from einmpi.compiled.sparse import einsum_of_sparse
+    from einmpi.sparse_array import is_sparse
 
+    if any(map(is_sparse, arguments)):
+        if out is not None or dtype is not None:
+            what = "out or dtype is given with a sparse operand"
+            raise InputError("einsum", what, "neither of them")
+        return einsum_of_sparse(arguments, only_settings("einsum", settings))
     return einsum_of_arrays(
         *arguments,
         out=out,

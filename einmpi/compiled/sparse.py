@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.products import compile_einsum
 from einmpi.comm.agreement import together
-from einmpi.comm.base import Comm
+from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.graph.sparse.coordinates import Coordinates
 from einmpi.graph.sparse.desugar import Desugared, desugar
 from einmpi.job.job import Job
+from einmpi.kernels.reference import as_numpy
+from einmpi.language.numpy_einsum import split_arguments
 from einmpi.sparse_array import SparseArray, as_coordinates, is_sparse
 
 
@@ -33,9 +35,10 @@ class StoredJob:
         for name, value in {**given, **self.desugared.arrays}.items():
             if name in self.job.graph.by_name:
                 found[name] = value
-                if isinstance(value, Coordinates):
-                    is_dense = name not in self.desugared.formats
-                    found[name] = value.dense() if is_dense else value.values
+                if name in self.desugared.formats:
+                    found[name] = value.values
+                elif is_sparse(value):
+                    found[name] = as_coordinates(name, value).dense()
         return found
 
     def results(self, outputs: Mapping[str, DistArray]) -> dict[str, Any]:
@@ -56,16 +59,13 @@ def has_sparse(inputs: Mapping[str, Any]) -> bool:
 
 
 def with_coordinates(comm: Comm, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs of which the sparse ones are keys and values. All ranks call it."""
-    gathered: dict[str, Any] = {}
-    for name, value in inputs.items():
-        is_distributed = isinstance(value, SparseArray)
-        gathered[name] = value.coordinates() if is_distributed else value
+    """Return inputs with sparse tensors of other libraries as keys and values."""
 
     def convert() -> dict[str, Any]:
         found = {}
-        for name, value in gathered.items():
-            found[name] = as_coordinates(name, value) if is_sparse(value) else value
+        for name, value in inputs.items():
+            is_other = is_sparse(value) and not isinstance(value, SparseArray)
+            found[name] = as_coordinates(name, value) if is_other else value
         return found
 
     return together(comm, convert)
@@ -75,11 +75,8 @@ def pattern_digest(given: Mapping[str, Any]) -> str:
     """Return a text that is the same for inputs whose sparse tensors have the same patterns."""
     texts = []
     for name, value in given.items():
-        if isinstance(value, Coordinates):
-            digest = blake2b(digest_size=16)
-            for column in value.keys:
-                digest.update(np.ascontiguousarray(column).data)
-            kind = (name, value.shape, value.dtype.name, repr(value.implicit), digest.hexdigest())
+        if isinstance(value, Coordinates | SparseArray):
+            kind = (name, value.shape, value.dtype.name, repr(value.implicit), value.digest)
             texts.append(repr(kind))
     return " ".join(texts)
 
@@ -101,9 +98,8 @@ def _stored_job(job: Job, given: Mapping[str, Any]) -> StoredJob:
     formats = dict(job.formats)
     sparse = {}
     for name, value in given.items():
-        is_dense = formats.get(name) == "dense"
-        if isinstance(value, Coordinates) and name in job.written.by_name and not is_dense:
-            sparse[name] = value
+        if is_sparse(value) and name in job.written.by_name and formats.get(name) != "dense":
+            sparse[name] = value.outline() if isinstance(value, SparseArray) else value
     desugared = desugar(job.written, sparse, formats, job.gradients)
     changed = replace(
         job,
@@ -128,6 +124,26 @@ def _check_carried(where: str, desugared: Desugared, start: str, after: str) -> 
         if start not in patterns:
             expected = f'a dense {after}; formats: {after} = "dense"'
         raise InputError(where, what, expected)
+
+
+def einsum_of_sparse(arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Evaluate the arguments of `einmpi.einsum` if some operands are sparse."""
+    subscripts, operands = split_arguments(arguments)
+    comm: Comm = ALONE
+    for each in operands:
+        if isinstance(each, DistArray | SparseArray):
+            comm = (each.values if isinstance(each, SparseArray) else each).own_comm
+    given = with_coordinates(comm, {f"x{k}": each for k, each in enumerate(operands)})
+    for name, each in given.items():
+        if not isinstance(each, DistArray | SparseArray | Coordinates):
+            given[name] = as_numpy("einsum", name, each)
+    compiled = together(
+        comm, lambda: compile_einsum(subscripts, list(given.values()), comm, settings)
+    )
+    result: Any = compiled(given)["out"]
+    if any(isinstance(each, DistArray | SparseArray) for each in operands):
+        return result
+    return result.gather()
 
 
 def as_dense_arrays(inputs: Mapping[str, Any], most_elements: int) -> dict[str, Any]:

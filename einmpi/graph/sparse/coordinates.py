@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from math import prod
 from typing import Any, TypeAlias
 
@@ -92,6 +93,11 @@ class Coordinates:
         return replace(self, values=self.values.astype(dtype))
 
     @cached_property
+    def digest(self) -> str:
+        """A text that tensors with the same keys have."""
+        return digest_of(self.keys)
+
+    @cached_property
     def tile(self) -> tuple[int, ...]:
         """The extents of the dimensions that are no keys."""
         return self.shape[len(self.keys) :]
@@ -101,6 +107,14 @@ class Coordinates:
         whole = np.full(self.shape, self.implicit, self.values.dtype)
         whole[self.keys] = self.values
         return whole
+
+
+def digest_of(keys: Keys) -> str:
+    """Return a text that is different for different keys."""
+    digest = blake2b(digest_size=16)
+    for column in keys:
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
 
 
 def positions(keys: Sequence[npt.NDArray[np.int64]], extents: Sequence[int]) -> Any:

@@ -79,7 +79,9 @@ class Desugared:
 
     def implicit(self, name: str) -> Number:
         """Return the implicit value of a sparse tensor."""
-        return number_of(self.formats[name].implicit) or 0
+        number = number_of(self.formats[name].implicit)
+        assert number is not None, f"nobody looks at what is not stored of {name}"
+        return number
 
 
 def desugar(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.scalar import unique
-from einmpi.graph.sparse.coordinates import Keys, positions
+from einmpi.graph.sparse.coordinates import Keys, digest_of, positions
 
 Positions = npt.NDArray[np.int64]  # of stored elements; -1 where nothing is stored
 
@@ -34,14 +33,11 @@ class Patterns:
     """All patterns of a program. Equal ones are one."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[tuple[int, ...], bytes], Pattern] = {}
+        self.known: dict[tuple[tuple[int, ...], str], Pattern] = {}
 
     def of(self, name: str, keys: Keys, extents: Sequence[int]) -> Pattern:
         """Return the pattern of sorted keys."""
-        digest = blake2b(digest_size=16)
-        for column in keys:
-            digest.update(np.ascontiguousarray(column).data)
-        key = (tuple(extents), digest.digest())
+        key = (tuple(extents), digest_of(keys))
         return self.known.setdefault(key, Pattern(name, keys, tuple(extents)))
 
 
