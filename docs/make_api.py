@@ -29,6 +29,7 @@ FUNCTIONS = (
 # Each with what an object of it is called on the page.
 CLASSES = {
     einmpi.DistArray: "x",
+    einmpi.SparseArray: "A",
     einmpi.Compiled: "compiled",
     einmpi.Plan: "plan",
     einmpi.LoopResult: "",

@@ -287,7 +287,6 @@ def run_loops(
     `validation` says what is computed for other inputs.
     """
     from einmpi.comm.agreement import comm_of_program
-    from einmpi.compiled.given_inputs import checked_inputs
     from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
     from einmpi.loops.sequence import LoopSequence
 
@@ -310,7 +309,7 @@ def run_loops(
     checked_job = together(own_comm, check, loops_of)
     stored = None
     if has_sparse(given):
-        given, _ = checked_inputs(checked_job, own_comm, with_coordinates(own_comm, given))
+        given = with_coordinates(own_comm, checked_job, given)
         stored = stored_job(own_comm, checked_job, given)
         checked_job, given = stored.job, stored.inputs(given)
     loops = LoopSequence(checked_job, own_comm, options_of)

@@ -309,7 +309,7 @@ class Compiled:
 
     def _call_sparse(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Do a call with sparse inputs: by a job over what is stored, one for each pattern."""
-        given, _ = checked_inputs(self.job, self.comm, with_coordinates(self.comm, inputs))
+        given = with_coordinates(self.comm, self.job, inputs)
         key = together(self.comm, lambda: pattern_digest(given), str)
         known = self.of_patterns.get(key)
         if known is None:

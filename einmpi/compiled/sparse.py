@@ -12,7 +12,8 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.products import compile_einsum
 from einmpi.comm.agreement import together
 from einmpi.comm.base import ALONE, Comm
-from einmpi.errors import InputError
+from einmpi.compiled.given_inputs import as_input
+from einmpi.errors import InputError, nearest_of
 from einmpi.graph.sparse.coordinates import Coordinates
 from einmpi.graph.sparse.desugar import Desugared, desugar
 from einmpi.job.job import Job
@@ -33,7 +34,7 @@ class StoredJob:
         """Return the inputs of the job, from those of the user."""
         found: dict[str, Any] = {}
         for name, value in {**given, **self.desugared.arrays}.items():
-            if name in self.job.graph.by_name:
+            if name in self.job.graph.by_name or name not in self.whole.written.by_name:
                 found[name] = value
                 if name in self.desugared.formats:
                     found[name] = value.values
@@ -58,17 +59,32 @@ def has_sparse(inputs: Mapping[str, Any]) -> bool:
     return any(is_sparse(value) for value in inputs.values())
 
 
-def with_coordinates(comm: Comm, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs with sparse tensors of other libraries as keys and values."""
+def with_coordinates(comm: Comm, job: Job, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs with sparse tensors of other libraries as keys and values, all checked."""
 
     def convert() -> dict[str, Any]:
-        found = {}
+        found = dict(inputs)
         for name, value in inputs.items():
-            is_other = is_sparse(value) and not isinstance(value, SparseArray)
-            found[name] = as_coordinates(name, value) if is_other else value
+            if is_sparse(value):
+                tensor = value
+                if not isinstance(value, SparseArray):
+                    tensor = as_coordinates(name, value)
+                found[name] = as_input(job, name, value, tensor)
+                _check_fit(job, name, found[name])
         return found
 
     return together(comm, convert)
+
+
+def _check_fit(job: Job, name: str, given: Any) -> None:
+    """Refuse a sparse tensor that is not the input of this name."""
+    vertex = job.written.by_name.get(name)
+    if vertex is None or not vertex.is_input:
+        known = [each.name for each in job.written.inputs]
+        raise InputError("inputs", f"unknown input {name!r}", nearest_of(known, name))
+    if (given.shape, given.dtype.name) != (vertex.bound, vertex.dtype):
+        extents = ", ".join(map(str, given.shape))
+        raise InputError("inputs", f"{name} is {given.dtype.name}[{extents}]", str(vertex))
 
 
 def pattern_digest(given: Mapping[str, Any]) -> str:
@@ -133,13 +149,21 @@ def einsum_of_sparse(arguments: Sequence[Any], settings: Mapping[str, Any]) -> A
     for each in operands:
         if isinstance(each, DistArray | SparseArray):
             comm = (each.values if isinstance(each, SparseArray) else each).own_comm
-    given = with_coordinates(comm, {f"x{k}": each for k, each in enumerate(operands)})
-    for name, each in given.items():
-        if not isinstance(each, DistArray | SparseArray | Coordinates):
-            given[name] = as_numpy("einsum", name, each)
-    compiled = together(
-        comm, lambda: compile_einsum(subscripts, list(given.values()), comm, settings)
-    )
+    given: dict[str, Any] = {}
+
+    def check_and_compile() -> Any:
+        for number, each in enumerate(operands):
+            name = f"x{number}"
+            if is_sparse(each):
+                is_own = isinstance(each, SparseArray)
+                given[name] = each if is_own else as_coordinates(name, each)
+            else:
+                given[name] = (
+                    each if isinstance(each, DistArray) else as_numpy("einsum", name, each)
+                )
+        return compile_einsum(subscripts, list(given.values()), comm, settings)
+
+    compiled = together(comm, check_and_compile)
     result: Any = compiled(given)["out"]
     if any(isinstance(each, DistArray | SparseArray) for each in operands):
         return result

@@ -47,12 +47,12 @@ _KEYS = (
     "program",
     "sizes",
     "parameters",
-    "formats",
     "inputs",
     "outputs",
     "plan",
     "run",
     "roles",
+    "formats",
     "loop",
     "train",
 )
