@@ -230,9 +230,9 @@ def run(
     ----------
     job : Job or str
         What to compute; or the text of a program, whose inputs are all given.
-    inputs : mapping of str to array, DistArray or h5py dataset, optional
-        The inputs by name. An array is the same on every rank. Inputs that are missing are
-        generated or read as the job says.
+    inputs : mapping of str to array, DistArray, SparseArray or h5py dataset, optional
+        The inputs by name. An array, or a sparse one of scipy or pydata/sparse, is the same on
+        every rank. Inputs that are missing are generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
     {settings} : optional
@@ -243,7 +243,7 @@ def run(
     Returns
     -------
     dict of str to DistArray
-        The outputs by name. They stay distributed.
+        The outputs by name. They stay distributed. One that is sparse is a SparseArray.
 
     Raises
     ------

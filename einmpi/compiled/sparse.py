@@ -54,9 +54,18 @@ class StoredJob:
         return found
 
 
-def has_sparse(inputs: Mapping[str, Any]) -> bool:
-    """Return whether one of the inputs is sparse."""
-    return any(is_sparse(value) for value in inputs.values())
+def has_sparse(inputs: Any) -> bool:
+    """Return whether one of the inputs is sparse. Small calls are to take a few microseconds.
+
+    What is no mapping is left to the checks.
+    """
+    if not isinstance(inputs, Mapping):
+        return False
+    for value in inputs.values():
+        kind = type(value)
+        if kind is not np.ndarray and kind is not DistArray and is_sparse(value):
+            return True
+    return False
 
 
 def with_coordinates(comm: Comm, job: Job, inputs: Mapping[str, Any]) -> dict[str, Any]:
