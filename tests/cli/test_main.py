@@ -428,7 +428,7 @@ BAD_JOBS = {
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
         "bad.toml:3:2: unknown key 'sise'; expected one of title, dtype, program, sizes, "
-        "parameters, inputs, outputs, plan, run, roles, loop, train (did you mean sizes?)",
+        "parameters, inputs, outputs, plan, run, roles, formats, loop, train (did you mean sizes?)",
     ),
     "syntax": (
         TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',

@@ -295,7 +295,10 @@ def test_toml_that_python_cannot_hold():
 
 # ---- keys, types, choices -----------------------------------------------------------------------
 
-TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles, formats, loop, train"
+TOP = (
+    "title, dtype, program, sizes, parameters, inputs, outputs, "
+    "plan, run, roles, formats, loop, train"
+)
 
 
 @pytest.mark.parametrize(
