@@ -303,9 +303,10 @@ class Compiled:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         inputs = as_plain_arrays(inputs)
-        if has_sparse(inputs):
+        known = self.known_calls.find(inputs)
+        if known is None and has_sparse(inputs):
             return self._call_sparse(inputs)
-        return self.call_as_known(self.known_calls.find(inputs), inputs)
+        return self.call_as_known(known, inputs)
 
     def _call_sparse(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Do a call with sparse inputs: by a job over what is stored, one for each pattern."""
