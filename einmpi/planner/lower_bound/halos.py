@@ -21,7 +21,9 @@ from einmpi.planner.lower_bound.parts import (
     MOST_WAYS,
     MOST_WORDS,
     ROOT_OF_FRACTIONS,
+    Floats,
     Ints,
+    PartsEdge,
     Ways,
     Work,
     count_of_ways,
@@ -100,14 +102,25 @@ class Reading:
         """The labels on which its indices depend."""
         return frozenset(label for each in self.reaches for label in (each.major, each.minor))
 
-    def needed(self, parts: Mapping[str, Ints], others: Ints) -> Ints:
-        """Return the elements that all ranks need, or fewer, for each way to cut the vertex.
+    def needed(self, labels: Sequence[str], grid: Ints) -> Ints:
+        """Return the elements that all ranks need, or fewer, but no fewer than the tensor has.
 
-        `others` are how many ranks have the same indices of the tensor.
+        `grid` has a row for each way to cut the vertex: the parts of each label, and how many ranks
+        compute the same.
         """
+        parts = dict(zip(labels, grid.T, strict=False))
+        others = grid[:, -1].copy()  # how many ranks have the same indices of the tensor
+        for label in labels:
+            if label not in self.labels:
+                others *= parts[label]
+        needed: Ints = np.maximum(others * self._needed_of_each(parts), self.elements)
+        return needed
+
+    def _needed_of_each(self, parts: Mapping[str, Ints]) -> Ints:
+        """Return what one rank with each combination of shares needs, all these together."""
         reached = [reach.indices(parts) for reach in self.reaches]
         if self.is_box:
-            return others * prod(reached)
+            return np.asarray(prod(reached))
         # A star: what a rank would need with one of the offsets, and arms in each dimension.
         cores = []
         for reach in self.reaches:
@@ -117,7 +130,33 @@ class Reading:
         for dimension, (reach_of_all, core) in enumerate(zip(reached, cores, strict=True)):
             beside = prod(cores[:dimension]) * prod(cores[dimension + 1 :])
             total = total + np.maximum(reach_of_all - core, 0) * beside
-        return others * total
+        return total
+
+
+@dataclass(frozen=True)
+class HaloEdge(PartsEdge):
+    """A tensor on its way from its layout to a vertex that reads it with index arithmetic.
+
+    What the target needs is one number: the elements that all ranks need together.
+    """
+
+    reading: Reading
+    labels: tuple[str, ...]  # of the target
+
+    def after(self, parts: Ints) -> Ints:
+        """Return what all ranks need at least, for each value of the target."""
+        return self.reading.needed(self.labels, parts)[:, None]
+
+    def charged_to_reader(self, after: Ints) -> Floats:
+        """Return what the target pays for what it needs beyond one copy."""
+        copies: Floats = after[:, 0] / prod(self.edge.bound)
+        return self.weight * self.charge * (copies - 1)
+
+    def words(self, before: Ints, after: Ints) -> Ints:
+        """Return what ranks need and cannot have stored, for each pair."""
+        stored = self.elements * before[:, -2]
+        words: Ints = np.maximum(self.weight * after[:, 0] - stored[:, None], 0)
+        return words
 
 
 def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:
@@ -236,18 +275,13 @@ def ways_with_halos(
     ways = ways_of_grid(grid, roles, len(einsum.operands), elements, work)
     copies = ways.copies.copy()
     fractions = np.zeros_like(copies)
-    parts = dict(zip(labels, grid.T, strict=False))
     for operand, reading in enumerate(readings):
         if reading is None:
             continue
-        others = grid[:, -1].copy()
-        for label in labels:
-            if label not in reading.labels:
-                others *= parts[label]
         copies[:, operand] = 0
         if ranks * reading.elements > MOST_WORDS or reading.elements > MOST_ELEMENTS:
             continue
-        more = np.maximum(reading.needed(parts, others) - reading.elements, 0)
+        more = reading.needed(labels, grid) - reading.elements
         copies[:, operand], rest = np.divmod(more, reading.elements)
         for _ in range(2):  # half the bits at a time, so that products fit into 64 bits
             digits, rest = np.divmod(rest * ROOT_OF_FRACTIONS, reading.elements)

@@ -6,7 +6,7 @@ tensor moves the least that these numbers allow for. docs/lower_bound.md has the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, comb, prod
 from typing import NamedTuple
@@ -317,17 +317,22 @@ class PartsEdge:
     edge: Edge
     charge: float  # of the target for a copy, in words
     ranks: int
-    weight: int = 1  # by which all that it moves is multiplied
+    weight: int = field(default=1, kw_only=True)  # by which all that it moves is multiplied
 
     @property
     def elements(self) -> int:
         return self.weight * prod(self.edge.bound)
 
-    def layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
-        """Return the layout that each value of a variable gives the tensor, or needs it in.
+    def before(self, parts: Ints) -> Ints:
+        """Return the layout that each value of the source gives the tensor."""
+        return self._layouts(parts, self.edge.source_symbols)
 
-        The symbols of the edge say which dimension each symbol of the variable cuts.
-        """
+    def after(self, parts: Ints) -> Ints:
+        """Return the layout in which each value of the target needs the tensor."""
+        return self._layouts(parts, self.edge.target_symbols)
+
+    def _layouts(self, parts: Ints, symbols: Sequence[int]) -> Ints:
+        """Return a layout for each value; the symbols say which dimension is cut."""
         layouts = np.ones((len(parts), self.edge.ndim + 2), np.int64)
         for column, symbol in zip(parts.T, symbols, strict=True):
             layouts[:, symbol] *= column
@@ -392,8 +397,8 @@ class Link:
     def __init__(self, edge: PartsEdge, source: int, target: int, parts: Sequence[Ints]) -> None:
         self.edge = edge
         self.ends = source, target
-        before = edge.layouts(parts[source], edge.edge.source_symbols)
-        after = edge.layouts(parts[target], edge.edge.target_symbols)
+        before = edge.before(parts[source])
+        after = edge.after(parts[target])
         self.before, of_source = distinct_rows(before)
         self.after, of_target = distinct_rows(after)
         self.layout_of = [of_source, of_target]
@@ -484,11 +489,11 @@ class Piece(NamedTuple):
             total += int(variable.words(parts)[0])
         for edge in self.edges:
             source, target = edge.edge.source, edge.edge.target
-            after = edge.layouts(values[target], edge.edge.target_symbols)
+            after = edge.after(values[target])
             if source is None:
                 total += int(edge.words_of_input(after)[0])
             else:
-                before = edge.layouts(values[source], edge.edge.source_symbols)
+                before = edge.before(values[source])
                 total += int(edge.words(before, after)[0, 0])
         return total
 
@@ -558,13 +563,13 @@ class _Values:
     def _add(self, edge: PartsEdge) -> None:
         """Add what the values at the ends of an edge cost each on its own."""
         source, target = edge.edge.source, edge.edge.target
-        after = edge.layouts(self.parts[target], edge.edge.target_symbols)
+        after = edge.after(self.parts[target])
         if source is None:
             self.input_edges.append(edge)
             self.costs[target] += edge.words_of_input(after)
         else:
             self.edges.append((edge, source, target))
-            before = edge.layouts(self.parts[source], edge.edge.source_symbols)
+            before = edge.before(self.parts[source])
             self.costs[target] += edge.charged_to_reader(after)
             self.costs[source] += edge.charged_to_maker(before)
 
@@ -652,7 +657,7 @@ class _Values:
             tables.append(Table((number,), words, len(tables)))
         for edge in self.input_edges:
             target = edge.edge.target
-            after = edge.layouts(self.parts[target], edge.edge.target_symbols)
+            after = edge.after(self.parts[target])
             words = edge.words_of_input(after)
             tables.append(Table((target,), np.minimum(words, self.words), len(tables)))
         for link in self.links:

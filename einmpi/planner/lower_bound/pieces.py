@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.factor import Edge, Factored, Name, factor
+from einmpi.planner.lower_bound.halos import HaloEdge, Reading, readings_of
 from einmpi.planner.lower_bound.parts import (
     FREE_WORK,
     Ints,
@@ -33,7 +34,7 @@ HALVES = 2
 MEMORY_FRACTIONS = 16
 PRICES_OF_MEMORY = tuple(2**exponent for exponent in range(11))
 # What a repeated operation costs, as a fraction of a word. Of large graphs only the first is tried.
-PRICES_OF_OPERATIONS = (1024, 64)
+PRICES_OF_OPERATIONS = (1024, 256, 64)
 
 
 class Charges(NamedTuple):
@@ -101,12 +102,23 @@ class PartsProblem:
 
     @cached_property
     def edges(self) -> tuple[PartsEdge, ...]:
-        """The edges along which blocks move; what halos move is not known here."""
-        edges = []
+        """The edges; without those that move halos of which nothing is known."""
+        edges: list[PartsEdge] = []
         for edge in self.factored.edges:
+            known = edge, self._charge(edge), self.ranks
             if edge.needed is None:
-                edges.append(PartsEdge(edge, self._charge(edge), self.ranks))
+                edges.append(PartsEdge(*known))
+            elif (reading := self._reading(edge)) is not None:
+                labels = self._target(edge).computed_einsum.labels
+                edges.append(HaloEdge(*known, reading=reading, labels=labels))
         return tuple(edges)
+
+    def _target(self, edge: Edge) -> Vertex:
+        return self.graph[self.factored.variables[edge.target].name]
+
+    def _reading(self, edge: Edge) -> Reading | None:
+        """Return how the target reads a tensor with index arithmetic, if that is known."""
+        return readings_of(self.graph, self._target(edge))[edge.operand]
 
     def _charge(self, edge: Edge) -> float:
         """Return what the target charges for a copy; a layout charges for all readers."""
