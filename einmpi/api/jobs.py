@@ -169,8 +169,8 @@ def program(
     return with_settings(replace(job, formats=chosen), settings)
 
 
-def _describe_here(spec: InputSpec) -> tuple[tuple[int, ...], str]:
-    """Return the shape and dtype of an input whose path starts where Python runs."""
+def _describe_here(spec: InputSpec) -> InputSpec:
+    """Return an input whose path starts where Python runs with its shape and dtype."""
     try:
         return describe(spec)
     except InputError as error:

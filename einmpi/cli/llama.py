@@ -391,9 +391,8 @@ def read_prompts(
 
 
 def _read(flag: str, text: str) -> npt.NDArray[Any]:
-    spec = file_input(flag, text)
-    shape, dtype = describe(spec)
-    return load_array(spec, shape, dtype)
+    spec = describe(file_input(flag, text))
+    return load_array(spec, spec.shape or (), spec.dtype or "")
 
 
 def file_input(flag: str, text: str, name: str = "tokens") -> InputSpec:
@@ -516,8 +515,9 @@ def write_job(options: argparse.Namespace) -> None:
     check_replaceable(options.job, place)
     model = load_model(options, ALONE)
     if options.prompts is not None:
-        tokens = file_input("--prompts", options.prompts)
-        shape, dtype = describe(tokens)
+        tokens = describe(file_input("--prompts", options.prompts))
+        shape = tokens.shape or ()
+        dtype = tokens.dtype or ""
         if len(shape) != 2 or not dtype.startswith(("int", "uint")):
             problem = f"this is {dtype}{list(shape)}"
             raise InputError(tokens.place, problem, "integers [batch, position]")

@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
 from einmpi.files.contiguous import (
     SUFFIX,
     find_indexed,
@@ -24,6 +24,7 @@ from einmpi.files.contiguous import (
     list_tensors,
 )
 from einmpi.files.datasets import (
+    CONVERTIBLE_DTYPES,
     ConvertingReader,
     Dataset,
     RawReader,
@@ -35,7 +36,11 @@ from einmpi.files.datasets import (
 )
 from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
+from einmpi.files.hdf5.sparse_groups import find_group
 from einmpi.files.journal import finish_before_reading
+from einmpi.files.sparse.found import SparseFile, sparse_of_keys
+from einmpi.files.sparse.npz import NpzReader, find_npz
+from einmpi.files.sparse.text import find_matrix_market, find_tns, lay_out_text
 from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
 from einmpi.files.zarr import arrays as zarr
 from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
@@ -44,6 +49,8 @@ from einmpi.graph.scalar import MAX_LABELS
 # (file, name of the tensor inside it, place in the job file) → where the tensor is. A format with
 # links also takes the folders in which other files may be that the first one refers to.
 Find: TypeAlias = Callable[..., Dataset]
+# An input → its sparse tensor; None if there is no sparse one at that place.
+FindSparse: TypeAlias = Callable[[InputSpec], SparseFile | None]
 # (file, what messages call it, the most names that are needed) → names of tensors in the file.
 ListNames: TypeAlias = Callable[[str, str, int], list[str]]
 OpenReader: TypeAlias = Callable[[Dataset], Reader]
@@ -96,6 +103,7 @@ class WriteMethods:
     package that is not installed. `max_ndim` is the most dimensions that a tensor in a file can
     have, and `max_chunk_bytes` the most bytes of a chunk. `open_chunk_writer` is for formats in
     which each chunk is a file: `lay_out` then makes a folder, to which each rank adds files.
+    `sparse` says which tensors a file can take: dense ones, sparse ones "also", or sparse "only".
     """
 
     lay_out: LayOut
@@ -106,6 +114,17 @@ class WriteMethods:
     max_ndim: int = MAX_LABELS
     max_chunk_bytes: int = 2**32 - 1
     open_chunk_writer: OpenChunkWriter | None = None
+    sparse: Literal["", "also", "only"] = ""
+
+
+def no_sparse_tensor(spec: InputSpec) -> None:
+    """Find nothing, in a format that has dense tensors only."""
+
+
+def refuse_dense(file: str, _: str, place: str) -> Dataset:
+    """Refuse to read a dense tensor from a file that holds a sparse one."""
+    what = f"{file} holds a sparse tensor"
+    raise InputError(place or file, what, "a dense one, as only inputs of a program are sparse")
 
 
 @dataclass(frozen=True)
@@ -126,6 +145,8 @@ class FileFormat:
         Look up a tensor in a file without reading its elements.
     list_names : callable, optional
         Return the names of the tensors in a file, at most as many as are asked for.
+    find_sparse : callable, optional
+        Look up a sparse tensor; None if there is no sparse tensor at that place of the file.
     has_links : bool, optional
         Whether files can refer to others: then `find` also takes the folders where these may be,
         and the dataset it returns has all files in `sources`.
@@ -147,6 +168,7 @@ class FileFormat:
     documentation: str
     find: Find
     list_names: ListNames = no_names
+    find_sparse: FindSparse = no_sparse_tensor
     has_links: bool = False
     open_reader: OpenReader = RawReader
     write: WriteMethods | None = None
@@ -280,6 +302,39 @@ def find(spec: InputSpec) -> Dataset:
     return found if spec.convert is None else converted(found, spec.convert)
 
 
+def find_sparse(spec: InputSpec) -> SparseFile | None:
+    """Look up a sparse input in its file without reading its elements; None if it is dense."""
+    assert spec.file is not None
+    if spec.keys:
+        keys = [find(each) for each in spec.keys]
+        values = find(replace(spec, keys=(), declared_shape=None, declared_dtype=None))
+        shape = spec.declared_shape or ()
+        sparse: SparseFile | None = sparse_of_keys(
+            spec.file, spec.inside, spec.place, keys, values, shape, 0
+        )
+    else:
+        file_format = known_format(spec.place or spec.file, spec.file)
+        finish_before_reading(spec.file)
+        sparse = file_format.find_sparse(spec)
+    if sparse is None:
+        return None
+    if spec.declared_shape not in (None, sparse.shape):
+        what = f"{sparse.title} has shape {list(sparse.shape)}"
+        raise InputError(sparse.where, what, f"shape {list(spec.declared_shape)}, as declared")
+    if spec.declared_dtype not in (None, sparse.dtype.name):
+        what = f"{sparse.title} is {sparse.dtype.name}"
+        raise InputError(sparse.where, what, f"{spec.declared_dtype}, as declared")
+    if spec.slices:
+        what = f"{sparse.title} is sparse, and a part of it is wanted"
+        raise InputError(sparse.where, what, "all of a sparse tensor")
+    if spec.convert is not None and sparse.dtype.name not in CONVERTIBLE_DTYPES:
+        what = f"{sparse.title} is {sparse.dtype.name}, which is not converted"
+        raise InputError(sparse.where, what, one_of(CONVERTIBLE_DTYPES))
+    if spec.implicit is not None:
+        sparse = replace(sparse, implicit=spec.implicit)
+    return sparse
+
+
 def open_reader(dataset: Dataset) -> Reader:
     """Open a dataset; raise InputError if it is no longer what was found earlier."""
     check_unchanged(dataset)
@@ -298,6 +353,7 @@ HDF5 = FileFormat(
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
     list_names=hdf5.list_datasets,
+    find_sparse=find_group,
     has_links=True,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
@@ -306,6 +362,7 @@ HDF5 = FileFormat(
         options=("chunks", "compression"),
         compressions=COMPRESSIONS,
         max_ndim=32,
+        sparse="also",
     ),
     check_name=hdf5.dataset_path,
     example_name="/DATASET",
@@ -355,8 +412,39 @@ ZARR = FileFormat(
     example_name="/ARRAY",
     default_name="/",
 )
+NPZ = FileFormat(
+    name="sparse NumPy",
+    suffixes=(".npz",),
+    key="",
+    documentation="a single sparse tensor, as scipy.sparse.save_npz and sparse.save_npz write it",
+    find=refuse_dense,
+    find_sparse=find_npz,
+    open_reader=NpzReader,
+    write=WriteMethods(lay_out_text, sparse="only"),
+)
+MATRIX_MARKET = FileFormat(
+    name="MatrixMarket",
+    suffixes=(".mtx",),
+    key="",
+    documentation="a single sparse matrix, as text",
+    find=refuse_dense,
+    find_sparse=find_matrix_market,
+    write=WriteMethods(lay_out_text, sparse="only"),
+)
+FROSTT = FileFormat(
+    name="FROSTT",
+    suffixes=(".tns",),
+    key="",
+    documentation="a single sparse tensor, as text without a header",
+    find=refuse_dense,
+    find_sparse=find_tns,
+    write=WriteMethods(lay_out_text, sparse="only"),
+)
 register_format(HDF5)
 register_format(SAFETENSORS)
 register_format(SAFETENSORS_INDEX)
 register_format(NPY)
 register_format(ZARR)
+register_format(NPZ)
+register_format(MATRIX_MARKET)
+register_format(FROSTT)

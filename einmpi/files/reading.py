@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, Reader, check_unchanged
-from einmpi.files.formats import find, open_reader
+from einmpi.files.formats import find, find_sparse, open_reader
 from einmpi.files.specs import InputSpec, Range
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import StoredForm
@@ -506,20 +507,39 @@ GENERATORS: dict[str, Generator] = {
 # Describe and load whole inputs, generated or from files.
 
 
-def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
-    """Return the shape and dtype of an input without reading its elements."""
-    if spec.file is None:
-        assert spec.shape is not None and spec.dtype is not None
-        return spec.shape, spec.dtype
+def describe(spec: InputSpec) -> InputSpec:
+    """Return an input in a file with its shape, its dtype, and how it is sparse, if it is.
+
+    None of its elements is read, but of a text without a header.
+    """
     if spec.declared_shape is not None and spec.declared_dtype is not None and is_missing(spec):
-        return spec.declared_shape, spec.convert or spec.declared_dtype
+        dtype = spec.convert or spec.declared_dtype
+        return replace(spec, shape=spec.declared_shape, dtype=dtype)
+    sparse = find_sparse(spec)
+    if sparse is not None:
+        return replace(
+            spec,
+            shape=sparse.shape,
+            dtype=spec.convert or sparse.dtype.name,
+            key_dimensions=sparse.key_dimensions,
+            stored=sparse.stored,
+            implicit=sparse.implicit,
+        )
+    if spec.implicit is not None:
+        what = f"{spec.name} is dense, and has no implicit value"
+        raise InputError(spec.place, what, "a sparse tensor")
     found = find(spec)
-    return found.selected_shape, found.dtype.name
+    return replace(spec, shape=found.selected_shape, dtype=found.dtype.name)
+
+
+def has_dataset(spec: InputSpec) -> bool:
+    """Return whether an input is a dense tensor in a file that exists."""
+    return spec.file is not None and not spec.key_dimensions and not is_missing(spec)
 
 
 def decoded_bytes(spec: InputSpec) -> int:
     """Return the memory that it takes to decode a chunk of an input."""
-    return 0 if spec.file is None or is_missing(spec) else find(spec).decoded
+    return find(spec).decoded if has_dataset(spec) else 0
 
 
 def is_missing(spec: InputSpec) -> bool:
@@ -529,9 +549,7 @@ def is_missing(spec: InputSpec) -> bool:
 
 def rows_of_chunks(spec: InputSpec) -> int:
     """Return how many rows of an input are stored together; 1 where it has no chunks."""
-    if spec.file is None or is_missing(spec):
-        return 1
-    return rows_of_chunks_in(find(spec))
+    return rows_of_chunks_in(find(spec)) if has_dataset(spec) else 1
 
 
 def rows_of_chunks_in(dataset: Dataset) -> int:

@@ -3,9 +3,9 @@ stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from einmpi.errors import InputError
 from einmpi.units import counted
@@ -40,6 +40,11 @@ class InputSpec:
     `resident` is "fit" for an input that stays loaded between calls if memory allows it.
     `rows` is the number of rows of an input that comes in batches; `shape` is then that of a batch,
     and `chunk_rows` the number of rows that are stored together.
+
+    A sparse tensor has keys in its first `key_dimensions`; a dense one in none. `stored` is the
+    number of its stored elements, at most, if that is known before it is read, and `implicit` the
+    value of all others, where the job says it. `keys` are the sources of its keys if these are
+    tensors in files of their own.
     """
 
     name: str
@@ -62,6 +67,10 @@ class InputSpec:
     value: Number | None = None
     rows: int | None = None
     chunk_rows: int = 1
+    key_dimensions: int = 0
+    stored: int | None = None
+    implicit: Number | None = None
+    keys: tuple[InputSpec, ...] = ()
 
     @property
     def whole_shape(self) -> tuple[int, ...] | None:
@@ -100,7 +109,8 @@ class StorageSpec:
     """The shape, dtype and layout that a tensor gets in the file it is written to.
 
     `labels` name its dimensions, and `tensor` is its name in the program, if they are known. It
-    takes over the coordinates of the `inputs`.
+    takes over the coordinates of the `inputs`. Of a part of a sparse tensor, `group` are the
+    attributes of the group that holds all parts, and `header` is what comes before it in a text.
     """
 
     shape: tuple[int, ...]
@@ -110,6 +120,8 @@ class StorageSpec:
     labels: tuple[str, ...] | None = None
     tensor: str = ""
     inputs: tuple[Dataset, ...] = field(default=(), repr=False)
+    group: Mapping[str, Any] = field(default_factory=dict)
+    header: bytes = b""
 
 
 # ---- parts of files ------------------------------------------------------------------------------

@@ -7,23 +7,26 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from math import prod
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
-from einmpi.files.specs import InputSpec, OutputSpec, Resident, SliceEntry
+from einmpi.files.specs import InputSpec, Number, OutputSpec, Resident, SliceEntry
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.language.macros import is_reserved
 from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import Entry, kind_of, show
 
+Source: TypeAlias = Literal["random", "file", "keys"]
 FIT = "fit"  # resident as far as memory allows
-_COMMON_KEYS = ("resident", "parts", "batch")
-GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high")
+_COMMON_KEYS = ("resident", "parts", "batch", "implicit")
+GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "density", "nnz")
+SEPARATE_KEYS = ("keys", "values")  # of a sparse tensor: where its parts are
 _SELECTING_KEYS = ("rows", "columns", "slice")
 
 
@@ -93,10 +96,13 @@ def _read_input(entry: Entry, name: str, sizes: Mapping[str, int], dtype: str) -
         resident=_read_resident(entry["resident"]),
         parts=positive_integers(entry["parts"]),
         place=place,
+        implicit=_read_implicit(entry["implicit"]),
     )
     if source == "random":
         own_dtype = read_dtype(entry["dtype"]) or dtype
         return read_generated(entry, spec, sizes, own_dtype)
+    if source == "keys":
+        return _read_separate(entry, spec, sizes)
     file = entry["file"].get(str) or ""
     file_format = check_file(place, file)
     return replace(
@@ -111,9 +117,9 @@ def _read_input(entry: Entry, name: str, sizes: Mapping[str, int], dtype: str) -
     )
 
 
-def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal["random", "file"]:
+def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Source:
     """Return where an input comes from; refuse keys that do not belong to that."""
-    file_keys = (
+    file_keys: tuple[str, ...] = (
         "file",
         *name_keys(),
         *_SELECTING_KEYS,
@@ -123,13 +129,19 @@ def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal
         "follow",
         *_COMMON_KEYS,
     )
-    entry.table(dict.fromkeys([*GENERATED_KEYS, *_COMMON_KEYS, *file_keys]))
-    if "random" in given and "file" in given:
+    allowed_for: dict[Source, tuple[str, ...]] = {
+        "random": (*GENERATED_KEYS, *_COMMON_KEYS),
+        "file": file_keys,
+        "keys": (*SEPARATE_KEYS, "shape", "dtype", "convert", "follow", *_COMMON_KEYS),
+    }
+    entry.table(dict.fromkeys([key for keys in allowed_for.values() for key in keys]))
+    sources: list[Source] = [source for source in allowed_for if source in given]
+    if "random" in sources and "file" in sources:
         raise entry.wrong(f"input {name} has both random and file", "one of the two")
-    if "random" not in given and "file" not in given:
+    if not sources:
         raise entry.wrong(f"input {name} has neither random nor file", "one of the two")
-    source: Literal["random", "file"] = "file" if "file" in given else "random"
-    allowed = file_keys if source == "file" else (*GENERATED_KEYS, *_COMMON_KEYS)
+    source = sources[0]
+    allowed = allowed_for[source]
     for key in given:
         if key not in allowed:
             raise entry[key].wrong(
@@ -137,6 +149,42 @@ def _check_keys(entry: Entry, name: str, given: Mapping[str, object]) -> Literal
                 one_of(allowed),
             )
     return source
+
+
+def _read_separate(entry: Entry, spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """Return the sparse tensor whose keys and values are tensors in files."""
+    example = 'keys = ["g.h5:/row", "g.h5:/column"], values = "g.h5:/value", shape = ["n", "n"]'
+    texts = entry["keys"].get(list) or []
+    values = entry["values"].get(str)
+    if values is None or not texts or not all(isinstance(text, str) for text in texts):
+        raise entry.wrong(f"input {entry.key} does not say where keys and values are", example)
+    parts = []
+    for text in (*texts, values):
+        file, inside = read_short_form(entry.place, text)
+        follow = _read_follow(entry["follow"], check_file(entry.place, file))
+        file = entry.relative_path(file)
+        parts.append(
+            InputSpec(spec.name, file=file, inside=inside, follow=follow, place=spec.place)
+        )
+    return replace(
+        spec,
+        file=parts[-1].file,
+        inside=parts[-1].inside,
+        follow=parts[-1].follow,
+        keys=tuple(parts[:-1]),
+        declared_shape=read_shape(entry, sizes),
+        declared_dtype=read_dtype(entry["dtype"]),
+        convert=_read_conversion(entry["convert"]),
+    )
+
+
+def _read_implicit(entry: Entry) -> Number | None:
+    """Return the value of elements that are not stored, None if the job does not say it."""
+    written = entry.value
+    if written is not None and type(written) not in (bool, int, float):
+        raise entry.wrong(f"implicit is {kind_of(written)}", "a number such as 0 or inf")
+    number: Number | None = written
+    return number
 
 
 def _read_resident(entry: Entry) -> Resident:
@@ -279,6 +327,8 @@ def in_batches(entry: Entry, spec: InputSpec, sizes: Mapping[str, int]) -> Input
         shown = show(written if batch is None else batch)
         expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}, or the name of a size"
         raise entry.wrong(f"batch is {shown}", expected)
+    if spec.key_dimensions:
+        raise entry.wrong(f"{spec.name} is sparse, and cannot come in batches", "a dense tensor")
     if spec.resident:
         what = f"input {spec.name} has both batch and resident"
         raise entry.wrong(what, "one of the two: a batch stays for one step")
@@ -323,6 +373,8 @@ def read_short_form(place: str, text: str, writable: bool = False) -> tuple[str,
 
 def check_parts(spec: InputSpec | OutputSpec, dimensions: int) -> None:
     """Refuse `parts` unless there is one for each dimension of the tensor."""
+    if spec.parts is not None and isinstance(spec, InputSpec) and spec.key_dimensions:
+        raise InputError(spec.place, f"{spec.name} is sparse, and has parts", "a dense tensor")
     if spec.parts is not None and len(spec.parts) != dimensions:
         raise InputError(
             spec.place,
@@ -348,7 +400,9 @@ def positive_integers(entry: Entry) -> tuple[int, ...] | None:
 # ---- generated inputs ----------------------------------------------------------------------------
 
 
-RANDOM = ("normal", "uniform", "zeros", "ones", "arange")
+SPARSE = "sparse"
+RANDOM = ("normal", "uniform", "zeros", "ones", "arange", SPARSE)
+_WITH_LIMITS = ("uniform", SPARSE)
 MAX_NDIM = 32  # HDF5's limit
 
 
@@ -364,15 +418,54 @@ def read_generated(
             "a float or complex dtype, or one of uniform, zeros, ones, arange",
         )
     low, high = _read_limits(entry, random, dtype, sizes)
+    shape = read_shape(entry, sizes)
+    stored = _read_stored(entry, random, shape, sizes)
+    if stored is None and spec.implicit is not None:
+        raise entry["implicit"].wrong(
+            "implicit is the value of sparse tensors", 'random = "sparse"'
+        )
     return replace(
         spec,
-        shape=read_shape(entry, sizes),
+        shape=shape,
+        key_dimensions=0 if stored is None else len(shape),
+        stored=stored,
         dtype=dtype,
         random=random,
         seed=_read_seed(entry, spec.name),
         low=low,
         high=high,
     )
+
+
+def _read_stored(
+    entry: Entry, random: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> int | None:
+    """Return how many elements of a random tensor are stored; None if it is dense."""
+    density = entry["density"]
+    nnz = entry["nnz"]
+    if random != SPARSE:
+        for each in (density, nnz):
+            if each.value is not None:
+                raise each.wrong(
+                    f"{each.key} cannot be combined with random = {random!r}", 'random = "sparse"'
+                )
+        return None
+    if (density.value is None) == (nnz.value is None):
+        what = f"input {entry.key} is sparse, and does not say how many elements are stored"
+        raise entry.wrong(what, "either density or nnz")
+    elements = prod(shape)
+    if not shape:
+        raise entry.wrong(f"input {entry.key} is sparse, and has no dimensions", "a shape")
+    given: int | float | None = density.value
+    if given is not None:
+        if type(given) not in (int, float) or not 0 <= given <= 1:
+            raise density.wrong(f"density is {show(given)}", "a number from 0 to 1")
+        return round(given * elements)
+    count: int | None = nnz.whole_number(sizes)
+    if count is None or not 0 <= count <= elements:
+        shown = show(nnz.value if count is None else count)
+        raise nnz.wrong(f"nnz is {shown}", f"an integer from 0 to {elements}, the elements of it")
+    return count
 
 
 def _read_seed(entry: Entry, name: str) -> int:
@@ -422,9 +515,9 @@ def _read_limits(
     low = limits["low"]
     high = limits["high"]
     is_integer = DTYPES[dtype].kind in "iu"
-    if random == "uniform" and is_integer and entry["high"].value is None:
+    if random in _WITH_LIMITS and is_integer and entry["high"].value is None:
         raise entry.wrong(
-            f"input {entry.key} is uniform and {dtype} but has no high",
+            f"input {entry.key} is {random} and {dtype} but has no high",
             "high = NUMBER, an exclusive upper bound",
         )
     if not low < high:
@@ -440,7 +533,7 @@ def _read_limit(entry: Entry, random: str, dtype: str, sizes: Mapping[str, int])
         assert number is not None, "a string is a number, or refused"
         given = number
     kind = DTYPES[dtype].kind
-    if random != "uniform":
+    if random not in _WITH_LIMITS:
         raise entry.wrong(
             f"{key} cannot be combined with random = {random!r}", 'random = "uniform"'
         )

@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.arguments import named_values
 from einmpi.errors import InputError
 from einmpi.files.formats import find
-from einmpi.files.reading import decoded_bytes, is_missing, stored_form
+from einmpi.files.reading import decoded_bytes, has_dataset, stored_form
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph, StoredForm
 from einmpi.graph.scalar import unique
@@ -242,8 +242,7 @@ def _stored_forms(inputs: Iterable[InputSpec]) -> dict[str, StoredForm]:
     """Return how inputs are stored that every run reads from their files."""
     found = {}
     for spec in inputs:
-        is_read = spec.file is not None and not spec.resident and not is_missing(spec)
-        if is_read and spec.rows is None:
+        if has_dataset(spec) and not spec.resident and spec.rows is None:
             found[spec.name] = stored_form(find(spec))
     return found
 

@@ -17,6 +17,7 @@ from einmpi.graph.scalar import MAX_EXTENT, unique
 from einmpi.graph.sparse.desugar import check_formats
 from einmpi.job.inputs import (
     GENERATED_KEYS,
+    SEPARATE_KEYS,
     check_dtype,
     check_file,
     check_name,
@@ -242,7 +243,9 @@ def _with_files(document: Entry, files: Mapping[str, str]) -> Entry:
         file, inside = read_short_form(entry.place, text, writable=table == "outputs")
         key = check_file(entry.place, file).key
         given = entry.value if isinstance(entry.value, dict) else {}
-        replaced = {"file", *name_keys(), *(GENERATED_KEYS if "random" in given else ())}
+        replaced = {"file", *name_keys(), *SEPARATE_KEYS}
+        if "random" in given:
+            replaced.update(GENERATED_KEYS)
         kept = {each: value for each, value in given.items() if each not in replaced}
         named = {key: inside} if key else {}
         data[table] = {**data[table], name: {"file": os.path.abspath(file), **named, **kept}}
@@ -269,8 +272,8 @@ def _read_sizes(document: Entry, overrides: Numbers) -> dict[str, int]:
 # ---- inputs and roles ----------------------------------------------------------------------------
 
 
-# Looks up the shape and dtype of an input in its file.
-Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
+# Looks up in its file what else there is to know about an input: its shape, its dtype.
+Describe: TypeAlias = Callable[[InputSpec], InputSpec]
 
 
 def read_tensors(
@@ -297,10 +300,7 @@ def read_tensors(
 
 def described(spec: InputSpec, describe: Describe) -> InputSpec:
     """Return an input with its shape and dtype."""
-    if spec.file is None:
-        return spec
-    shape, dtype = describe(spec)
-    return replace(spec, shape=shape, dtype=dtype)
+    return spec if spec.file is None else describe(spec)
 
 
 def check_no_batches(inputs: Iterable[InputSpec]) -> None:

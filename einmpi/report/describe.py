@@ -179,6 +179,9 @@ def _origin(spec: InputSpec) -> str:
         origin += f", {spec.shape[0]} of {counted(spec.rows, 'row')} a step"
     if is_missing(spec):
         return f"{origin} (does not exist yet)"
+    if spec.key_dimensions:
+        stored = "" if spec.stored is None else f" {spec.stored}"
+        return f"{origin}, sparse:{stored} stored, others {spec.implicit or 0}"
     packing = find(spec).packing if spec.file is not None else ""
     return f"{origin}, read as stored: {packing}" if packing else origin
 

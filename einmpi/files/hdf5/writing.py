@@ -159,6 +159,8 @@ def lay_out(
             else:
                 dataset = handle[name]
             _set_attributes(dataset, attributes, spec.tensor)
+            for key, value in spec.group.items():
+                dataset.parent.attrs[key] = value
         name_dimensions(handle, datasets)
         # Elements come last: at the end of the file there is room for another shape later.
         for name in datasets:

@@ -1,0 +1,1 @@
+"""Sparse tensors in files: what their headers say, and how arrays and lines become keys."""
