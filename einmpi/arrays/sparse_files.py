@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
-from einmpi.comm.base import Comm
-from einmpi.errors import InputError
+from einmpi.arrays.record import attributes_of
+from einmpi.comm.agreement import together
+from einmpi.errors import InputError, one_of
+from einmpi.files.claims import claimed
 from einmpi.files.formats import FROSTT, HDF5, MATRIX_MARKET, NPZ, FileFormat
 from einmpi.files.hdf5.sparse_groups import COORDINATES, ENCODING_VERSION
 from einmpi.files.sparse.text import matrix_market_header, written_lines
-from einmpi.files.specs import StorageSpec
-from einmpi.files.writing import Tensor, tensor_of
+from einmpi.files.specs import COMPRESSIONS, StorageSpec
+from einmpi.files.writing import OutputFile, Tensor, check_target, tensor_of, write
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Number
 
@@ -25,66 +28,92 @@ Array: TypeAlias = npt.NDArray[Any]
 Keys: TypeAlias = Sequence[npt.NDArray[np.int64]]
 
 
-def is_matrix(keys: Keys, shape: Sequence[int], implicit: Number) -> bool:
+class SparseTensor(Protocol):
+    """A sparse tensor, as much of it as writing needs; a SparseArray is one."""
+
+    pattern: Keys
+    values: DistArray
+    shape: tuple[int, ...]
+    implicit: Number
+
+
+def save_sparse(
+    array: SparseTensor,
+    where: str,
+    file_format: FileFormat,
+    file: str,
+    name: str,
+    compression: str | None,
+) -> None:
+    """Write a sparse tensor to a file. All ranks call it.
+
+    `where` is the function that messages name.
+    """
+    comm = array.values.own_comm
+
+    def check_arguments() -> str:
+        if file_format.key and not name.strip("/"):
+            raise InputError(where, f"{name!r} is not the path of a group", "a path such as /A")
+        if compression is not None and compression not in COMPRESSIONS:
+            expected = one_of(COMPRESSIONS, str(compression))
+            raise InputError(where, f"unknown compression {compression!r:.40}", expected)
+        check_sparse_output(file_format, where, "the tensor", array)
+        return file_format.check_name(where, name)
+
+    checked = together(comm, check_arguments, lambda found: repr((file, found, compression)))
+    tensors = sparse_tensors(file_format, checked, array, compression)
+    names = {tensor.name: "" for tensor in tensors}
+    check = partial(check_target, file, names, file_format)
+    with claimed({file: ""}, comm, check) as claim:
+        output = OutputFile(file, "", file_format, tensors)
+        write([output], lambda: attributes_of(None, comm.size), claim)
+
+
+def is_matrix(array: SparseTensor) -> bool:
     """Return whether a tensor is what others call a sparse matrix: two keys, and zeros."""
-    return len(keys) == len(shape) == 2 and implicit == 0
+    return len(array.pattern) == len(array.shape) == 2 and array.implicit == 0
 
 
 def sparse_tensors(
     file_format: FileFormat,
     name: str,
-    keys: Keys,
-    values: DistArray,
-    shape: Sequence[int],
-    implicit: Number,
+    array: SparseTensor,
     compression: str | None = None,
     tensor: str = "",
 ) -> list[Tensor]:
-    """Return what to write to a file for a sparse tensor. All ranks call it."""
+    """Return what to write to a file for a sparse tensor. All ranks call it.
+
+    `tensor` is its name in the program, if it has one.
+    """
     if file_format is HDF5:
-        return _group(name, keys, values, shape, implicit, compression, tensor)
+        return _group(name, array, compression, tensor)
     if file_format is NPZ:
-        return [_archive(keys, values, shape, implicit)]
+        return [_archive(array)]
     header = b""
     if file_format is MATRIX_MARKET:
-        header = matrix_market_header(shape, len(keys[0]), values.dtype)
-    return [_lines(keys, values, header)]
-
-
-def names_in_group(name: str, is_matrix: bool, key_dimensions: int) -> list[str]:
-    """Return the datasets of a sparse tensor in an HDF5 file, the values first."""
-    group = name.rstrip("/")
-    if is_matrix:
-        return [f"{group}/data", f"{group}/indices", f"{group}/indptr"]
-    return [f"{group}/values", *(f"{group}/key_{n}" for n in range(key_dimensions))]
+        header = matrix_market_header(array.shape, len(array.pattern[0]), array.values.dtype)
+    return [_lines(array, header)]
 
 
 def check_sparse_output(
-    file_format: FileFormat,
-    where: str,
-    title: str,
-    shape: Sequence[int],
-    key_dimensions: int,
-    implicit: Number,
-    dtype: str,
+    file_format: FileFormat, where: str, title: str, array: SparseTensor
 ) -> None:
-    """Refuse a tensor that a format cannot hold. All of this is known before it is computed."""
+    """Refuse a tensor that a format cannot hold."""
     what = ""
     expected = "an HDF5 file, which can have all sparse tensors"
-    has_tiles = key_dimensions < len(shape)
     if file_format.write is None or not file_format.write.sparse:
         what = f"{title} is sparse"
-        expected = f'an .h5, .npz, .mtx or .tns file, or formats: {title} = "dense"'
-    elif file_format is not HDF5 and has_tiles:
+        expected = "an .h5, .npz, .mtx or .tns file"
+    elif file_format is not HDF5 and len(array.pattern) < len(array.shape):
         what = f"{title} has dense tiles"
-    elif file_format in (MATRIX_MARKET, FROSTT) and implicit != 0:
-        what = f"what {title} does not store is {implicit}"
+    elif file_format in (MATRIX_MARKET, FROSTT) and array.implicit != 0:
+        what = f"what {title} does not store is {array.implicit}"
         expected = "an .h5 or .npz file, which can say that"
-    elif file_format is MATRIX_MARKET and len(shape) != 2:
-        what = f"{title} has {len(shape)} dimensions"
+    elif file_format is MATRIX_MARKET and len(array.shape) != 2:
+        what = f"{title} has {len(array.shape)} dimensions"
         expected = "a matrix in an .mtx file"
-    elif file_format is FROSTT and DTYPES[dtype].kind == "c":
-        what = f"{title} is {dtype}"
+    elif file_format is FROSTT and array.values.dtype.kind == "c":
+        what = f"{title} is {array.values.dtype}"
         expected = "real numbers in a .tns file"
     if what:
         raise InputError(where, what, expected)
@@ -93,75 +122,80 @@ def check_sparse_output(
 # ---- HDF5 ----------------------------------------------------------------------------------------
 
 
-def _group(
-    name: str,
-    keys: Keys,
-    values: DistArray,
-    shape: Sequence[int],
-    implicit: Number,
-    compression: str | None,
-    tensor: str,
-) -> list[Tensor]:
+def _group(name: str, array: SparseTensor, compression: str | None, tensor: str) -> list[Tensor]:
     """Return the datasets of a group: those of AnnData for a matrix, else keys and values."""
-    whole: list[Array] = list(keys)
-    attributes: dict[str, Any] = {"shape": np.array(shape, np.int64)}
-    attributes["encoding-version"] = ENCODING_VERSION
-    matrix = is_matrix(keys, shape, implicit)
-    if matrix:
+    group = name.rstrip("/")
+    keys = array.pattern
+    attributes: dict[str, Any] = {
+        "shape": np.array(array.shape, np.int64),
+        "encoding-version": ENCODING_VERSION,
+    }
+    parts: dict[str, Array] = {}
+    values = f"{group}/values"
+    if is_matrix(array):
         attributes["encoding-type"] = "csr_matrix"
-        rows = np.searchsorted(keys[0], np.arange(shape[0] + 1))
-        width = np.int32 if max(*shape, len(keys[0])) < 2**31 else np.int64
-        whole = [keys[1].astype(width), rows.astype(width)]
+        values = f"{group}/data"
+        width = np.int32 if max(*array.shape, len(keys[0])) < 2**31 else np.int64
+        parts[f"{group}/indices"] = keys[1].astype(width)
+        parts[f"{group}/indptr"] = _row_starts(array).astype(width)
     else:
         attributes["encoding-type"] = COORDINATES
-        attributes["implicit"] = implicit
-    names = names_in_group(name, matrix, len(keys))
-    arrays = [values, *(distributed_rows(each, values.own_comm) for each in whole)]
+        attributes["implicit"] = array.implicit
+        for number, column in enumerate(keys):
+            parts[f"{group}/key_{number}"] = column
+    arrays = {values: array.values}
+    for path, whole in parts.items():
+        arrays[path] = DistArray.from_global(whole, array.values.own_comm)
     found = []
-    for path, array in zip(names, arrays, strict=True):
-        made = tensor_of(array, path, None, None, compression, None, tensor)
+    for path, each in arrays.items():
+        made = tensor_of(each, path, None, None, compression, None, tensor)
         found.append(replace(made, storage=replace(made.storage, group=attributes)))
     return found
 
 
-def distributed_rows(whole: Array, comm: Comm) -> DistArray:
-    """Return an array that every rank has, cut over the ranks."""
-    return DistArray.from_global(whole, comm)
+def _row_starts(array: SparseTensor) -> Array:
+    """Return where each row of a matrix begins, and where the last one ends."""
+    return np.searchsorted(array.pattern[0], np.arange(array.shape[0] + 1))
 
 
 # ---- files that are made of bytes ----------------------------------------------------------------
 
 
-def _archive(keys: Keys, values: DistArray, shape: Sequence[int], implicit: Number) -> Tensor:
+def _archive(array: SparseTensor) -> Tensor:
     """Return the bytes of an .npz file as scipy writes it, or the package sparse if it must."""
-    whole = values.gather()
-    parts = {"shape": np.array(shape), "data": whole}
-    if is_matrix(keys, shape, implicit):
+    values = _gathered_values(array)
+    parts: dict[str, Any] = {"shape": np.array(array.shape), "data": values}
+    if is_matrix(array):
         parts["format"] = np.array(b"csr")
-        parts["indices"] = keys[1]
-        parts["indptr"] = np.searchsorted(keys[0], np.arange(shape[0] + 1))
+        parts["indices"] = array.pattern[1]
+        parts["indptr"] = _row_starts(array)
     else:
         parts["format"] = np.array("coo")
-        parts["coords"] = np.stack(keys)
-        parts["fill_value"] = np.array(implicit, whole.dtype)
+        parts["coords"] = np.stack(array.pattern)
+        parts["fill_value"] = np.array(array.implicit, values.dtype)
     memory = io.BytesIO()
     np.savez(memory, **parts)
-    return _bytes_tensor(np.frombuffer(memory.getbuffer(), np.uint8), values.own_comm)
+    whole = np.frombuffer(memory.getbuffer(), np.uint8)
+    return _bytes_tensor(DistArray.from_global(whole, array.values.own_comm))
 
 
-def _bytes_tensor(whole: Array, comm: Comm) -> Tensor:
-    array = distributed_rows(whole, comm)
-    return Tensor("", array, StorageSpec(array.shape, "uint8"))
+def _gathered_values(array: SparseTensor) -> Array:
+    """Return all values in a dtype that files have."""
+    values: Array = array.values.gather()
+    return values.astype(DTYPES[values.dtype.name].file_dtype, copy=False)
 
 
-def _lines(keys: Keys, values: DistArray, header: bytes) -> Tensor:
+def _bytes_tensor(array: DistArray, header: bytes = b"") -> Tensor:
+    return Tensor("", array, StorageSpec(array.shape, "uint8", header=header))
+
+
+def _lines(array: SparseTensor, header: bytes) -> Tensor:
     """Return lines of one length, of which each rank makes some: all know where theirs begin."""
-    comm = values.own_comm
-    count = len(keys[0])
+    comm = array.values.own_comm
+    count = len(array.pattern[0])
     own = slice(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size)
-    lines = written_lines([column[own] for column in keys], values.gather()[own])
+    lines = written_lines([column[own] for column in array.pattern], _gathered_values(array)[own])
     longest = -comm.lowest(-max(map(len, lines), default=0))
     text = "".join(f"{line:>{longest}}\n" for line in lines)
     table = np.frombuffer(text.encode(), np.uint8).reshape(len(lines), longest + 1)
-    array = DistArray.from_local(table, comm=comm)
-    return Tensor("", array, StorageSpec(array.shape, "uint8", header=header))
+    return _bytes_tensor(DistArray.from_local(table, comm=comm), header)

@@ -35,6 +35,9 @@ def read_outputs(entry: Entry, computed: tuple[str, ...]) -> tuple[OutputSpec, .
     inside: dict[tuple[str, str], OutputSpec] = {}  # (file, group inside it) → first output in it
     for name in entry.table():
         spec = _read_output(entry[name], name, known)
+        if spec.inside == "/" and known_format(spec.place, spec.file).default_name != "/":
+            expected = "the path of a dataset or of a group in it"
+            raise InputError(spec.place, f"{spec.target} is all of a file", expected)
         groups = _groups_around(spec.inside)
         _check_separate(spec, groups, stored, inside)
         stored[spec.file, spec.inside.rstrip("/")] = spec
