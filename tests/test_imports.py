@@ -38,6 +38,7 @@ ONLY = {
     "h5py": {
         "files/hdf5/datasets.py",
         "files/hdf5/opening.py",
+        "files/hdf5/sparse_groups.py",
         "files/hdf5/writing.py",
     },
 }

@@ -288,6 +288,7 @@ def run_loops(
     """
     from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
+    from einmpi.compiled.sparse_inputs import with_sparse_inputs
     from einmpi.loops.sequence import LoopSequence
 
     def check() -> Job:
@@ -308,6 +309,7 @@ def run_loops(
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
     stored = None
+    given = with_sparse_inputs(own_comm, checked_job, given)
     if has_sparse(given):
         given = with_coordinates(own_comm, checked_job, given)
         stored = stored_job(own_comm, checked_job, given)

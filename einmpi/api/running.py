@@ -13,6 +13,7 @@ from einmpi.api.jobs import check_job, job_of_program
 from einmpi.api.loops import LoopArguments, run_loops
 from einmpi.arguments import as_int, named_inputs, named_values
 from einmpi.comm.agreement import together
+from einmpi.comm.base import ALONE
 from einmpi.errors import InputError
 from einmpi.files.datasets import identity_at
 from einmpi.files.reading import load_array
@@ -85,9 +86,11 @@ def plan(
     >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
     320000
     """
+    from einmpi.compiled.sparse_inputs import job_over_expected
     from einmpi.planner.make_plan import make_plan
 
     job = with_settings(check_job("plan", job), only_settings("plan", settings))
+    job = job_over_expected(job)
 
     def options(of_job: Job) -> Options:
         return options_of(of_job, as_int(nodes))
@@ -476,6 +479,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     from einmpi.compiled.given_inputs import as_input, check_inputs
     from einmpi.compiled.running import check_memory
     from einmpi.compiled.sparse import as_dense_arrays
+    from einmpi.files.sparse.reading import read_sparse_input
     from einmpi.loops.stages import evaluate_loops
 
     check_job("reference", job)
@@ -497,7 +501,11 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
             else:
                 spec = specs[vertex.name]
                 bound = vertex.bound if spec.rows is None else (spec.rows, *vertex.bound[1:])
-                arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
+                if spec.key_dimensions:
+                    stored = {vertex.name: read_sparse_input(spec, ALONE)}
+                    arrays |= as_dense_arrays(stored, MOST_REFERENCE_ELEMENTS)
+                else:
+                    arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
         return arrays
 
     given = named_values("inputs", inputs)

@@ -25,16 +25,27 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Number
 
 Array: TypeAlias = npt.NDArray[Any]
-Keys: TypeAlias = Sequence[npt.NDArray[np.int64]]
+Keys: TypeAlias = Sequence[npt.NDArray[Any]]
 
 
-class SparseTensor(Protocol):
+class SparseOutline(Protocol):
+    """A sparse tensor without its values."""
+
+    @property
+    def pattern(self) -> Keys: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def implicit(self) -> Number: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+class SparseTensor(SparseOutline, Protocol):
     """A sparse tensor, as much of it as writing needs; a SparseArray is one."""
 
-    pattern: Keys
-    values: DistArray
-    shape: tuple[int, ...]
-    implicit: Number
+    @property
+    def values(self) -> DistArray: ...
 
 
 def save_sparse(
@@ -69,7 +80,7 @@ def save_sparse(
         write([output], lambda: attributes_of(None, comm.size), claim)
 
 
-def is_matrix(array: SparseTensor) -> bool:
+def is_matrix(array: SparseOutline) -> bool:
     """Return whether a tensor is what others call a sparse matrix: two keys, and zeros."""
     return len(array.pattern) == len(array.shape) == 2 and array.implicit == 0
 
@@ -96,7 +107,7 @@ def sparse_tensors(
 
 
 def check_sparse_output(
-    file_format: FileFormat, where: str, title: str, array: SparseTensor
+    file_format: FileFormat, where: str, title: str, array: SparseOutline
 ) -> None:
     """Refuse a tensor that a format cannot hold."""
     what = ""
@@ -112,8 +123,8 @@ def check_sparse_output(
     elif file_format is MATRIX_MARKET and len(array.shape) != 2:
         what = f"{title} has {len(array.shape)} dimensions"
         expected = "a matrix in an .mtx file"
-    elif file_format is FROSTT and array.values.dtype.kind == "c":
-        what = f"{title} is {array.values.dtype}"
+    elif file_format is FROSTT and array.dtype.kind == "c":
+        what = f"{title} is {array.dtype}"
         expected = "real numbers in a .tns file"
     if what:
         raise InputError(where, what, expected)
@@ -122,32 +133,33 @@ def check_sparse_output(
 # ---- HDF5 ----------------------------------------------------------------------------------------
 
 
+def paths_in_group(name: str, array: SparseOutline) -> list[str]:
+    """Return the paths of the datasets of a sparse tensor, that of its values first."""
+    names = ["data", "indices", "indptr"]
+    if not is_matrix(array):
+        names = ["values", *(f"key_{number}" for number in range(len(array.pattern)))]
+    return [f"{name.rstrip('/')}/{each}" for each in names]
+
+
 def _group(name: str, array: SparseTensor, compression: str | None, tensor: str) -> list[Tensor]:
     """Return the datasets of a group: those of AnnData for a matrix, else keys and values."""
-    group = name.rstrip("/")
     keys = array.pattern
     attributes: dict[str, Any] = {
         "shape": np.array(array.shape, np.int64),
         "encoding-version": ENCODING_VERSION,
     }
-    parts: dict[str, Array] = {}
-    values = f"{group}/values"
+    parts: Keys = keys
     if is_matrix(array):
         attributes["encoding-type"] = "csr_matrix"
-        values = f"{group}/data"
         width = np.int32 if max(*array.shape, len(keys[0])) < 2**31 else np.int64
-        parts[f"{group}/indices"] = keys[1].astype(width)
-        parts[f"{group}/indptr"] = _row_starts(array).astype(width)
+        parts = (keys[1].astype(width), _row_starts(array).astype(width))
     else:
         attributes["encoding-type"] = COORDINATES
         attributes["implicit"] = array.implicit
-        for number, column in enumerate(keys):
-            parts[f"{group}/key_{number}"] = column
-    arrays = {values: array.values}
-    for path, whole in parts.items():
-        arrays[path] = DistArray.from_global(whole, array.values.own_comm)
+    arrays = [array.values]
+    arrays += [DistArray.from_global(part, array.values.own_comm) for part in parts]
     found = []
-    for path, each in arrays.items():
+    for path, each in zip(paths_in_group(name, array), arrays, strict=True):
         made = tensor_of(each, path, None, None, compression, None, tensor)
         found.append(replace(made, storage=replace(made.storage, group=attributes)))
     return found

@@ -120,9 +120,13 @@ Prepared: TypeAlias = tuple[Compiled, Plan, Schedule, dict[str, Any]]
 
 
 def prepare(
-    job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None
+    job: Job,
+    comm: Comm,
+    options_of: Callable[[Job], Options],
+    checkpoints: Checkpoints | None,
+    inputs: Mapping[str, Any],
 ) -> Prepared:
-    """Return what to run.
+    """Return what to run, given some of the inputs of the job.
 
     If the plan is the one that made the checkpoint, the rest of its schedule is run, and results
     have the same bits as without an interruption. Otherwise, on another number of ranks, there is
@@ -138,17 +142,17 @@ def prepare(
     if saved is None or saved.ranks == comm.size:
         compiled = Compiled(job, comm, plan_options(job))
         compiled.planning.overlaps = False  # first the schedule may be cut at a save point
-        plan, schedule, _ = compiled.prepare({})
+        plan, schedule, given = compiled.prepare(inputs)
         if checkpoints is not None:
             _agree_inputs_stayed(compiled, checkpoints)
             checkpoints.starts(plan.digest, schedule.points)
         if checkpoints is None or saved is None:
-            return compiled, plan, with_overlap(schedule, plan.peak), {}
+            return compiled, plan, with_overlap(schedule, plan.peak), given
         if saved.plan == plan.digest:
             restored = [point for point in schedule.points if point.vertex in saved.blocks]
             checkpoints.restored = tuple(restored)
             rest_of_schedule = remaining(schedule, saved.done)
-            return compiled, plan, with_overlap(rest_of_schedule, plan.peak), {}
+            return compiled, plan, with_overlap(rest_of_schedule, plan.peak), given
     assert checkpoints is not None
     rest_of_job = replace(job, graph=rest(checkpoints.graph, saved.done))
     # What was saved comes first, so that the next checkpoint has it.

@@ -27,6 +27,7 @@ from einmpi.comm.base import Comm, sharing_problem
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.outputs import claim_outputs, store
 from einmpi.compiled.running import Measured, Runner
+from einmpi.compiled.sparse_inputs import ReadJob, read_job_over_stored
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.atomic import replace_file
 from einmpi.files.claims import Claim
@@ -51,6 +52,7 @@ from einmpi.report.times import LoopRecord, LoopRecorder, loops_timeline, vertex
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
+from einmpi.sparse_array import SparseArray
 from einmpi.units import counted
 
 # Up to this many spans, of all ranks, are gathered for the summary on a terminal without a request.
@@ -104,7 +106,12 @@ def _present(options: argparse.Namespace, report: Report) -> None:
 def verify(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job without writing its outputs and compare it with the reference evaluator."""
     report, _ = run_job(options, comm, keep_outputs=False)
-    results = {name: array.gather(0) for name, array in report.outputs.items()}
+    results = {}
+    for name, array in report.outputs.items():
+        if isinstance(array, SparseArray):
+            results[name] = array.coordinates().dense()
+        else:
+            results[name] = array.gather(0)
 
     def compare() -> None:
         different, text = compare_with(reference(report.job), results)
@@ -153,21 +160,24 @@ def run_job(
                 claim,
             )
         run_claimed = _run_schedule if job.loop is None else run_loops
-        finished = run_claimed(job, options, comm, outputs_claim, saving)
+        read = read_job_over_stored(comm, job, options.checkpoint)
+        finished = run_claimed(read, options, comm, outputs_claim, saving)
+        finished = replace(finished, outputs=read.results(finished.outputs))
         report = stored_report(job, finished, comm, outputs_claim, start)
         return report, finished.checkpoints
 
 
 def _run_schedule(
-    job: Job,
+    read: ReadJob,
     options: argparse.Namespace,
     comm: Comm,
     outputs_claim: Claim | None,
     saving: Saving | None,
 ) -> FinishedRun:
     """Run a job without loops, as often as --repeat asks for; nothing is written in the run."""
+    job = read.job
     checkpoints = None if saving is None else Checkpoints(saving, comm, job)
-    compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints)
+    compiled, plan, schedule, given = prepare(job, comm, options_of, checkpoints, read.inputs)
     recorder = None
     if _should_record(options, comm, schedule):
         recorder = Recorder(comm, compiled.backend.wait, checkpoints)
@@ -237,7 +247,7 @@ def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) 
 
 
 def run_loops(
-    job: Job,
+    read: ReadJob,
     options: argparse.Namespace,
     comm: Comm,
     outputs_claim: Claim | None,
@@ -251,6 +261,7 @@ def run_loops(
     def plan_options(of_job: Job) -> Options:
         return together(comm, lambda: options_of(of_job))
 
+    job = read.job
     note = activity_writer(comm.rank)
     checkpoints = None if saving is None else _open_loop_checkpoints(job, comm, saving)
     loops = LoopSequence(job, comm, plan_options, checkpoints)
@@ -279,7 +290,7 @@ def run_loops(
             yield
         run.step.backend.wait()
 
-    result = loops.run({}, around)
+    result = loops.run(read.inputs, around)
     reports = []
     for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
         recorder = recorders.get(run.number)
@@ -366,7 +377,7 @@ class FinishedRun:
     """The results of a run before they are stored, and what was measured."""
 
     plan: Plan
-    outputs: Mapping[str, DistArray]
+    outputs: Mapping[str, DistArray | SparseArray]
     files: Mapping[str, Dataset]  # where inputs were found
     measured: Sequence[Measured]  # in each repeat
     planned: float  # when the first step could begin

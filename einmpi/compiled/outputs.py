@@ -9,20 +9,39 @@ from dataclasses import replace
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.record import Origin, attributes_of
+from einmpi.arrays.sparse_files import (
+    SparseOutline,
+    check_sparse_output,
+    paths_in_group,
+    sparse_tensors,
+)
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset
-from einmpi.files.formats import known_format
+from einmpi.files.formats import FileFormat, known_format
 from einmpi.files.hdf5.opening import check_table
 from einmpi.files.specs import OutputSpec
-from einmpi.files.writing import OutputFile, check_folder_of, check_target, tensor_of, write
+from einmpi.files.writing import (
+    OutputFile,
+    Tensor,
+    check_folder_of,
+    check_target,
+    tensor_of,
+    write,
+)
 from einmpi.job.job import Job
 from einmpi.job.outputs import HistorySpec
+from einmpi.sparse_array import SparseArray
 
 
-def check_targets(job: Job) -> None:
-    """Refuse output files that could not be written, before anything is computed."""
+def check_targets(job: Job, sparse: Mapping[str, SparseOutline] | None = None) -> None:
+    """Refuse output files that could not be written, before anything is computed.
+
+    `sparse` are the results that are. If inputs are sparse, this is known only when these have been
+    read, and before that only the folders of files are looked at.
+    """
+    is_known = sparse is not None or not any(spec.key_dimensions for spec in job.inputs)
     for specs in _by_file(job.outputs).values():
         names = {spec.inside: spec.place for spec in specs}
         if len(names) < len(specs):
@@ -33,9 +52,34 @@ def check_targets(job: Job) -> None:
                 "one path for each file",
             )
         file = specs[0].file
-        check_target(file, names, known_format(specs[0].place, file, writable=True))
+        if not is_known:
+            check_folder_of(file, specs[0].place)
+            continue
+        file_format = known_format(specs[0].place, file, writable=True)
+        names = {}
+        for spec in specs:
+            parts = _parts_in_file(spec, file_format, (sparse or {}).get(spec.name))
+            names.update(dict.fromkeys(parts, spec.place))
+        check_target(file, names, file_format)
     for history in job.histories:
         _check_history(history)
+
+
+def _parts_in_file(
+    spec: OutputSpec, file_format: FileFormat, sparse: SparseOutline | None
+) -> list[str]:
+    """Return the names that an output has in its file; refuse what the file cannot hold."""
+    if sparse is None:
+        if file_format.write is not None and file_format.write.sparse == "only":
+            what = f"{spec.name} is dense, and {spec.file} holds a sparse tensor"
+            raise InputError(spec.place, what, "an .h5 or .npy file")
+        return [spec.inside]
+    check_sparse_output(file_format, spec.place, spec.name, sparse)
+    for key in ("chunks", "dtype", "parts"):
+        if getattr(spec, key) is not None:
+            what = f"{spec.name} is sparse, and has {key}"
+            raise InputError(spec.place, what, "a dense tensor, or no such key")
+    return paths_in_group(spec.inside, sparse) if file_format.key else [spec.inside]
 
 
 def _check_history(history: HistorySpec) -> None:
@@ -68,7 +112,7 @@ def claim_outputs(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Cla
 def store(
     job: Job,
     digest: str,
-    results: Mapping[str, DistArray],
+    results: Mapping[str, DistArray | SparseArray],
     claim: Claim,
     input_files: Mapping[str, Dataset] | None = None,
 ) -> None:
@@ -79,9 +123,17 @@ def store(
     origin = Origin(job, lambda: digest, files=input_files or {})
     files = []
     for specs in _by_file(job.outputs).values():
-        tensors = []
+        file = specs[0].file
+        place = specs[0].place
+        file_format = known_format(place, file, writable=True)
+        tensors: list[Tensor] = []
         for spec in specs:
             array = results[spec.name]
+            if isinstance(array, SparseArray):
+                tensors += sparse_tensors(
+                    file_format, spec.inside, array, spec.compression, spec.name
+                )
+                continue
             tensors.append(
                 tensor_of(
                     array,
@@ -94,9 +146,7 @@ def store(
                     origin.files.values(),
                 )
             )
-        file = specs[0].file
-        place = specs[0].place
-        files.append(OutputFile(file, place, known_format(place, file, writable=True), tensors))
+        files.append(OutputFile(file, place, file_format, tensors))
     write(files, lambda: attributes_of(origin, claim.comm.size), claim)
 
 

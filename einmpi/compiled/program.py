@@ -46,6 +46,7 @@ from einmpi.compiled.sparse import (
     stored_job,
     with_coordinates,
 )
+from einmpi.compiled.sparse_inputs import with_sparse_inputs
 from einmpi.files.datasets import Dataset, files_as_read, is_unchanged
 from einmpi.files.reading import find_planned
 from einmpi.files.specs import Number
@@ -247,6 +248,7 @@ class Compiled:
         self.backend = self.work.backend
         self.known_calls = KnownCalls(comm)
         self.reads_files = any(spec.file is not None for spec in job.inputs)
+        self.reads_sparse = any(spec.key_dimensions for spec in job.inputs)
         self.residents: Residents = Residents() if share is None else share.residents
         self.resident = self.residents.blocks  # inputs that stay between calls
         self.residents.add_sources(job)
@@ -303,6 +305,8 @@ class Compiled:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         inputs = as_plain_arrays(inputs)
+        if self.reads_sparse:
+            inputs = with_sparse_inputs(self.comm, self.job, inputs)
         known = self.known_calls.find(inputs)
         if known is None and has_sparse(inputs):
             return self._call_sparse(inputs)

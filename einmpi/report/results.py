@@ -24,6 +24,7 @@ from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.environment import current_date, software_versions
 from einmpi.report.record import Timeline
 from einmpi.report.times import LoopRecord
+from einmpi.sparse_array import SparseArray
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
 # ---- figures -------------------------------------------------------------------------------------
@@ -50,10 +51,11 @@ class Figures:
     value: str = ""
 
 
-def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
-    """Return norm, least and greatest value of each tensor, on all ranks."""
+def figures(comm: Comm, arrays: Mapping[str, DistArray | SparseArray]) -> dict[str, Figures]:
+    """Return norm, least and greatest value of each tensor, on all ranks; of what is stored."""
     own = {}
-    for name, array in arrays.items():
+    for name, tensor in arrays.items():
+        array = tensor.values if isinstance(tensor, SparseArray) else tensor
         array._update()
         if array.layout.owns(comm.rank):
             own[name] = _figures_of_block(array.host)
@@ -120,8 +122,10 @@ def finite(value: Number | None) -> Number | None:
     return value
 
 
-def show_figures(found: Figures, array: DistArray) -> str:
+def show_figures(found: Figures, array: DistArray | SparseArray) -> str:
     """Return the figures of a tensor as text."""
+    if isinstance(array, SparseArray):
+        return f"{len(array.values)} stored  {show_figures(found, array.values)}"
     if array.size == 0:
         return "empty"
     if found.value:
@@ -276,7 +280,7 @@ class Report:
     totals: Totals
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
-    outputs: Mapping[str, DistArray]
+    outputs: Mapping[str, DistArray | SparseArray]
     figures: Mapping[str, Figures]
     threads: str  # for people; on a GPU it names that
     thread_count: int  # of a rank

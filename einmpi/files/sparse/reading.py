@@ -21,7 +21,6 @@ from einmpi.files.sparse.text import LINES, own_lines
 from einmpi.files.specs import InputSpec
 from einmpi.graph.sparse.coordinates import Coordinates
 
-RANDOM = "sparse"  # how a job calls inputs that are generated here
 _KEYS_STREAM = 2**64  # added to a seed: no seed of values is so large
 
 
@@ -120,15 +119,15 @@ def gather_rows(own: Array, comm: Comm) -> Array:
 
 
 def generate_sparse(spec: InputSpec) -> Coordinates:
-    """Return a random tensor with `spec.stored` elements at different places.
+    """Return a random tensor with `spec.stored` elements, or tiles, at different places.
 
     It depends on the spec alone. Elements are uniform; those of dtype bool are True.
     """
     assert spec.shape is not None and spec.dtype is not None and spec.stored is not None
-    keys = _random_keys(spec.seed, spec.shape, spec.stored)
-    if spec.dtype == "bool":
-        values = np.ones(spec.stored, bool)
-    else:
+    keys = _random_keys(spec.seed, spec.shape[: spec.key_dimensions], spec.stored)
+    shape = (spec.stored, *spec.shape[spec.key_dimensions :])
+    values = np.ones(shape, spec.dtype)
+    if spec.random is not None and spec.dtype != "bool":
         values = generate(replace(spec, random="uniform"), spec.dtype, 0, spec.stored)
     return Coordinates.of(keys, values, spec.shape, spec.implicit or 0, spec.place)
 
