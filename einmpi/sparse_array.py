@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
@@ -10,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.arguments import path_name
 from einmpi.arrays.dist_array import DistArray
+from einmpi.arrays.sparse_files import save_sparse
+from einmpi.comm.agreement import comm_of_program, together
+from einmpi.files.formats import HDF5, FileFormat, known_format, split_short_form
+from einmpi.files.sparse.reading import gather_rows
 from einmpi.graph.scalar import Number
 from einmpi.graph.sparse.coordinates import Coordinates, Keys, digest_of
 
@@ -90,6 +96,50 @@ class SparseArray:
         stored = DistArray.from_global(given.values, comm)
         return cls(given.keys, stored, given.shape, given.implicit)
 
+    @classmethod
+    def from_local(
+        cls,
+        keys: Sequence[Any],
+        values: Any,
+        shape: Sequence[int],
+        implicit: Any = 0,
+        comm: Any = None,
+    ) -> SparseArray:
+        """Make a sparse tensor of which each rank gives some elements. All ranks call it.
+
+        Parameters
+        ----------
+        keys, values : as for `from_keys`
+            Those that this rank has. What several ranks give for one place is added up.
+        shape, implicit, comm : as for `from_keys`
+            The same on all ranks.
+
+        Returns
+        -------
+        SparseArray
+            The tensor.
+
+        Raises
+        ------
+        InputError
+            As for `from_keys`; or ranks have values of different dtypes.
+
+        Examples
+        --------
+        >>> einmpi.SparseArray.from_local(([0, 2], [1, 1]), [5.0, 7.0], (3, 3)).nnz
+        2
+        """
+        own_comm = comm_of_program(comm)
+
+        def check() -> Coordinates:
+            return Coordinates.of(keys, values, shape, implicit, "from_local")
+
+        own = together(
+            own_comm, check, lambda found: repr((found.shape, found.implicit, found.dtype.name))
+        )
+        columns = [gather_rows(column, own_comm) for column in own.keys]
+        return cls.from_keys(columns, gather_rows(own.values, own_comm), shape, implicit, own_comm)
+
     def __repr__(self) -> str:
         extents = ", ".join(map(str, self.shape))
         return (
@@ -101,6 +151,11 @@ class SparseArray:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the values."""
         return self.values.dtype
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored elements, or tiles."""
+        return len(self.pattern[0])
 
     def astype(self, dtype: Any) -> SparseArray:
         """Return the same tensor with its values in another dtype."""
@@ -120,6 +175,65 @@ class SparseArray:
     def coordinates(self) -> Coordinates:
         """Return the whole tensor as keys and values on every rank. All ranks call it."""
         return Coordinates(self.pattern, self.values.gather(), self.shape, self.implicit)
+
+    def to_hdf5(
+        self, file: str | os.PathLike[str], group: str, compression: str | None = None
+    ) -> None:
+        """Write the tensor to a group of an HDF5 file. All ranks call it, and all write.
+
+        A matrix is stored as AnnData does it, as CSR. Any other tensor becomes a dataset of values
+        and one for each key dimension. The file is replaced whole or not at all, and what else is
+        in it stays.
+
+        Parameters
+        ----------
+        file : path
+            The file. Its folder must exist.
+        group : str
+            The path of the group, such as ``"/A"``.
+        compression : {"gzip", "lzf"}, optional
+            How the datasets are compressed.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the file cannot be written.
+        EinmpiError
+            Writing has failed; the file is unchanged.
+        """
+        path = together(self.values.own_comm, lambda: path_name("to_hdf5", file))
+        save_sparse(self, "to_hdf5", HDF5, path, group, compression)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the tensor to a file whose suffix says the format. All ranks call it.
+
+        Parameters
+        ----------
+        file : path
+            A name that ends in .npz, .mtx or .tns; or a group such as ``"graph.h5:/A"``.
+
+        Raises
+        ------
+        InputError
+            The format cannot have this tensor, or the file cannot be written.
+        EinmpiError
+            Writing has failed; the file is unchanged.
+
+        Examples
+        --------
+        >>> einmpi.SparseArray.from_keys(([0, 2], [1, 1]), [5.0, 7.0], (3, 3)).save("A.mtx")
+        >>> einmpi.run(
+        ...     einmpi.program("n = sum(A[i,j])", inputs={"A": {"file": "A.mtx"}})
+        ... )["n"].gather()
+        array(12.)
+        """
+
+        def check() -> tuple[FileFormat, str, str]:
+            path, name = split_short_form(path_name("save", file))
+            return known_format("save", path, writable=True), path, name
+
+        file_format, path, name = together(self.values.own_comm, check)
+        save_sparse(self, "save", file_format, path, name, None)
 
     def gather(self) -> Any:
         """Return the whole tensor on every rank. All ranks call it.
