@@ -182,7 +182,7 @@ def _read_implicit(entry: Entry) -> Number | None:
     """Return the value of elements that are not stored, None if the job does not say it."""
     written = entry.value
     if written is not None and type(written) not in (bool, int, float):
-        raise entry.wrong(f"implicit is {kind_of(written)}", "a number such as 0 or inf")
+        raise entry.wrong(f"implicit is {show(written)}", "a number such as 0 or inf")
     number: Number | None = written
     return number
 

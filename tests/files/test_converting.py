@@ -45,7 +45,8 @@ CASES = (
 def test_elements_equal_those_that_numpy_converts(files, monkeypatch, file, name, stored, dtype):
     monkeypatch.setattr(datasets, "STRIP_BYTES", 300)  # several strips
     spec = InputSpec("X", file=str(files / file), inside=name, convert=dtype)
-    shape, found = describe(spec)
+    described = describe(spec)
+    shape, found = described.shape, described.dtype
     assert (shape, found) == (np.shape(stored), dtype)
     np.testing.assert_array_equal(load_array(spec, shape, dtype), stored.astype(np.dtype(dtype)))
 

@@ -171,7 +171,7 @@ def job_error(**tables):
 def test_messages_list_it(new_formats):
     write_inputs()
     suffixes = ".h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, .zarr"
-    suffixes += ", .block, .csv"
+    suffixes += ", .npz, .mtx, .tns, .block, .csv"
     assert job_error(inputs='{ w = "w.txt" }') == (
         "job.toml:2:12: 'w.txt' is not a file of a known format; "
         f"expected a file name that ends in one of {suffixes}"
@@ -201,8 +201,9 @@ def test_messages_list_it(new_formats):
 
 
 def test_it_is_gone_afterwards():
+    sparse = ["sparse NumPy", "MatrixMarket", "FROSTT"]
     names = [known.name for known in all_formats()]
-    assert names == ["HDF5", "safetensors", "safetensors index", "NumPy", "zarr"]
+    assert names == ["HDF5", "safetensors", "safetensors index", "NumPy", "zarr", *sparse]
     with pytest.raises(InputError, match="not a file of a known format"):
         known_format("here", "z.block")
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 def read(file, dataset, place=""):
     """A whole dataset."""
     spec = InputSpec("A", file=file, inside=dataset, place=place)
-    return load_array(spec, *describe(spec))
+    return load_array(spec, describe(spec).shape, describe(spec).dtype)
 
 
 def hdf5_input(dataset, file="x.h5"):
@@ -51,7 +51,8 @@ def test_what_is_read(name):
     with h5py.File("x.h5", "w") as file:
         file.create_dataset("g/" + name, data=array)
     native = array.dtype.newbyteorder("=")
-    assert describe(hdf5_input(f"/g/{name}")) == (array.shape, native.name)
+    found = describe(hdf5_input(f"/g/{name}"))
+    assert (found.shape, found.dtype) == (array.shape, native.name)
     found = load_array(hdf5_input(f"/g/{name}"), array.shape, native.name)
     assert found.dtype == native and found.dtype.isnative
     assert found.flags.c_contiguous and found.flags.writeable

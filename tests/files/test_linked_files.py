@@ -74,7 +74,7 @@ for text in sys.argv[1:]:
     file, _, dataset = text.partition(":")
     spec = InputSpec("A", file=file, inside=dataset)
     try:
-        load_array(spec, *describe(spec))
+        load_array(spec, describe(spec).shape, describe(spec).dtype)
     except InputError as error:
         print(error)
 """
