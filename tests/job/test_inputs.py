@@ -11,10 +11,10 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 # ---- inputs -------------------------------------------------------------------------------------
 
 ALL_INPUT_KEYS = (
-    "random, shape, dtype, seed, low, high, resident, parts, batch, file, dataset, tensor, rows, "
-    "columns, slice, convert, follow"
+    "random, shape, dtype, seed, low, high, density, nnz, resident, parts, batch, implicit, file, "
+    "dataset, tensor, rows, columns, slice, convert, follow, keys, values"
 )
-GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
+GENERATED = "random, shape, dtype, seed, low, high, density, nnz, resident, parts, batch, implicit"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = { random = "norm", shape = [3] }',
             "4:7: unknown random 'norm'; expected one of normal, uniform, zeros, ones, "
-            "arange (did you mean normal?)",
+            "arange, sparse (did you mean normal?)",
         ),
         ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; expected a list"),
         (
@@ -145,13 +145,14 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
         (
             'A = { file = "x.h5", dataset = "/A", seed = 3 }',
             "4:38: seed cannot be combined with file; expected one of file, dataset, "
-            "tensor, rows, columns, slice, shape, dtype, convert, follow, resident, parts, batch",
+            "tensor, rows, columns, slice, shape, dtype, convert, follow, resident, parts, batch, "
+            "implicit",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
             "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
-            ".zarr",
+            ".zarr, .npz, .mtx, .tns",
         ),
         (
             'A = { file = "x.h5" }',
@@ -179,7 +180,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
             'A = "x.csv:/A"',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
             "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
-            ".zarr",
+            ".zarr, .npz, .mtx, .tns",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
@@ -226,7 +227,7 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         (
             'Z = "o.safetensors:Z"',
             "5:1: safetensors files can be read but not written; expected a file name that "
-            "ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr",
+            "ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr, .npz, .mtx, .tns",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',

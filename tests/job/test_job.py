@@ -3,6 +3,7 @@
 import os
 import pickle
 import zlib
+from dataclasses import replace
 
 import pytest
 from calls import calls_of
@@ -50,7 +51,12 @@ hidden = ["j", "k"]
 
 
 def describe_chain(spec):
-    return {"B": ((4, 7), "float64"), "W": ((40, 7), "float32")}[spec.name]
+    shape, dtype = {"B": ((4, 7), "float64"), "W": ((40, 7), "float32")}[spec.name]
+    return replace(spec, shape=shape, dtype=dtype)
+
+
+def describe_vector(spec):
+    return replace(spec, shape=(2,), dtype="int32")
 
 
 def test_a_whole_file():
@@ -127,12 +133,12 @@ def test_a_job_travels_between_processes():
 
 
 def test_a_path_that_is_absolute_stays(tmp_path):
-    job = read(PROGRAM + f'[inputs]\nA = "{tmp_path}/x.H5:/A"\n', lambda spec: ((2,), "int32"))
+    job = read(PROGRAM + f'[inputs]\nA = "{tmp_path}/x.H5:/A"\n', describe_vector)
     assert job.inputs[0].file == f"{tmp_path}/x.H5"
 
 
 def test_a_colon_in_a_name_within_a_file():
-    job = read(PROGRAM + '[inputs]\nA = "m.safetensors:layer:0"\n', lambda spec: ((2,), "int32"))
+    job = read(PROGRAM + '[inputs]\nA = "m.safetensors:layer:0"\n', describe_vector)
     assert (job.inputs[0].file, job.inputs[0].inside) == ("m.safetensors", "layer:0")
 
 

@@ -362,7 +362,7 @@ def build() -> dict[str, Any]:
 def dataset_path(place: str, text: str) -> str:
     """Return the one spelling of a path that is used: /a/b. All of a file, "/", can be sparse."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
-    if not text.strip() or "\0" in text:
+    if (not parts and text != "/") or "\0" in text:
         raise InputError(
             place, f"{text!r:.60} is not the path of a dataset", "a path such as /Z or /group/Z"
         )
