@@ -87,7 +87,7 @@ def go(
             saving = Saving(str(folder), every, resume=resume, asked=signals)
             checkpoints = Checkpoints(saving, comm, job)
         compiled, plan, schedule, given = prepare(
-            job, comm, lambda job: options_of(job, strategy=strategy), checkpoints
+            job, comm, lambda job: options_of(job, strategy=strategy), checkpoints, {}
         )
         compiled.runner.on_step = on_step and functools.partial(on_step, comm.rank)
         if reached is not None and comm.rank == 0:
