@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.arguments import path_name
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.sparse_files import save_sparse
 from einmpi.comm.agreement import comm_of_program, together
-from einmpi.files.formats import HDF5, FileFormat, known_format, split_short_form
 from einmpi.files.sparse.reading import gather_rows
 from einmpi.graph.scalar import Number
 from einmpi.graph.sparse.coordinates import Coordinates, Keys, digest_of
@@ -201,8 +199,7 @@ class SparseArray:
         EinmpiError
             Writing has failed; the file is unchanged.
         """
-        path = together(self.values.own_comm, lambda: path_name("to_hdf5", file))
-        save_sparse(self, "to_hdf5", HDF5, path, group, compression)
+        save_sparse(self, "to_hdf5", file, group, compression)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the tensor to a file whose suffix says the format. All ranks call it.
@@ -227,13 +224,7 @@ class SparseArray:
         ... )["n"].gather()
         array(12.)
         """
-
-        def check() -> tuple[FileFormat, str, str]:
-            path, name = split_short_form(path_name("save", file))
-            return known_format("save", path, writable=True), path, name
-
-        file_format, path, name = together(self.values.own_comm, check)
-        save_sparse(self, "save", file_format, path, name, None)
+        save_sparse(self, "save", file, None)
 
     def gather(self) -> Any:
         """Return the whole tensor on every rank. All ranks call it.

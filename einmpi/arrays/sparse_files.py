@@ -11,16 +11,32 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arguments import path_name
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.record import attributes_of
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError
 from einmpi.files.claims import claimed
-from einmpi.files.formats import FROSTT, HDF5, MATRIX_MARKET, NPZ, FileFormat
+from einmpi.files.formats import (
+    FROSTT,
+    HDF5,
+    MATRIX_MARKET,
+    NPZ,
+    FileFormat,
+    known_format,
+    split_short_form,
+)
 from einmpi.files.hdf5.sparse_groups import COORDINATES, ENCODING_VERSION
 from einmpi.files.sparse.text import matrix_market_header, written_lines
-from einmpi.files.specs import COMPRESSIONS, StorageSpec
-from einmpi.files.writing import OutputFile, Tensor, check_target, tensor_of, write
+from einmpi.files.specs import StorageSpec
+from einmpi.files.writing import (
+    OutputFile,
+    Tensor,
+    check_compression,
+    check_target,
+    tensor_of,
+    write,
+)
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Number
 
@@ -49,29 +65,30 @@ class SparseTensor(SparseOutline, Protocol):
 
 
 def save_sparse(
-    array: SparseTensor,
-    where: str,
-    file_format: FileFormat,
-    file: str,
-    name: str,
-    compression: str | None,
+    array: SparseTensor, where: str, given: Any, group: str | None, compression: str | None = None
 ) -> None:
-    """Write a sparse tensor to a file. All ranks call it.
+    """Write a sparse tensor to a group of an HDF5 file, or as the name of the file says.
 
-    `where` is the function that messages name.
+    All ranks call it. `where` is the function that messages name.
     """
     comm = array.values.own_comm
 
-    def check_arguments() -> str:
-        if file_format.key and not name.strip("/"):
+    def check_arguments() -> tuple[FileFormat, str, str]:
+        file = path_name(where, given)
+        name = group
+        file_format = HDF5
+        if name is None:
+            file, name = split_short_form(file)
+            file_format = known_format(where, file, writable=True)
+        if not isinstance(name, str) or (file_format.key and not name.strip("/")):
             raise InputError(where, f"{name!r} is not the path of a group", "a path such as /A")
-        if compression is not None and compression not in COMPRESSIONS:
-            expected = one_of(COMPRESSIONS, str(compression))
-            raise InputError(where, f"unknown compression {compression!r:.40}", expected)
+        check_compression(where, file_format, compression)
         check_sparse_output(file_format, where, "the tensor", array)
-        return file_format.check_name(where, name)
+        return file_format, file, file_format.check_name(where, name)
 
-    checked = together(comm, check_arguments, lambda found: repr((file, found, compression)))
+    file_format, file, checked = together(
+        comm, check_arguments, lambda found: repr((found[1:], compression))
+    )
     tensors = sparse_tensors(file_format, checked, array, compression)
     names = {tensor.name: "" for tensor in tensors}
     check = partial(check_target, file, names, file_format)

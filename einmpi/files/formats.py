@@ -309,27 +309,29 @@ def find_sparse(spec: InputSpec) -> SparseFile | None:
         keys = [find(each) for each in spec.keys]
         values = find(replace(spec, keys=(), declared_shape=None, declared_dtype=None))
         shape = spec.declared_shape or ()
-        sparse: SparseFile | None = sparse_of_keys(
-            spec.file, spec.inside, spec.place, keys, values, shape, 0
-        )
+        sparse: SparseFile | None = sparse_of_keys(spec, keys, values, shape)
     else:
         file_format = known_format(spec.place or spec.file, spec.file)
         finish_before_reading(spec.file)
         sparse = file_format.find_sparse(spec)
     if sparse is None:
         return None
+    dtype = sparse.dtype.name
+    what = expected = ""
     if spec.declared_shape not in (None, sparse.shape):
-        what = f"{sparse.title} has shape {list(sparse.shape)}"
-        raise InputError(sparse.where, what, f"shape {list(spec.declared_shape)}, as declared")
-    if spec.declared_dtype not in (None, sparse.dtype.name):
-        what = f"{sparse.title} is {sparse.dtype.name}"
-        raise InputError(sparse.where, what, f"{spec.declared_dtype}, as declared")
-    if spec.slices:
-        what = f"{sparse.title} is sparse, and a part of it is wanted"
-        raise InputError(sparse.where, what, "all of a sparse tensor")
-    if spec.convert is not None and sparse.dtype.name not in CONVERTIBLE_DTYPES:
-        what = f"{sparse.title} is {sparse.dtype.name}, which is not converted"
-        raise InputError(sparse.where, what, one_of(CONVERTIBLE_DTYPES))
+        what = f"has shape {list(sparse.shape)}"
+        expected = f"shape {list(spec.declared_shape or ())}, as declared"
+    elif spec.declared_dtype not in (None, dtype):
+        what = f"is {dtype}"
+        expected = f"{spec.declared_dtype}, as declared"
+    elif spec.slices:
+        what = "is sparse, and a part of it is wanted"
+        expected = "all of a sparse tensor"
+    elif spec.convert is not None and dtype not in CONVERTIBLE_DTYPES:
+        what = f"is {dtype}, which is not converted"
+        expected = one_of(CONVERTIBLE_DTYPES)
+    if what:
+        raise InputError(spec.where, f"{spec.title} {what}", expected)
     if spec.implicit is not None:
         sparse = replace(sparse, implicit=spec.implicit)
     return sparse

@@ -73,6 +73,16 @@ class InputSpec:
     keys: tuple[InputSpec, ...] = ()
 
     @property
+    def title(self) -> str:
+        """What messages call a tensor in a file."""
+        return f"{self.inside} in {self.file}" if self.inside else str(self.file)
+
+    @property
+    def where(self) -> str:
+        """The place that messages name."""
+        return self.place or str(self.file)
+
+    @property
     def whole_shape(self) -> tuple[int, ...] | None:
         """The shape of the tensor that the input is taken from."""
         if self.rows is None or self.shape is None:

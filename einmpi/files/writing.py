@@ -378,8 +378,6 @@ def save(
 
     `where` is the function that messages name.
     """
-    methods = file_format.write
-    assert methods is not None
 
     def check_arguments() -> Tensor:
         if not isinstance(dataset, str) or not (dataset.strip("/") or file_format.default_name):
@@ -387,14 +385,7 @@ def save(
                 where, f"{dataset!r} is not the path of a dataset", "a path such as /Z or /group/Z"
             )
         name = file_format.check_name(where, dataset)
-        if compression is not None:
-            if not isinstance(compression, str) or compression not in methods.compressions:
-                raise InputError(
-                    where,
-                    f"unknown compression {compression!r}",
-                    one_of(methods.compressions, str(compression)),
-                )
-            methods.check_compression(where, compression)
+        check_compression(where, file_format, compression)
         if chunks is not None and not _are_chunks(chunks, array.ndim):
             raise InputError(where, f"chunks are {chunks!r}", f"{array.ndim} positive integers")
         return tensor_of(array, name, None, chunks, compression, labels, tensor)
@@ -406,6 +397,20 @@ def save(
     check = partial(check_target, file, {checked.name: ""}, file_format)
     with claimed({file: ""}, array.own_comm, check) as claim:
         write([OutputFile(file, "", file_format, [checked])], describe, claim)
+
+
+def check_compression(where: str, file_format: FileFormat, compression: str | None) -> None:
+    """Refuse a compression that a format does not have."""
+    methods = file_format.write
+    if compression is None or methods is None:
+        return
+    if not isinstance(compression, str) or compression not in methods.compressions:
+        raise InputError(
+            where,
+            f"unknown compression {compression!r}",
+            one_of(methods.compressions, str(compression)),
+        )
+    methods.check_compression(where, compression)
 
 
 def _are_chunks(given: object, ndim: int) -> bool:

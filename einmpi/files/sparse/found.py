@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.errors import InputError
-from einmpi.files.datasets import Dataset
-from einmpi.files.specs import Number
+from einmpi.errors import InputError, one_of
+from einmpi.files.datasets import Dataset, Reader, SourceFile, check_file, identity_at
+from einmpi.files.specs import InputSpec, Number
 
 Array: TypeAlias = npt.NDArray[Any]
 # The keys, an array for each key dimension, and the values.
@@ -30,28 +31,21 @@ class SparseFile:
     the way it is stored.
     """
 
-    file: str
-    name: str  # of the tensor in the file; empty if the file holds a single tensor
-    place: str  # in the job file
+    spec: InputSpec
     form: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    key_dimensions: int
     stored: int | None
     arrays: Mapping[str, Dataset]
     build: Callable[[SparseFile, Mapping[str, Array]], Stored]
     parse: Callable[[SparseFile, bytes, int], Mapping[str, Array]] | None = None
     implicit: Number = 0
+    tile_dimensions: int = 0
 
     @property
-    def title(self) -> str:
-        """Return what messages call the tensor."""
-        return title_of(self.file, self.name)
-
-    @property
-    def where(self) -> str:
-        """Return the place that messages name."""
-        return self.place or self.file
+    def key_dimensions(self) -> int:
+        """Return the number of dimensions that have keys; the others are those of tiles."""
+        return len(self.shape) - self.tile_dimensions
 
     def as_read(self) -> str:
         """Return what ranks must agree on to read it together; its path may differ."""
@@ -59,9 +53,20 @@ class SparseFile:
         return repr((self.form, self.shape, self.dtype.str, self.implicit, parts))
 
 
-def title_of(file: str, name: str) -> str:
-    """Return what messages call a tensor in a file."""
-    return f"{name} in {file}" if name else file
+def sources_of(spec: InputSpec, expected: str) -> tuple[SourceFile, ...]:
+    """Return the file of an input as it is now; refuse what is not a readable file."""
+    file = spec.file or ""
+    check_file(file, spec.place, expected)
+    identity = identity_at(file)
+    return () if identity is None else (SourceFile(file, identity),)
+
+
+def rows_of(dataset: Dataset, reader: Reader, start: int, stop: int) -> Array:
+    """Return some rows of a dataset that a reader has opened."""
+    inside = tuple(slice(0, extent) for extent in dataset.shape[1:])
+    rows = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
+    reader.read((slice(start, stop), *inside), rows, (slice(0, stop - start), *inside))
+    return rows
 
 
 def check_vector(dataset: Dataset, title: str, length: int | None = None) -> int:
@@ -76,48 +81,43 @@ def check_vector(dataset: Dataset, title: str, length: int | None = None) -> int
     return found
 
 
-def check_shape(given: Any, where: str, title: str, ndim: int | None = None) -> tuple[int, ...]:
+def check_shape(given: Any, spec: InputSpec, ndim: int | None = None) -> tuple[int, ...]:
     """Return the shape that a header gives; refuse what is none."""
     extents = np.asarray(given)
     is_list = extents.ndim == 1 and (not extents.size or extents.dtype.kind in "iu")
     if not is_list or ndim not in (None, extents.size) or (extents < 0).any():
         wanted = "extents" if ndim is None else f"{ndim} extents"
-        raise InputError(where, f"the shape of {title} is {given!s:.60}", f"{wanted} of 0 or more")
+        what = f"the shape of {spec.title} is {given!s:.60}"
+        raise InputError(spec.where, what, f"{wanted} of 0 or more")
     return tuple(extents.tolist())
 
 
 def sparse_of_keys(
-    file: str,
-    name: str,
-    place: str,
+    spec: InputSpec,
     keys: Sequence[Dataset],
     values: Dataset,
     shape: tuple[int, ...],
-    implicit: Number,
+    implicit: Number = 0,
 ) -> SparseFile:
     """Return the sparse tensor whose keys and values are in separate datasets."""
-    title = title_of(file, name)
-    stored = check_vector(replace(values, shape=values.shape[:1]), title)
+    stored = check_vector(replace(values, shape=values.shape[:1]), spec.title)
     for dataset in keys:
-        check_vector(dataset, title, stored)
-    if not keys or len(keys) > len(shape) or values.shape[1:] != shape[len(keys) :]:
+        check_vector(dataset, spec.title, stored)
+    tile = shape[len(keys) :]
+    if not keys or len(keys) > len(shape) or values.shape[1:] != tile:
         what = f"{values.title} has shape {list(values.shape)} for {len(keys)} lists of keys"
-        expected = f"{[stored, *shape[len(keys) :]]}, as {title} has shape {list(shape)}"
-        raise InputError(place or file, what, expected)
-    arrays = {f"key_{number}": dataset for number, dataset in enumerate(keys)}
-    arrays["values"] = values
+        expected = f"{[stored, *tile]}, as {spec.title} has shape {list(shape)}"
+        raise InputError(spec.where, what, expected)
     return SparseFile(
-        file,
-        name,
-        place,
+        spec,
         "keys",
         shape,
         values.dtype,
-        len(keys),
         stored,
-        arrays,
+        {**{f"key_{number}": dataset for number, dataset in enumerate(keys)}, "values": values},
         _build_of_keys,
         implicit=implicit,
+        tile_dimensions=len(tile),
     )
 
 
@@ -129,16 +129,32 @@ def _build_of_keys(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
 # ---- keys that are compressed --------------------------------------------------------------------
 
 
-def compressed_keys(
-    found: SparseFile, pointers: Array, indices: Array, axes: Sequence[int]
-) -> list[Array]:
-    """Return the keys of what is stored row after row.
+def sparse_of_rows(
+    spec: InputSpec,
+    form: str,
+    shape: tuple[int, ...],
+    arrays: Mapping[str, Dataset],
+    axes: Sequence[int],
+    implicit: Number = 0,
+) -> SparseFile:
+    """Return the sparse tensor that is stored row after row.
 
-    The dimensions `axes` together are the rows, and `pointers` say where each of them begins. The
-    others together are the columns, whose numbers are the `indices`.
+    The dimensions `axes` together are the rows, and `indptr` says where each of them begins. The
+    others together are the columns, whose numbers are the `indices`; the values are the `data`.
     """
+    data = arrays["data"]
+    stored = check_vector(data, spec.title)
+    check_vector(arrays["indices"], spec.title, stored)
+    check_vector(arrays["indptr"], spec.title)
+    build = partial(_build_of_rows, axes=axes)
+    return SparseFile(spec, form, shape, data.dtype, stored, arrays, build, implicit=implicit)
+
+
+def _build_of_rows(found: SparseFile, parts: Mapping[str, Array], axes: Sequence[int]) -> Stored:
     others = [dimension for dimension in range(len(found.shape)) if dimension not in axes]
-    rows = numbered_rows(found, pointers, len(indices), prod(found.shape[axis] for axis in axes))
+    indices = parts["indices"]
+    count = prod(found.shape[axis] for axis in axes)
+    rows = numbered_rows(found, parts["indptr"], len(indices), count)
     keys: dict[int, Array] = {}
     for dimensions, numbers in ((axes, rows), (others, indices)):
         if len(dimensions) == 1:
@@ -147,7 +163,7 @@ def compressed_keys(
             extents = [found.shape[dimension] for dimension in dimensions]
             columns = _taken_apart(found, numbers, extents)
             keys.update(zip(dimensions, columns, strict=True))
-    return [keys[dimension] for dimension in range(len(found.shape))]
+    return [keys[dimension] for dimension in range(len(found.shape))], parts["data"]
 
 
 def numbered_rows(found: SparseFile, pointers: Array, count: int, rows: int) -> Array:
@@ -155,8 +171,8 @@ def numbered_rows(found: SparseFile, pointers: Array, count: int, rows: int) -> 
     starts = pointers.astype(np.int64) if pointers.dtype.kind in "iu" else np.zeros(0, np.int64)
     lengths = np.diff(starts)
     if len(starts) != rows + 1 or starts[0] != 0 or starts[-1] != count or (lengths < 0).any():
-        what = f"the pointers of {found.title} do not say where its {rows} rows begin"
-        raise InputError(found.where, what, f"{rows + 1} integers that rise from 0 to {count}")
+        what = f"the pointers of {found.spec.title} do not say where its {rows} rows begin"
+        raise InputError(found.spec.where, what, f"{rows + 1} integers that rise from 0 to {count}")
     return np.repeat(np.arange(rows), lengths)
 
 
@@ -165,8 +181,10 @@ def _taken_apart(found: SparseFile, numbers: Array, extents: Sequence[int]) -> S
     try:
         return np.unravel_index(numbers, extents)
     except (ValueError, TypeError):
-        what = f"an index in {found.title} is out of range"
-        raise InputError(found.where, what, f"integers from 0 to {prod(extents) - 1}") from None
+        what = f"an index in {found.spec.title} is out of range"
+        raise InputError(
+            found.spec.where, what, f"integers from 0 to {prod(extents) - 1}"
+        ) from None
 
 
 # ---- matrices of which one triangle is stored ----------------------------------------------------
@@ -176,20 +194,29 @@ SYMMETRIES: dict[str, Callable[[Array], Array]] = {
     "skew-symmetric": np.negative,
     "hermitian": np.conj,
 }
+GENERAL = "general"
 
 
-def check_symmetry(symmetry: str, shape: tuple[int, ...], dtype: Any, where: str) -> None:
+def check_symmetry(symmetry: str, shape: tuple[int, ...], dtype: Any, spec: InputSpec) -> None:
     """Refuse a symmetry that a matrix cannot have."""
+    if symmetry == GENERAL:
+        return
+    expected = ""
     if symmetry not in SYMMETRIES:
-        raise InputError(where, f"the symmetry is {symmetry!r:.40}", ", ".join(SYMMETRIES))
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise InputError(where, f"a {symmetry} matrix has shape {list(shape)}", "a square matrix")
-    if symmetry == "skew-symmetric" and np.dtype(dtype).kind in "bu":
-        raise InputError(where, f"a {symmetry} matrix is {dtype}", "a dtype with signs")
+        expected = one_of((GENERAL, *SYMMETRIES), symmetry)
+    elif len(shape) != 2 or shape[0] != shape[1]:
+        expected = "a square matrix"
+    elif symmetry == "skew-symmetric" and np.dtype(dtype).kind in "bu":
+        expected = "a dtype with signs"
+    if expected:
+        what = f"{spec.title} is {symmetry:.40}, {np.dtype(dtype).name}{list(shape)}"
+        raise InputError(spec.where, what, expected)
 
 
 def mirrored(keys: Sequence[Array], values: Array, symmetry: str) -> Stored:
-    """Return both triangles of a matrix, given one."""
+    """Return both triangles of a matrix, given one, unless it is stored whole."""
+    if symmetry == GENERAL:
+        return keys, values
     row, column = keys
     is_other = row != column
     both = [

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import Dataset, SourceFile, check_file, identity_at
+from einmpi.files.datasets import Dataset, SourceFile
 from einmpi.files.sparse.found import (
     Array,
     SparseFile,
     Stored,
     check_shape,
     check_vector,
-    compressed_keys,
+    sources_of,
+    sparse_of_rows,
 )
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import numpy_dtypes
@@ -31,110 +30,74 @@ _EXPECTED = "a sparse tensor that scipy.sparse.save_npz or sparse.save_npz has w
 # What zipfile and numpy raise for files that are damaged, or no such files.
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, RuntimeError)
 # The arrays of each form besides the values, which are `data`.
-_ARRAYS = {
-    "csr": ("indptr", "indices"),
-    "csc": ("indptr", "indices"),
-    "gcxs": ("indptr", "indices"),
-    "bsr": ("indptr", "indices"),
-    "coo": ("coords",),
-}
-Headers: TypeAlias = Mapping[str, Dataset]
+_ROWS = ("indptr", "indices")
+_ARRAYS = {"csr": _ROWS, "csc": _ROWS, "gcxs": _ROWS, "coo": ("coords",)}
+_FACTS = ("format", "shape", "fill_value", "compressed_axes")
 
 
 def find_npz(spec: InputSpec) -> SparseFile:
     """Read the headers of the arrays in a file, and the few numbers that say what they are."""
-    file = spec.file or ""
-    place = spec.place
-    where = place or file
-    check_file(file, place, "an .npz file")
-    identity = identity_at(file)
-    sources = () if identity is None else (SourceFile(file, identity),)
+    sources = sources_of(spec, "an .npz file")
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(spec.file or "") as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
-            headers = {name: _header(archive, file, name, place, sources) for name in names}
-            small: dict[str, Any] = {}
-            for name in ("format", "shape", "fill_value", "compressed_axes"):
+            headers = {name: _header(archive, spec, name, sources) for name in names}
+            facts: dict[str, Any] = {}
+            for name in _FACTS:
                 if name in headers and prod(headers[name].shape) <= 64:
-                    small[name] = _member(archive, name)
+                    facts[name] = _member(archive, name)
     except _DAMAGE as error:
-        raise _damaged(file, where, error) from None
-    return _sparse_of(headers, small, file, place)
+        raise _damaged(spec.title, spec.where, error) from None
+    return _sparse_of(headers, facts, spec)
 
 
-def _sparse_of(headers: Headers, small: Mapping[str, Any], file: str, place: str) -> SparseFile:
-    where = place or file
-    form = np.asarray(small.get("format", "")).item()
+def _sparse_of(
+    headers: Mapping[str, Dataset], facts: Mapping[str, Any], spec: InputSpec
+) -> SparseFile:
+    """Return the sparse tensor of an archive whose members look as `headers` say."""
+    form = np.asarray(facts.get("format", "")).item()
     if isinstance(form, bytes):
         form = form.decode(errors="replace")
-    if form not in _ARRAYS or "data" not in headers:
-        what = f"{file} has the format {form!r:.40}" if form else f"{file} says no format"
-        raise InputError(where, what, f"{_EXPECTED}, as {one_of(tuple(_ARRAYS))}")
-    shape = check_shape(small.get("shape"), where, file)
+    if form not in _ARRAYS:
+        what = f"{spec.file} has the format {form!r:.40}" if form else f"{spec.file} says no format"
+        raise InputError(spec.where, what, f"{_EXPECTED}, as {one_of(tuple(_ARRAYS))}")
+    shape = check_shape(facts.get("shape"), spec)
     names = _ARRAYS[form]
     if form == "coo" and "row" in headers:  # as scipy writes matrices
         names = ("row", "col")
-    missing = [name for name in names if name not in headers]
-    if missing:
-        raise InputError(where, f"{file} has no {missing[0]}", _EXPECTED)
+    for name in (*names, "data"):
+        if name not in headers:
+            raise InputError(spec.where, f"{spec.file} has no {name}", _EXPECTED)
     data = headers["data"]
     if data.dtype.name not in numpy_dtypes():
-        raise InputError(where, f"data in {file} is {data.dtype.name}", one_of(numpy_dtypes()))
-    if form != "bsr":
-        check_vector(data, file)
-    axes: tuple[int, ...] = {"csr": (0,), "bsr": (0,), "csc": (1,)}.get(form, ())
-    if form == "gcxs":
-        axes = tuple(np.ravel(small.get("compressed_axes", ())).tolist())
-    if not set(axes) <= set(range(len(shape))):
-        raise InputError(where, f"{file} compresses axes {list(axes)} of {len(shape)}", _EXPECTED)
+        what = f"data in {spec.file} is {data.dtype.name}"
+        raise InputError(spec.where, what, one_of(numpy_dtypes()))
+    arrays = {name: headers[name] for name in (*names, "data")}
+    implicit = np.asarray(facts.get("fill_value", 0)).item()
+    if form != "coo":
+        axes = {"csr": (0,), "csc": (1,)}.get(form, ())
+        if form == "gcxs":
+            axes = tuple(np.ravel(facts.get("compressed_axes", ())).tolist())
+        if not set(axes) <= set(range(len(shape))):
+            what = f"{spec.file} compresses axes {list(axes)} of {len(shape)}"
+            raise InputError(spec.where, what, _EXPECTED)
+        return sparse_of_rows(spec, form.upper(), shape, arrays, axes, implicit)
+    stored = check_vector(data, spec.title)
     return SparseFile(
-        file,
-        "",
-        place,
-        form.upper(),
-        shape,
-        data.dtype,
-        len(shape),
-        prod(data.shape),
-        {name: headers[name] for name in (*names, "data")},
-        partial(_build, axes=axes),
-        implicit=np.asarray(small.get("fill_value", 0)).item(),
+        spec, "COO", shape, data.dtype, stored, arrays, _build_of_coords, implicit=implicit
     )
 
 
-def _build(found: SparseFile, parts: Mapping[str, Array], axes: Sequence[int]) -> Stored:
-    data = parts["data"]
-    if found.form == "COO":
-        keys = parts["coords"] if "coords" in parts else (parts["row"], parts["col"])
-        return list(keys), data
-    if found.form != "BSR":
-        return compressed_keys(found, parts["indptr"], parts["indices"], axes), data
-    return _build_blocks(found, parts)
-
-
-def _build_blocks(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
-    """Return the keys of all elements of blocks, which follow one another in rows of blocks."""
-    data = parts["data"]
-    expected = "blocks that divide the matrix"
-    if data.ndim != 3 or len(found.shape) != 2 or 0 in data.shape[1:]:
-        raise InputError(found.where, f"the blocks of {found.file} have no shape", expected)
-    block = data.shape[1:]
-    if found.shape[0] % block[0] or found.shape[1] % block[1]:
-        raise InputError(found.where, f"{found.file} has blocks of {block[0]}×{block[1]}", expected)
-    blocks = replace(found, shape=(found.shape[0] // block[0], found.shape[1] // block[1]))
-    keys = compressed_keys(blocks, parts["indptr"], parts["indices"], (0,))
-    inside = np.indices(block)
-    wide = []
-    for column, extent, within in zip(keys, block, inside, strict=True):
-        wide.append((column[:, None, None] * extent + within).reshape(-1))
-    return wide, data.reshape(-1)
+def _build_of_coords(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
+    keys = parts["coords"] if "coords" in parts else (parts["row"], parts["col"])
+    return list(keys), parts["data"]
 
 
 # ---- members of the archive ----------------------------------------------------------------------
 
 
 def _header(
-    archive: zipfile.ZipFile, file: str, name: str, place: str, sources: tuple[SourceFile, ...]
+    archive: zipfile.ZipFile, spec: InputSpec, name: str, sources: tuple[SourceFile, ...]
 ) -> Dataset:
     """Return what the header of an array says, compared with its size."""
     with archive.open(f"{name}.npy") as member, PYTHON_PARSER:
@@ -146,7 +109,7 @@ def _header(
         size = archive.getinfo(f"{name}.npy").file_size - member.tell()
     if size != prod(shape) * dtype.itemsize or dtype.hasobject:
         raise ValueError(f"{name} does not have the size that its header says")
-    return Dataset(file, name, place, shape, dtype.str, sources=sources)
+    return Dataset(spec.file or "", name, spec.place, shape, dtype.str, sources=sources)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Array:

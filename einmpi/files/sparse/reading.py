@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,7 +17,7 @@ from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset, check_unchanged
 from einmpi.files.formats import find_sparse, open_reader
 from einmpi.files.reading import generate, words
-from einmpi.files.sparse.found import Array, SparseFile
+from einmpi.files.sparse.found import Array, SparseFile, rows_of
 from einmpi.files.sparse.text import LINES, own_lines
 from einmpi.files.specs import InputSpec
 from einmpi.graph.sparse.coordinates import Coordinates
@@ -56,7 +57,7 @@ def read_sparse(found: SparseFile, comm: Comm) -> Coordinates:
 
     def build() -> Coordinates:
         keys, values = found.build(found, parts)
-        return Coordinates.of(keys, values, found.shape, found.implicit, found.where)
+        return Coordinates.of(keys, values, found.shape, found.implicit, found.spec.where)
 
     def digest(read: Coordinates) -> str:
         return str([zlib.crc32(column.tobytes()) for column in read.keys])
@@ -87,13 +88,8 @@ def _read_array(dataset: Dataset, comm: Comm) -> Array:
         rows = dataset.shape[0]
         start = rows * comm.rank // comm.size
         stop = rows * (comm.rank + 1) // comm.size
-        inside = tuple(slice(0, extent) for extent in dataset.shape[1:])
-        own = np.empty((stop - start, *dataset.shape[1:]), dataset.dtype)
-        reader = open_reader(dataset)
-        try:
-            reader.read((slice(start, stop), *inside), own, (slice(0, stop - start), *inside))
-        finally:
-            reader.close()
+        with closing(open_reader(dataset)) as reader:
+            own = rows_of(dataset, reader, start, stop)
         check_unchanged(dataset)
         return own
 

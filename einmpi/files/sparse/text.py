@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, TypeAlias
@@ -14,14 +17,16 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.atomic import make_draft
-from einmpi.files.datasets import Dataset, RawReader, SourceFile, check_file, identity_at
+from einmpi.files.datasets import Dataset, RawReader, SourceFile
 from einmpi.files.sparse.found import (
-    SYMMETRIES,
+    GENERAL,
     Array,
     SparseFile,
     Stored,
     check_symmetry,
     mirrored,
+    rows_of,
+    sources_of,
 )
 from einmpi.files.specs import InputSpec, Place, StorageSpec
 
@@ -29,8 +34,8 @@ DType: TypeAlias = np.dtype[Any]
 LINES = "lines"  # the only part of a text
 _BLOCK_BYTES = 2**16  # read at a time to find the end of a line
 _MOST_HEADER_BYTES = 2**20  # of a line of a header
-_MOST_SHOWN = 60  # characters of a line in a message
 _VALUE = "value"
+_IMAGINARY = "imaginary"
 
 # ---- MatrixMarket --------------------------------------------------------------------------------
 
@@ -48,66 +53,42 @@ _FIELDS = {
 
 def find_matrix_market(spec: InputSpec) -> SparseFile:
     """Read the header of an .mtx file."""
-    file = spec.file or ""
-    place = spec.place
-    where = place or file
-    check_file(file, place, "an .mtx file")
-    identity = identity_at(file)
-    with open(file, "rb") as opened:
-        banner = _header_line(opened, file, where).split()
+    sources = sources_of(spec, "an .mtx file")
+    with open(spec.file or "", "rb") as opened:
+        banner = opened.readline(_MOST_HEADER_BYTES).decode(errors="replace").lower().split()
         size = b"%"
         while size.startswith(b"%") or not size.strip():
             size = opened.readline(_MOST_HEADER_BYTES)
             if not size:
                 break
         start = opened.tell()
-    words = [word.lower() for word in banner[1:]]
-    if not banner or banner[0].lower() != _BANNER.lower() or len(words) != 4:
-        raise InputError(where, f"{file} does not begin with {_BANNER}", "an .mtx file")
-    kind, layout, field, symmetry = words
+    if len(banner) != 5 or banner[0] != _BANNER.lower():
+        what = f"{spec.file} does not begin with {_BANNER} and four words"
+        raise InputError(spec.where, what, "an .mtx file")
+    _, kind, layout, field, symmetry = banner
     if (kind, layout) != ("matrix", "coordinate"):
-        what = f"{file} has a {kind} in the format {layout:.40}"
-        raise InputError(where, what, "a matrix in the format coordinate")
+        what = f"{spec.file} has a {kind:.40} in the format {layout:.40}"
+        raise InputError(spec.where, what, "a matrix in the format coordinate")
     if field not in _FIELDS:
-        raise InputError(where, f"{file} is {field:.40}", one_of(tuple(_FIELDS), field))
+        raise InputError(spec.where, f"{spec.file} is {field:.40}", one_of(tuple(_FIELDS), field))
     counts = size.split()
     if len(counts) != 3 or not all(re.fullmatch(rb"[0-9]{1,12}", count) for count in counts):
-        what = f"the sizes of {file} are {_shown(size)}"
-        raise InputError(where, what, "numbers of rows, columns and stored elements")
+        what = f"the sizes of {spec.file} are {_shown(size)}"
+        raise InputError(spec.where, what, "numbers of rows, columns and stored elements")
     rows, columns, stored = map(int, counts)
-    shape = (rows, columns)
     dtype = np.dtype(_FIELDS[field])
-    if symmetry != "general":
-        if symmetry not in SYMMETRIES:
-            expected = one_of(("general", *SYMMETRIES), symmetry)
-            raise InputError(where, f"{file} is {symmetry:.40}", expected)
-        check_symmetry(symmetry, shape, dtype, where)
-    read = [] if field == "pattern" else [_VALUE]
-    if field == "complex":
-        read.append("imaginary")
-    text = _text(file, place, start, identity)
+    check_symmetry(symmetry, (rows, columns), dtype, spec)
+    read = {"pattern": [], "complex": [_VALUE, _IMAGINARY]}.get(field, [_VALUE])
     return SparseFile(
-        file,
-        "",
-        place,
+        spec,
         "MatrixMarket",
-        shape,
+        (rows, columns),
         dtype,
-        2,
-        stored if symmetry == "general" else 2 * stored,
-        {LINES: text},
+        stored if symmetry == GENERAL else 2 * stored,
+        {LINES: _text(spec, sources, start)},
         partial(_build_matrix, stored=stored, symmetry=symmetry),
         partial(_parse, values=read),
     )
-
-
-def _header_line(opened: Any, file: str, where: str) -> str:
-    """Return the first line of a file."""
-    try:
-        line: str = opened.readline(_MOST_HEADER_BYTES).decode("ascii")
-    except UnicodeDecodeError:
-        raise InputError(where, f"{file} is no text", "an .mtx file") from None
-    return line
 
 
 def _build_matrix(
@@ -115,11 +96,11 @@ def _build_matrix(
 ) -> Stored:
     keys, values = _build(found, parts)
     if len(values) != stored:
-        what = f"{found.title} has {len(values)} stored elements"
-        raise InputError(found.where, what, f"{stored}, as its header says")
-    if "imaginary" in parts:
-        values = values + 1j * parts["imaginary"]
-    return (keys, values) if symmetry == "general" else mirrored(keys, values, symmetry)
+        what = f"{found.spec.title} has {len(values)} stored elements"
+        raise InputError(found.spec.where, what, f"{stored}, as its header says")
+    if _IMAGINARY in parts:
+        values = values + 1j * parts[_IMAGINARY]
+    return mirrored(keys, values, symmetry)
 
 
 # ---- FROSTT --------------------------------------------------------------------------------------
@@ -127,110 +108,84 @@ def _build_matrix(
 
 def find_tns(spec: InputSpec) -> SparseFile:
     """Look at a .tns file. It has no header: unless the job says the shape, all of it is read."""
-    file = spec.file or ""
-    place = spec.place
-    check_file(file, place, "a .tns file")
-    text = _text(file, place, 0, identity_at(file))
+    text = _text(spec, sources_of(spec, "a .tns file"), 0)
     parse = partial(_parse, values=[_VALUE])
+    shape = spec.declared_shape or ()
+    dtype = np.dtype("float64")
+    found = SparseFile(spec, "FROSTT", shape, dtype, None, {LINES: text}, _build, parse)
     if spec.declared_shape is not None:
-        return _tns(text, spec.declared_shape, None, parse)
-    with open(file, "rb") as opened:
+        return found
+    with open(spec.file or "", "rb") as opened:
         content = opened.read()
-    first = next(_content_lines(content), b"")
-    key_dimensions = len(first.split()) - 1
+    first = re.search(rb"^\s*([^#%\s][^#%\n]*)", content, re.MULTILINE)
+    key_dimensions = len(first[1].split()) - 1 if first else 0
     if key_dimensions < 1:
-        what = f"{file} has no line with keys and a value"
-        raise InputError(place or file, what, "lines such as 1 2 3 0.5, or its shape")
-    unlimited = _tns(text, (2**62,) * key_dimensions, None, parse)
-    parts = _parse(unlimited, content, 0, values=[_VALUE])
-    largest = [int(parts[f"key_{number}"].max()) + 1 for number in range(key_dimensions)]
-    return _tns(text, tuple(largest), len(parts[_VALUE]), parse)
-
-
-def _tns(text: Dataset, shape: tuple[int, ...], stored: int | None, parse: Any) -> SparseFile:
-    return SparseFile(
-        text.file,
-        "",
-        text.place,
-        "FROSTT",
-        shape,
-        np.dtype("float64"),
-        len(shape),
-        stored,
-        {LINES: text},
-        _build,
-        parse,
-    )
+        what = f"{spec.file} has no line with keys and a value"
+        raise InputError(spec.where, what, "lines such as 1 2 3 0.5, or its shape")
+    parts = parse(replace(found, shape=(0,) * key_dimensions), content, 0)
+    *keys, values = parts.values()
+    shape = tuple(max(0, int(column.max())) for column in keys)
+    return replace(found, shape=shape, stored=len(values))
 
 
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def _text(file: str, place: str, start: int, identity: Any) -> Dataset:
+def _text(spec: InputSpec, sources: tuple[SourceFile, ...], start: int) -> Dataset:
     """Return the bytes of a file from `start` on as a dataset."""
-    sources = () if identity is None else (SourceFile(file, identity),)
-    size = 0 if identity is None else identity.size
-    return Dataset(file, "", place, (size - start,), "|u1", offset=start, sources=sources)
+    file = spec.file or ""
+    shape = (os.path.getsize(file) - start,)
+    return Dataset(file, "", spec.place, shape, "|u1", offset=start, sources=sources)
 
 
 def own_lines(text: Dataset, rank: int, ranks: int) -> tuple[bytes, int]:
     """Return the lines that begin in a rank's share of a text, and where in the text they do."""
     (size,) = text.shape
-    reader = RawReader(text)
-    try:
-        start = _line_from(reader, size * rank // ranks)
-        stop = _line_from(reader, size * (rank + 1) // ranks)
-        return _read(reader, start, stop), start
-    finally:
-        reader.close()
+    with closing(RawReader(text)) as reader:
+        start = _line_from(text, reader, size * rank // ranks)
+        stop = _line_from(text, reader, size * (rank + 1) // ranks)
+        return rows_of(text, reader, start, stop).tobytes(), start
 
 
-def _line_from(reader: RawReader, place: int) -> int:
+def _line_from(text: Dataset, reader: RawReader, place: int) -> int:
     """Return where the first line begins that begins at a place or after it."""
-    (size,) = reader.shape
+    (size,) = text.shape
     if place == 0:
         return 0
     place -= 1  # a line may begin just there: then the byte before ends a line
     while place < size:
         end = min(size, place + _BLOCK_BYTES)
-        found = _read(reader, place, end).find(b"\n")
+        found = rows_of(text, reader, place, end).tobytes().find(b"\n")
         if found >= 0:
             return place + found + 1
         place = end
     return size
 
 
-def _read(reader: RawReader, start: int, stop: int) -> bytes:
-    target = np.empty(stop - start, np.uint8)
-    reader.read((slice(start, stop),), target, (slice(0, stop - start),))
-    return target.tobytes()
-
-
 def _parse(
     found: SparseFile, lines: bytes, start: int, values: Sequence[str]
 ) -> Mapping[str, Array]:
-    """Return the keys, from 0, and the values of lines; `start` is where they are in the text."""
+    """Return the keys, from 1, and the values of lines; `start` is where they are in the text."""
     stored = "float64" if found.dtype.kind == "c" else found.dtype.str
-    columns = [f"key_{number}" for number in range(found.key_dimensions)]
-    dtype = np.dtype([*((name, "i8") for name in columns), *((name, stored) for name in values)])
+    keys = [(f"key_{number}", "i8") for number in range(found.key_dimensions)]
+    dtype = np.dtype([*keys, *((name, stored) for name in values)])
     try:
         table = _table(lines, dtype)
     except (ValueError, OverflowError):
         raise _bad_line(found, lines, start, dtype) from None
-    parts = {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
-    for name, extent in zip(columns, found.shape, strict=True):
-        keys = parts[name]
-        if keys.size and not (keys.min() >= 1 and keys.max() <= extent):
-            wrong = keys.min() if keys.min() < 1 else keys.max()
-            what = f"key {wrong} of dimension {columns.index(name)} in {found.file} is out of range"
-            expected = f"1 to {extent}" if extent else "no key at all"
-            raise InputError(found.where, what, expected)
-        keys -= 1
-    return parts
+    return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
 
 
 def _build(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
-    keys = [parts[f"key_{number}"] for number in range(found.key_dimensions)]
+    keys = []
+    for number, extent in enumerate(found.shape):
+        column = parts[f"key_{number}"]
+        outside = column[(column < 1) | (column > extent)]
+        if outside.size:
+            what = f"key {outside[0]} of dimension {number} in {found.spec.file} is out of range"
+            expected = f"1 to {extent}" if extent else "no key at all"
+            raise InputError(found.spec.where, what, expected)
+        keys.append(column - 1)
     return keys, parts[_VALUE] if _VALUE in parts else np.ones(len(keys[0]))
 
 
@@ -241,34 +196,24 @@ def _table(lines: bytes, dtype: DType) -> Array:
         return np.loadtxt(text, dtype, comments=["#", "%"], ndmin=1)
 
 
-def _content_lines(lines: bytes) -> Iterator[bytes]:
-    """Yield the lines that are neither empty nor comments."""
-    for line in lines.split(b"\n"):
-        if re.split(rb"[#%]", line)[0].strip():
-            yield line
-
-
 def _bad_line(found: SparseFile, lines: bytes, start: int, dtype: DType) -> InputError:
     """Return the error for the first line that cannot be read."""
     names = dtype.names or ()
     expected = f"{len(names)} numbers, the first {found.key_dimensions} of them integers"
-    with open(found.file, "rb") as opened:
+    with open(found.spec.file or "", "rb") as opened:
         number = opened.read((found.arrays[LINES].offset or 0) + start).count(b"\n")
     for line in lines.split(b"\n"):
         number += 1
-        if not any(_content_lines(line)):
-            continue
         try:
             _table(line, dtype)
         except (ValueError, OverflowError):
-            what = f"line {number} of {found.file} is {_shown(line)}"
-            return InputError(found.where, what, expected)
-    return InputError(found.where, f"{found.file} cannot be read", expected)
+            what = f"line {number} of {found.spec.file} is {_shown(line)}"
+            return InputError(found.spec.where, what, expected)
+    return InputError(found.spec.where, f"{found.spec.file} cannot be read", expected)
 
 
 def _shown(line: bytes) -> str:
-    text = line.decode("ascii", errors="replace").strip()
-    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")
+    return f"{line.decode(errors='replace').strip()!r:.60}"
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -299,11 +244,8 @@ def matrix_market_header(shape: Sequence[int], stored: int, dtype: DType) -> byt
 def written_lines(keys: Sequence[Array], values: Array) -> list[str]:
     """Return a line for each stored element: its keys from 1 on, and its value."""
     columns = [map(str, (column + 1).tolist()) for column in keys]
-    if values.dtype.kind == "c":
-        columns.append(map(repr, values.real.tolist()))
-        columns.append(map(repr, values.imag.tolist()))
-    elif values.dtype.kind == "b":
-        columns.append(map(repr, values.astype(int).tolist()))
-    else:
-        columns.append(map(repr, values.tolist()))
+    if values.dtype.kind == "b":
+        values = values.astype(np.int8)
+    parts = [values.real, values.imag] if values.dtype.kind == "c" else [values]
+    columns.extend(map(repr, part.tolist()) for part in parts)
     return [" ".join(line) for line in zip(*columns, strict=True)]
