@@ -189,7 +189,8 @@ def test_messages_list_it(new_formats):
     given = '{ w = "w.csv:second" }'
     assert job_error(inputs=given, outputs='{ Z = "z.csv:a" }') == (
         "job.toml:3:13: CSV files can be read but not written; "
-        "expected a file name that ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr, .block"
+        "expected a file name that ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr, "
+        ".npz, .mtx, .tns, .block"
     )
     assert job_error(inputs=given, outputs='{ Z = { file = "z.block", chunks = [2] } }') == (
         "job.toml:3:37: chunks cannot be combined with a .block file; "

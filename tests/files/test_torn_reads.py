@@ -171,6 +171,6 @@ def test_an_input_that_changes_after_it_was_compared_with_the_checkpoint():
     checkpoints = Checkpoints(Saving("saved", every=600, resume=True, quiet=True), ALONE, job)
     os.utime("new", (10**9, 2 * 10**9))
     os.replace("new", "y.h5")
-    assert error(prepare, job, ALONE, options_of, checkpoints) == (
+    assert error(prepare, job, ALONE, options_of, checkpoints, {}) == (
         "job.toml:2:8: /A in x.h5 was replaced during the run; expected a file that stays unchanged"
     )

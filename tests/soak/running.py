@@ -397,7 +397,7 @@ def _run_with_checkpoints(
         if folder is not None:
             checkpoints = Checkpoints(Saving(str(folder), 0.0, resume=True, quiet=True), comm, job)
         compiled, plan, schedule, given = prepare(
-            job, comm, lambda rest: options_of(rest, **options), checkpoints
+            job, comm, lambda rest: options_of(rest, **options), checkpoints, {}
         )
 
         def count_step(_: Any) -> None:
