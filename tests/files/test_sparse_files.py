@@ -77,7 +77,8 @@ def test_npz_of_blocks_is_refused():
 
 
 def test_npz_of_pydata():
-    sparse = pytest.importorskip("sparse")
+    # Without a version it would find the folder tests/sparse.
+    sparse = pytest.importorskip("sparse", minversion="0.15")
     tensor = sparse.random((4, 5, 6), density=0.2, random_state=0, fill_value=7.0)
     for number, each in enumerate((tensor, sparse.GCXS(tensor), sparse.GCXS(tensor[0, 0]))):
         sparse.save_npz(f"{number}.npz", each)
