@@ -219,9 +219,8 @@ class SparseArray:
         Examples
         --------
         >>> einmpi.SparseArray.from_keys(([0, 2], [1, 1]), [5.0, 7.0], (3, 3)).save("A.mtx")
-        >>> einmpi.run(
-        ...     einmpi.program("n = sum(A[i,j])", inputs={"A": {"file": "A.mtx"}})
-        ... )["n"].gather()
+        >>> job = einmpi.program("n = sum(A[i,j])", inputs={"A": {"file": "A.mtx"}})
+        >>> einmpi.run(job)["n"].gather()
         array(12.)
         """
         save_sparse(self, "save", file, None)
