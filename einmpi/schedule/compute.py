@@ -18,6 +18,7 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.chains import Member, bytes_of_blocks
+from einmpi.schedule.members import Members, Regions
 from einmpi.schedule.regions import (
     Region,
     Runs,
@@ -528,7 +529,8 @@ def _accumulation(aggregation: str, part: Slot, total: Slot) -> Transfer:
     """Return the step that combines what one tile adds with what is there from earlier ones."""
     everything = whole_region(total)
     own = everything, everything
-    moves = Moves((0,), 0, (None,), (None,), own, same_to_all=False, max_elements=0)
+    nothing = Regions.same(1, None)
+    moves = Moves(Members(0, ()), 0, nothing, nothing, own, same_to_all=False, max_elements=0)
     return Transfer(total.tensor, part, total, moves, aggregation=aggregation)
 
 

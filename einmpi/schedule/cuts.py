@@ -12,6 +12,7 @@ import numpy as np
 from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
 from einmpi.schedule.compute import Kernel
+from einmpi.schedule.members import Members
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.steps import Step, Transfer
 from einmpi.schedule.transfers import Cut, Part
@@ -132,7 +133,9 @@ def _choose_cut(route: _Route, plan: Plan) -> tuple[int, int] | None:
             else:
                 del lengths[dimension]
     count = min(overlap.MOST_PARTS, isqrt(nbytes // overlap.PART_UNIT_BYTES))
-    crosses_nodes = any(_crosses_nodes(transfer.group, plan) for transfer in route.transfers)
+    crosses_nodes = any(
+        _crosses_nodes(transfer.moves.members, plan) for transfer in route.transfers
+    )
     if count < 2 or not crosses_nodes or not route.last_slot.shape:
         return None
     long_kernels = []  # those that take long enough to be computed in so many parts
@@ -174,14 +177,14 @@ def _equal_parts(dimension: int, extent: int, count: int) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _crosses_nodes(group: tuple[int, ...], plan: Plan) -> bool:
+def _crosses_nodes(members: Members, plan: Plan) -> bool:
     """Return whether a group has ranks on several nodes, or may have as far as the mesh knows."""
-    if len(group) == 1:
+    if members.count == 1:
         return False
     if plan.uneven:
         return True
     ranks_per_node = plan.mesh.ranks // plan.mesh.nodes
-    return len({rank // ranks_per_node for rank in group}) > 1
+    return members.first // ranks_per_node != members.last // ranks_per_node
 
 
 def _can_be_cut(kernel: Kernel, route: _Route, dimension: int) -> bool:

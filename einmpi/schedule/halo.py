@@ -23,7 +23,7 @@ from einmpi.planner.moving.halo import (
     shares_of,
 )
 from einmpi.planner.moving.halo_words import most_needed
-from einmpi.schedule.layout import Layout
+from einmpi.schedule.layout import Layout, ranks_along
 from einmpi.schedule.moves import group_of, moves_of, runs_along, sent_and_received
 from einmpi.schedule.regions import Region, Runs, intersect, locate, one_run, subtract
 from einmpi.schedule.transfers import Moves
@@ -104,12 +104,10 @@ def halo_moves(
     group, me = group_of(mesh, axes, rank)
     sends, receives = sent_and_received(source, source, wanted, axes, rank)
     if needed.middle is not None:
-        for number, member in enumerate(group):
-            if sends[number] is not None and not wanted.is_read(stored, mesh.digits(member)):
-                sends[number] = None
-            theirs = source.region(mesh.digits(member)) if receives[number] is not None else None
-            if theirs is not None and not wanted.is_read(theirs, digits):
-                receives[number] = None
+        sends = sends.only(lambda number: wanted.is_read(stored, mesh.digits(group.rank(number))))
+        receives = receives.only(
+            lambda number: wanted.is_read(source.region(mesh.digits(group.rank(number))), digits)
+        )
     most = most_needed(mesh, needed, state)
     max_elements = _most_moved(source, wanted, axes, digits)
     if max_elements is None:
@@ -133,8 +131,10 @@ def _most_moved(
         changing = [axis for axis in source.axes_of(dimension) if axis in axes]
         if changing != [axis for axis in wanted.axes_of(dimension) if axis in axes]:
             return None
-        held = list(runs_along(source, dimension, changing, digits))
-        needed = list(runs_along(wanted, dimension, changing, digits))
+        held = [runs for _, runs in runs_along(source, dimension, changing, digits)]
+        needed = [runs for _, runs in runs_along(wanted, dimension, changing, digits)]
+        if not len(held) == len(needed) == ranks_along(source.mesh, changing):
+            return None
         if any(len(runs) != 1 for runs in (*held, *needed)):
             return None
         first, stop = np.array(held)[:, 0].T

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, product
 from math import prod
 from typing import TypeAlias
-
-import numpy as np
 
 from einmpi.planner.memory import longest_share
 from einmpi.planner.mesh import Extent, Mesh, sides
@@ -20,6 +18,7 @@ from einmpi.units import counted
 # PARTIAL. On the mesh of 6 = 3·2 ranks, (0, None) cuts the rows of a matrix into three parts and
 # gives each part to two ranks.
 Cuts: TypeAlias = tuple[int | None, ...]
+Digits: TypeAlias = tuple[int, ...]  # of a rank
 PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
 
 LONG_PIECE = 32  # indices a rank; pieces that long may be unequal without much harm
@@ -64,26 +63,47 @@ class Layout:
 
     def runs_along(
         self, dimension: int, axes: Sequence[int], digits: Sequence[int]
-    ) -> Iterator[Runs]:
+    ) -> Iterator[tuple[Digits, Runs]]:
         """Yield the indices of a dimension on ranks that differ on these axes only.
 
-        The last axis is the fastest. Where thousands of ranks divide a few indices among them,
+        Ranks without any are left out. Where thousands of ranks divide a few indices among them,
         only those that get one are looked at.
         """
+        _, splitting = self._axes[dimension]
+        dividing = [axis for axis in axes if axis in splitting]
+        others = [axis for axis in axes if axis not in splitting]
+        ranks = digits_along(self.mesh, others, digits)
+        if dividing:
+            ranks = chain.from_iterable(
+                self._with_an_index(dimension, dividing, changed) for changed in ranks
+            )
+        for changed in ranks:
+            runs = self.runs(dimension, changed)
+            if runs:
+                yield changed, runs
+
+    def _with_an_index(
+        self, dimension: int, axes: Sequence[int], digits: Digits
+    ) -> Iterator[Digits]:
+        """Yield the ranks along some of the axes that split a dimension: those with an index of it.
+
+        Others may be among them only if there are not many ranks for each index.
+        """
         cutting, splitting = self._axes[dimension]
-        if not axes or not set(axes) <= set(splitting):
-            for changed in digits_along(self.mesh, axes, digits):
-                yield self.runs(dimension, changed)
+        cuts = tuple([(axis, digits[axis]) for axis in cutting])
+        count = length(share(self.mesh, self.sides[dimension], cuts))
+        if count >= ranks_along(self.mesh, axes):
+            yield from digits_along(self.mesh, axes, digits)
             return
-        found = share(self.mesh, self.sides[dimension], tuple((a, digits[a]) for a in cutting))
         pieces = ranks_along(self.mesh, splitting)
-        count = length(found)
-        with_indices = list(range(pieces))
-        if count < pieces:
-            with_indices = [((place + 1) * pieces - 1) // count for place in range(count)]
-        nonempty = {which: split(found, pieces, which) for which in with_indices}
-        for which in _numbers_along(self.mesh, splitting, axes, digits):
-            yield nonempty.get(which, ())
+        fixed = [axis for axis in splitting if axis not in axes]
+        for place in range(count):
+            which = ((place + 1) * pieces - 1) // count
+            changed = list(digits)
+            for axis in reversed(splitting):
+                which, changed[axis] = divmod(which, self.mesh.factors[axis])
+            if all(changed[axis] == digits[axis] for axis in fixed):
+                yield tuple(changed)
 
     def region(self, digits: Sequence[int]) -> Region:
         """Return the elements that the rank with these digits holds."""
@@ -166,30 +186,13 @@ def ranks_along(mesh: Mesh, axes: Iterable[int]) -> int:
     return prod(mesh.factors[axis] for axis in axes)
 
 
-def digits_along(
-    mesh: Mesh, axes: Sequence[int], digits: Sequence[int]
-) -> Iterator[tuple[int, ...]]:
+def digits_along(mesh: Mesh, axes: Sequence[int], digits: Sequence[int]) -> Iterator[Digits]:
     """Yield the digits of the ranks that differ on these axes only, the last axis fastest."""
-    for values in itertools.product(*(range(mesh.factors[axis]) for axis in axes)):
+    for values in product(*(range(mesh.factors[axis]) for axis in axes)):
         changed = list(digits)
         for axis, value in zip(axes, values, strict=True):
             changed[axis] = value
         yield tuple(changed)
-
-
-def _numbers_along(
-    mesh: Mesh, numbered: Sequence[int], axes: Sequence[int], digits: Sequence[int]
-) -> list[int]:
-    """Return for ranks that differ on some axes which combination of digits each one has.
-
-    The combinations are those on the `numbered` axes, which these axes are among.
-    """
-    numbers = np.zeros(1, np.int64)
-    stride = {axis: ranks_along(mesh, numbered[k + 1 :]) for k, axis in enumerate(numbered)}
-    for axis in axes:
-        numbers = (numbers[:, None] + stride[axis] * np.arange(mesh.factors[axis])).ravel()
-    first = sum(digits[axis] * stride[axis] for axis in numbered if axis not in axes)
-    return (numbers + first).tolist()
 
 
 def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:

@@ -5,24 +5,25 @@ See docs/planner.md. Every element that a rank receives has exactly one sender.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Protocol
 
-import numpy as np
-
-from einmpi.planner.mesh import Mesh, members_along
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.volume import axes_factors, replicas_share
 from einmpi.schedule.layout import (
     PARTIAL,
     Cuts,
+    Digits,
     Layout,
     digits_along,
     ranks_along,
     split_further,
 )
+from einmpi.schedule.members import Members, Regions
 from einmpi.schedule.regions import Region, Runs, elements, intersect, locate
 from einmpi.schedule.transfers import Moves, Unchanged
 
@@ -110,16 +111,18 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
     return replicas_share(axes_factors(tuple(axes), ndim), mesh.ranks)
 
 
-def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:
+def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[Members, int]:
     """Return the ranks that differ from `rank` on these axes only, and its position among them."""
     digits = mesh.digits(rank)
     first = rank  # the member with the digit 0 on all these axes
     place = 0
+    distances = []
     for axis in axes:
-        first -= digits[axis] * prod(mesh.factors[axis + 1 :])
+        distance = prod(mesh.factors[axis + 1 :])
+        distances.append((mesh.factors[axis], distance))
+        first -= digits[axis] * distance
         place = place * mesh.factors[axis] + digits[axis]
-    group = tuple([first + distance for distance in members_along(mesh, tuple(axes))])
-    return group, place
+    return Members(first, tuple(distances)), place
 
 
 def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
@@ -141,7 +144,7 @@ def reduction(source: Layout, middle: Blocks, axes: tuple[int, ...], rank: int) 
     stored = source.region(digits)
     pieces = _by_member(axes, middle, digits, lambda d, runs: locate(runs, stored[d]))
     unchanged = _unchanged_dimensions((middle, source), axes, source)
-    receives = [pieces[me]] * len(group)
+    receives = Regions.same(group.count, pieces.of(me))
     moves = moves_of(group, me, pieces, receives, False, source.max_elements())
     return replace(moves, unchanged=unchanged)
 
@@ -169,7 +172,7 @@ def exchange(
 
 def sent_and_received(
     source: Layout, middle: Blocks, target: Blocks, axes: tuple[int, ...], rank: int
-) -> tuple[list[Region | None], list[Region | None]]:
+) -> tuple[Regions, Regions]:
     """Return what a rank sends to each member of its group along some axes, and what it receives.
 
     A member has the elements of `middle`, at their places in its block of `source`, and needs those
@@ -200,7 +203,7 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     digits = target.mesh.digits(rank)
     wanted = target.region(digits)
     receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
-    sends = [receives[me]] * len(group)
+    sends = Regions.same(group.count, receives.of(me))
     moves = moves_of(
         group, me, sends, receives, same_to_all=True, max_elements=target.max_elements()
     )
@@ -281,9 +284,8 @@ def elements_between(source: Layout, target: Layout, nodes: Sequence[int]) -> in
         source, target = replace(source, bound=(1,)), replace(target, bound=(1,))
     count = 0
     for rank, node in enumerate(nodes):
-        receives = redistribution(source, target, len(nodes), rank).receives
-        for sender, region in enumerate(receives):
-            if region is not None and nodes[sender] != node:
+        for sender, region in redistribution(source, target, len(nodes), rank).incoming():
+            if nodes[sender] != node:
                 count += elements(region)
     return count
 
@@ -316,34 +318,35 @@ def collection(
             return locate(intersect(theirs, own[dimension]), own[dimension])
 
         found = _by_member(axes, source, source.mesh.digits(like), place_to_receive)
-        for member, region in zip(group, found, strict=True):
-            receives[member] = region
+        for number, region in found.each():
+            receives[group.rank(number)] = region
     return moves_of(
-        tuple(range(len(wanted))),
+        Members(0, ((len(wanted), 1),)),
         rank,
-        sends,
-        receives,
+        Regions.listed(sends),
+        Regions.listed(receives),
         same_to_all=False,
         max_elements=max_elements,
     )
 
 
 def moves_of(
-    group: tuple[int, ...],
+    group: Members,
     me: int,
-    sends: list[Region | None],
-    receives: list[Region | None],
+    sends: Regions,
+    receives: Regions,
     same_to_all: bool,
     max_elements: int,
 ) -> Moves:
     """Turn the message of a rank to itself into a copy."""
-    source = sends[me]
-    target = receives[me]
+    source = sends.of(me)
+    target = receives.of(me)
     own = None
     if source is not None and target is not None:
         own = source, target
-    sends[me] = receives[me] = None
-    return Moves(group, me, tuple(sends), tuple(receives), own, same_to_all, max_elements)
+    sends = replace(sends, without=me)
+    receives = replace(receives, without=me)
+    return Moves(group, me, sends, receives, own, same_to_all, max_elements)
 
 
 def _common(one: Region, two: Region, stored: Region) -> Region | None:
@@ -362,47 +365,56 @@ def _by_member(
     blocks: Blocks,
     digits: Sequence[int],
     place: Callable[[int, Runs], Runs],
-) -> list[Region | None]:
+) -> Regions:
     """Return for each member of a group the places of its runs in every dimension.
 
-    `place` gives the places of some runs of a dimension; a member without elements gets None.
+    `place` gives the places of some runs of a dimension; a member without elements gets none.
     Members differ on `axes`, but the runs of a dimension depend on few of those: they are worked
     out once for each combination of digits, not for each member.
     """
     mesh = blocks.mesh
-    columns = []  # for each dimension, the places of all members
+    assert blocks.bound, "a number is moved as a vector of one element"
+    # How far apart the numbers of two members are that are neighbours along an axis.
+    far = {axis: ranks_along(mesh, axes[k + 1 :]) for k, axis in enumerate(axes)}
+
+    def part_of(number: int, some: Sequence[int]) -> int:
+        """Return the number of the member with the same digits on some axes, and 0 on others."""
+        return sum(number // far[axis] % mesh.factors[axis] * far[axis] for axis in some)
+
+    found: dict[int, Region] = {0: ()}
+    free = list(axes)  # those on which no dimension so far depends
     for dimension in range(len(blocks.bound)):
         changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
-        found: list[Runs] = []  # for each combination of digits on the changing axes
-        for runs in runs_along(blocks, dimension, changing, digits):
-            found.append(place(dimension, runs) if runs else ())
-        which = _combinations(mesh, tuple(axes), tuple(changing))
-        columns.append([found[k] for k in which])
-    assert columns, "a number is moved as a vector of one element"
-    return [region if all(region) else None for region in zip(*columns, strict=True)]
+        known = [axis for axis in changing if axis not in free]
+        places = defaultdict(list)  # by the part of a member's number that is known already
+        for changed, runs in runs_along(blocks, dimension, changing, digits):
+            placed = place(dimension, runs)
+            if placed:
+                number = sum(changed[axis] * far[axis] for axis in changing)
+                same = part_of(number, known)
+                places[same].append((number - same, placed))
+        longer = {}
+        for number, region in found.items():
+            for distance, placed in places[part_of(number, known)]:
+                longer[number + distance] = (*region, placed)
+        found = longer
+        free = [axis for axis in free if axis not in changing]
+    return Regions(
+        ranks_along(mesh, axes), found, tuple((mesh.factors[axis], far[axis]) for axis in free)
+    )
 
 
 def runs_along(
     blocks: Blocks, dimension: int, axes: Sequence[int], digits: Sequence[int]
-) -> Iterator[Runs]:
-    """Yield the indices of a dimension on ranks that differ on these axes only."""
+) -> Iterator[tuple[Digits, Runs]]:
+    """Yield the indices of a dimension on ranks that differ on these axes only, where it has any.
+
+    The last axis is the fastest.
+    """
     if isinstance(blocks, Layout):
         yield from blocks.runs_along(dimension, axes, digits)
-    else:
-        for changed in digits_along(blocks.mesh, axes, digits):
-            yield blocks.runs(dimension, changed)
-
-
-@lru_cache(maxsize=64)
-def _combinations(mesh: Mesh, axes: tuple[int, ...], changing: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of the combination of digits on the `changing` axes of each member.
-
-    Members differ on `axes`, to which the changing ones belong.
-    """
-    count = ranks_along(mesh, axes)
-    which = np.zeros(count, int)
-    for axis in changing:
-        stride = ranks_along(mesh, axes[axes.index(axis) + 1 :])
-        digit = np.arange(count) // stride % mesh.factors[axis]
-        which = which * mesh.factors[axis] + digit
-    return tuple(which.tolist())
+        return
+    for changed in digits_along(blocks.mesh, axes, digits):
+        runs = blocks.runs(dimension, changed)
+        if runs:
+            yield changed, runs

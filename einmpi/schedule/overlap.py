@@ -122,7 +122,7 @@ class _Arrangement:
 
     def add_transfer(self, step: Transfer, route: int) -> None:
         """Add a transfer, in the background unless its route waits."""
-        in_background = route not in self.waiting and len(step.group) > 1
+        in_background = route not in self.waiting and step.moves.members.count > 1
         if in_background and (step.part is not None or self.under_way):
             own = replace(step, background=True)
             self.under_way.append(_UnderWay(own, route))

@@ -437,7 +437,7 @@ class Transfer(TensorStep):
         is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
         if self.aggregation is None and is_packed and not self.moves.same_to_all:
             largest = max(largest, self.moves.words_sent * itemsize)
-        return memory.staging(largest, len(self.group), self.buffer_bytes)
+        return memory.staging(largest, self.moves.members.count, self.buffer_bytes)
 
     @property
     def completes_slot(self) -> bool:
@@ -460,8 +460,8 @@ class Transfer(TensorStep):
     def __str__(self) -> str:
         place = "" if self.part is None else f" at {self.part}"
         among = "locally"
-        if len(self.group) > 1:
-            among = f"among {len(self.group)} ranks, {show_bytes(self.nbytes)} received"
+        if self.moves.members.count > 1:
+            among = f"among {self.moves.members.count} ranks, {show_bytes(self.nbytes)} received"
         if self.aggregation is not None:
             return f"reduce    {self.target}{place} by {self.aggregation} {among}"
         halo = ", to halo buffers" if self.arriving else ""

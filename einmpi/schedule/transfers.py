@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from einmpi.schedule.regions import Region, elements, one_run
+from einmpi.schedule.members import Members, Regions
+from einmpi.schedule.regions import Region, one_run
 
 Message: TypeAlias = tuple[int, Region]  # the other rank, and the elements that are sent
 
@@ -30,13 +32,6 @@ class Part:
         before = region[: self.dimension]
         after = region[self.dimension + 1 :]
         return (*before, one_run(self.start, self.stop), *after)
-
-    def of_regions(self, regions: Sequence[Region | None]) -> tuple[Region | None, ...]:
-        """Do the same to several regions; None stays None."""
-        found = []
-        for region in regions:
-            found.append(None if region is None else self.of_region(region))
-        return tuple(found)
 
     def __str__(self) -> str:
         before = ":, " * self.dimension
@@ -66,9 +61,9 @@ class Cut:
 class Moves:
     """Who sends what to whom, so that every member of a group gets its block of a tensor.
 
-    `sends` and `receives` have one entry for each member, None where there is no message.
     Regions to send are places in the source slot, regions to receive are places in the target
     slot. A rank sends nothing to itself: what it already has is copied from `own[0]` to `own[1]`.
+    `sends` and `receives` list them for each member, None where there is no message.
 
     Where every member has partial results of the same slot, a member sends each other one that
     one's piece, and receives its own piece from all of them: `own` is its place, twice.
@@ -78,10 +73,10 @@ class Moves:
     its column), and `own` says that the first element of the row is the first of the column.
     """
 
-    group: tuple[int, ...]
+    members: Members
     me: int  # position of this rank in the group
-    sends: tuple[Region | None, ...]
-    receives: tuple[Region | None, ...]
+    sent: Regions
+    received: Regions
     own: tuple[Region, Region] | None
     same_to_all: bool  # each member sends the same elements to all others
     max_elements: int  # that any member may send or receive; the same bound on all members
@@ -101,22 +96,37 @@ class Moves:
             largest_block = part.share(largest_block)
         return replace(
             self,
-            sends=part.of_regions(self.sends),
-            receives=part.of_regions(self.receives),
+            sent=self.sent.changed(part.of_region),
+            received=self.received.changed(part.of_region),
             own=own,
             max_elements=part.share(self.max_elements),
             largest_block=largest_block,
         )
 
     @cached_property
+    def group(self) -> tuple[int, ...]:
+        """A list of the members."""
+        return tuple(self.members)
+
+    @cached_property
+    def sends(self) -> tuple[Region | None, ...]:
+        """What this rank sends to each member."""
+        return self.sent.listing()
+
+    @cached_property
+    def receives(self) -> tuple[Region | None, ...]:
+        """What this rank receives from each member."""
+        return self.received.listing()
+
+    @cached_property
     def words(self) -> int:
         """The number of elements that this rank receives."""
-        return sum(elements(region) for _, region in self.incoming())
+        return self.received.elements()
 
     @cached_property
     def words_sent(self) -> int:
         """The number of elements that this rank sends, once for every member that gets them."""
-        return sum(elements(region) for _, region in self.outgoing())
+        return self.sent.elements()
 
     @cached_property
     def pieces(self) -> tuple[Region | None, ...]:
@@ -140,15 +150,14 @@ class Moves:
 
     def outgoing(self) -> Iterator[Message]:
         """The messages that this rank sends, beginning with the next member of the group."""
-        return _messages(self.group, self.me, self.sends)
+        return self._messages(self.sent)
 
     def incoming(self) -> Iterator[Message]:
         """The messages that this rank receives, in the same order."""
-        return _messages(self.group, self.me, self.receives)
+        return self._messages(self.received)
 
-
-def _messages(group: Sequence[int], me: int, regions: Sequence[Region | None]) -> Iterator[Message]:
-    for member in (*range(me + 1, len(group)), *range(me)):
-        region = regions[member]
-        if region is not None:
-            yield group[member], region
+    def _messages(self, regions: Regions) -> Iterator[Message]:
+        each = list(regions.each())
+        following = bisect(each, self.me, key=lambda message: message[0])
+        for member, region in (*each[following:], *each[:following]):
+            yield self.members.rank(member), region

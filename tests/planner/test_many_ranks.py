@@ -51,3 +51,20 @@ def test_a_million_ranks_need_little_memory(name, strategy):
         tracemalloc.stop()
     assert 0 < received < plan.bytes_predicted
     assert peak < 400 * MIB
+
+
+def test_lowering_one_of_a_million_ranks_makes_no_list_of_them():
+    """The loss and the rate go to all ranks, biases to each 64th: few of them have a piece."""
+    plan = make_plan(einmpi.load(JOBS / "ffnn.toml").graph, MAX_RANKS, Options())
+    for rank in (0, 77, MAX_RANKS - 1):
+        tracemalloc.start()
+        try:
+            steps = lower(plan, rank).steps
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        transfers = [step.moves for step in steps if step.transfer is not None]
+        assert max(moves.members.count for moves in transfers) == MAX_RANKS
+        kept = sum(len(moves.sent.found) + len(moves.received.found) for moves in transfers)
+        assert kept < 5000
+        assert peak < 8 * MIB

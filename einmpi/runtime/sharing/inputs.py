@@ -48,7 +48,7 @@ def find_shared_inputs(schedule: Schedule, nodes: Sequence[int]) -> dict[str, Sh
         nbytes = layout.max_elements() * np.dtype(step.slot.dtype).itemsize
         if nbytes < MIN_SHARED_BYTES:
             continue
-        groups = [group_of(mesh, axes, rank)[0] for rank in range(mesh.ranks)]
+        groups = [tuple(group_of(mesh, axes, rank)[0]) for rank in range(mesh.ranks)]
         if all(is_inside_node(group, nodes) for group in groups):
             pieces = split_further(mesh, layout.bound, layout.cuts, axes, orders=layout.orders)
             found[step.slot.name] = SharedInput(groups[schedule.rank], pieces)
