@@ -18,7 +18,6 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.chains import Member, bytes_of_blocks
-from einmpi.schedule.members import Members, Regions
 from einmpi.schedule.regions import (
     Region,
     Runs,
@@ -32,7 +31,7 @@ from einmpi.schedule.regions import (
     whole,
 )
 from einmpi.schedule.steps import Begin, Free, Reuse, Step, Transfer, whole_region
-from einmpi.schedule.transfers import Moves
+from einmpi.schedule.transfers import Members, Moves, Regions
 from einmpi.units import plural
 
 Bounds: TypeAlias = tuple[int, int]  # the start and the stop of some positions

@@ -12,10 +12,9 @@ import numpy as np
 from einmpi.planner.moving import overlap
 from einmpi.planner.plan import Plan
 from einmpi.schedule.compute import Kernel
-from einmpi.schedule.members import Members
 from einmpi.schedule.regions import Slot
 from einmpi.schedule.steps import Step, Transfer
-from einmpi.schedule.transfers import Cut, Part
+from einmpi.schedule.transfers import Cut, Members, Part
 
 # A tensor moves by a route of one or several transfers: a reduction, perhaps a second one between
 # nodes, then an exchange, perhaps another one inside nodes. All of them have the same parts, and

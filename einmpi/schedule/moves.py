@@ -23,9 +23,8 @@ from einmpi.schedule.layout import (
     ranks_along,
     split_further,
 )
-from einmpi.schedule.members import Members, Regions
 from einmpi.schedule.regions import Region, Runs, elements, intersect, locate
-from einmpi.schedule.transfers import Moves, Unchanged
+from einmpi.schedule.transfers import Members, Moves, Regions, Unchanged
 
 # A tensor gets from a `source` layout to a `target` layout by way of a `middle` layout, which has
 # no partial results and no replicas that would send the same element twice:

@@ -7,9 +7,9 @@ import pytest
 
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout, digits_along, rank_of, split_further
-from einmpi.schedule.members import Regions
 from einmpi.schedule.moves import exchange, group_of
 from einmpi.schedule.regions import elements
+from einmpi.schedule.transfers import Regions
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 60, 64])
