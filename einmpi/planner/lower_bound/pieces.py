@@ -107,10 +107,10 @@ class PartsProblem:
         for edge in self.factored.edges:
             known = edge, self._charge(edge), self.ranks
             if edge.needed is None:
-                edges.append(PartsEdge(*known))
+                edges.append(PartsEdge(*known, weight=edge.weight))
             elif (reading := self._reading(edge)) is not None:
                 labels = self._target(edge).computed_einsum.labels
-                edges.append(HaloEdge(*known, reading=reading, labels=labels))
+                edges.append(HaloEdge(*known, reading, labels, weight=edge.weight))
         return tuple(edges)
 
     def _target(self, edge: Edge) -> Vertex:
@@ -202,7 +202,7 @@ def _moved_to(edges: Sequence[tuple[PartsEdge, int]], first: int) -> tuple[Parts
             source=None if source is None else source - first,
             target=edge.edge.target - first,
         )
-        found.append(replace(edge, edge=moved, charge=charge, weight=weight))
+        found.append(replace(edge, edge=moved, charge=charge, weight=weight * edge.weight))
     return tuple(found)
 
 
