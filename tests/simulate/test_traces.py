@@ -153,11 +153,7 @@ def test_ranks_share_what_is_the_same_for_all():
     from einmpi.planner.mesh import members_along
     from einmpi.planner.moving.halo import intersect, share
     from einmpi.schedule.lower import _layout, _pieces, lower
-    from einmpi.schedule.moves import (
-        _combinations,
-        _unchanged_dimensions,
-        middle_layout,
-    )
+    from einmpi.schedule.moves import _unchanged_dimensions, middle_layout
     from einmpi.schedule.two_level import _combined
 
     job = einmpi.load(ROOT / "jobs" / "chain.toml")
@@ -167,7 +163,6 @@ def test_ranks_share_what_is_the_same_for_all():
         _layout,
         _pieces,
         middle_layout,
-        _combinations,
         members_along,
         _combined,
         _unchanged_dimensions,
